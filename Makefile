@@ -11,7 +11,7 @@ CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser lint format bench clean
+.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,9 @@ race: $(RIVALS)/.ready  ## ours against them and an LSTM, on three texts in $$TX
 test-browser: $(BIN)/.browser  ## the page of txl serve in a browser: $$TXL_BROWSER, or the Chromium of this machine
 	$(PYTEST) -m browser tests/server
 
+annotated: $(BIN)/.docs  ## the model explained line by line, in English and Chinese: docs/build/annotated/en.html and zh.html
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python docs/annotate.py
+
 lint: $(BIN)/.lint  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -102,6 +105,10 @@ $(BIN)/.test: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e '.[test]'
 	@touch $@
 
+$(BIN)/.docs: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -e '.[docs]'
+	@touch $@
+
 $(BIN)/.browser: $(BIN)/.test
 	$(PIP) -e '.[test,browser]'
 	@touch $@
@@ -126,4 +133,4 @@ $(CLIENTS)/.ready: tests/server/clients/requirements.txt
 	@touch $@
 
 clean:  ## remove environments and caches; runs stay
-	rm -rf .venv $(PEER) $(CLIENTS) $(RIVALS) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv $(PEER) $(CLIENTS) $(RIVALS) .pytest_cache .ruff_cache .hypothesis build dist docs/build

@@ -210,10 +210,11 @@ class ZeroFirstMems(Mems):
 
 
 def join(memory: Tensor, segment: Tensor, n_pad: Tensor | None = None) -> Tensor:
-    """Put a segment (B, T, …) after its memory (B, M, …) along time; where the segment is padded, memory moves up to its text.
+    """Put a segment (B, T, …) after its memory (B, M, …) along time, as the paper's ∘ does.
 
-    The last positions of each row of the result (B, M + T, …) are contiguous in time. The positions freed at the left repeat
-    the oldest one; they are outside `n_valid` and masked. `n_pad` is int64 (B,), padding tokens at the left of each row.
+    Where the segment is padded, memory moves up to its text. So the last positions of each row of the result (B, M + T, …) are
+    contiguous in time. The positions freed at the left repeat the oldest one; they are outside `n_valid` and masked. `n_pad` is
+    int64 (B,), padding tokens at the left of each row.
 
     Example:
         >>> join(torch.tensor([[1, 2]]), torch.tensor([[0, 3]]), torch.tensor([1])).tolist()  # 0 is padding

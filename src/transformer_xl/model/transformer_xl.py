@@ -176,6 +176,7 @@ class TransformerXL(LanguageModel):
         for i, (layer, mem_len) in enumerate(zip(self.layers, self.memory_lengths, strict=True)):
             view = views[mem_len]
             mem_BMD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)
+            # what enters the layer, before it runs; nothing would read the output of the last one
             hidden.append(remembered(mem_BMD, h_BTD, n_pad, mem_len=self.n_kept_of(mem_len), **kept))
             seen = {"mem_BMD": mem_BMD, "first_BT": view.first, "n_pad": n_pad, **view.looking_back}
             h_BTD = execution.run(layer, h_BTD, **seen, **view.positions[i])

@@ -23,7 +23,9 @@ def relative_attention(
 ) -> Tensor:
     """Attend from a segment to memory and segment by content and by distance.
 
-    The four terms of the paper, grouped as two products:
+    The four terms of the paper, grouped as two products: how a content fits a content (a), how it looks for a distance (b),
+    and how much a content (c) or a distance (d) is worth a look, whoever asks. So u and v stand where the position of the query
+    stood, which must not matter.
 
         A_ij = q_i·k_j + q_i·W_kR R_{i-j} + u·k_j + v·W_kR R_{i-j} = (q_i + u)·k_j + (q_i + v)·r_{i-j}
                 (a)         (b)             (c)          (d)           (a) + (c)     (b) + (d)
@@ -51,8 +53,8 @@ def relative_weights(
 ) -> Tensor:
     """Return how much each query attends to each key, (B, N, T, S); the arguments are those of `relative_attention`."""
     scale = q_BTNH.shape[-1] ** -0.5
-    content_score = torch.einsum("btnh,bsnh->bnts", q_BTNH + r_w_bias.to(q_BTNH.dtype), k_BSNH)
-    position_score = rel_shift(torch.einsum("btnh,snh->bnts", q_BTNH + r_r_bias.to(q_BTNH.dtype), r_SNH))
+    content_score = torch.einsum("btnh,bsnh->bnts", q_BTNH + r_w_bias.to(q_BTNH.dtype), k_BSNH)  # (a) + (c)
+    position_score = rel_shift(torch.einsum("btnh,snh->bnts", q_BTNH + r_r_bias.to(q_BTNH.dtype), r_SNH))  # (b) + (d)
     return masked_softmax((content_score + position_score) * scale, first_BT)
 
 
@@ -93,10 +95,12 @@ def key_distances(n_key: int, *, clamp_len: int | None, device: torch.device | N
 def rel_shift(score_BNTS: Tensor) -> Tensor:
     """Re-index position scores (…, T, S), terms (b) + (d) of A^rel, from distance to key (Dai et al. 2019, appendix B).
 
-    Column j of the input scores a query against distance S-1-j; column s of the output scores it against key s, which lies
-    M + t - s before query t. So `out[t, s] = in[t, s + T - 1 - t]`: row t moves left by T - 1 - t. One column of padding makes
-    each row one element longer, so that reading the same memory with the old row length moves every row by one more. Entries
-    with s > M + t come from the next row and mean nothing; the causal mask must cover them.
+    Every pair of query and key has its distance, but there are only S distances. So queries are scored against these, and then
+    numbers are moved. Column j of the input scores a query against distance S-1-j; column s of the output scores it against key
+    s, which lies M + t - s before query t. So `out[t, s] = in[t, s + T - 1 - t]`: row t moves left by T - 1 - t.
+
+    One column of padding makes each row one element longer, so that reading the same memory with the old row length moves every
+    row by one more. Entries with s > M + t come from the next row and mean nothing; the causal mask must cover them.
 
     Raises:
         ValueError: S < T, so no shift keeps every query's own key.

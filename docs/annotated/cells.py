@@ -1,0 +1,255 @@
+"""What the annotated model runs beside its text: each cell is shown with what it printed, in all languages."""
+
+# %% text
+import torch
+from torch import Tensor
+
+torch.manual_seed(1)
+stream = torch.randint(8, (16, 1206))  # 16 texts of 8 letters
+for t in range(6, 1206):  # nine times of ten, a letter repeats the one six before
+    repeats = torch.rand(16) < 0.9
+    stream[repeats, t] = stream[repeats, t - 6]
+
+
+def spelled(ids: Tensor) -> str:
+    return " ".join("abcdefgh"[i] for i in ids.tolist())
+
+
+print(" | ".join(spelled(part) for part in stream[0, :24].split(4)))
+
+# %% train
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
+
+T, M = 4, 8  # letters per segment (tgt_len), positions of memory (mem_len)
+sizes = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64}
+config = TransformerXLConfig(vocab_size=8, mem_len=M, **sizes)
+model = TransformerXL(config)
+optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+mems = None
+for step in range(250):
+    t = step * T
+    ids, labels = stream[:, t : t + T], stream[:, t + 1 : t + T + 1]
+    out = model(ids, mems=mems, labels=labels)
+    mems = out.mems  # what this segment leaves behind, the next one reads
+    loss = out.nll.mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 50 == 0:
+        print(f"step {step:3}: {loss.item():.2f} nats per letter")
+
+
+# %% worth
+@torch.no_grad()
+def mean_loss(reader: TransformerXL) -> float:
+    """Read what training has not seen."""
+    nats, mems = [], None
+    for t in range(1040, 1200, T):
+        ids, labels = stream[:, t : t + T], stream[:, t + 1 : t + T + 1]
+        out = reader(ids, mems=mems, labels=labels)
+        nats.append(out.nll.mean())
+        mems = out.mems
+    return torch.stack(nats).mean().item()
+
+
+model.eval()
+with_memory = mean_loss(model)
+without_memory = mean_loss(model.with_context(mem_len=0))
+guess = torch.tensor(8.0).log()
+print(f"with memory    {with_memory:.2f} nats per letter")
+print(f"without memory {without_memory:.2f}")
+print(f"a blind guess  {guess:.2f}")
+
+# %% memory
+mems = None
+for n, segment in enumerate(stream[:1, : 3 * T].split(T, dim=1), start=1):
+    mems = model(segment, mems=mems).mems
+    shapes = [tuple(h.shape) for h in mems.hidden]
+    print(f"after segment {n}: {shapes}, valid: {mems.n_valid.item()}")
+
+alphabet = model.embedding(torch.arange(8))
+letters = torch.cdist(mems.hidden[0][0], alphabet).argmin(dim=-1)
+print("read:             ", spelled(stream[0, : 3 * T]))
+print("layer 1 remembers:", "  " * T + spelled(letters))
+
+# %% gradient
+first, second = stream[:1, :T], stream[:1, T : 2 * T]
+for keep_graph in (False, True):
+    state = model(first, keep_graph=keep_graph).mems.hidden[1]
+    print(f"keep_graph={keep_graph}: passes a gradient on: {state.requires_grad}")
+
+model.zero_grad()
+labels = stream[:1, T + 1 : 2 * T + 1]
+model(second, mems=model(first).mems, labels=labels).nll.sum().backward()
+W_q, W_k, W_v = model.layers[0].attention.qkv_net.weight.grad.chunk(3)
+print(f"size of the gradient of W_k: {W_k.norm():.2f}, of W_v: {W_v.norm():.2f}")
+
+
+# %% reach
+import copy
+
+exact = copy.deepcopy(model).double()  # so that no change is rounded away
+
+
+@torch.no_grad()
+def last_scores(ids: Tensor) -> Tensor:
+    mems = None
+    for segment in ids.split(T, dim=1):
+        out = exact(segment, mems=mems)
+        mems = out.mems
+    return out.logits[0, -1]
+
+
+text = stream[:1, : 8 * T]
+felt = ""
+for t in range(8 * T):
+    other = text.clone()
+    other[0, t] = (text[0, t] + 1) % 8
+    felt += ".#"[(last_scores(other) != last_scores(text)).any()]
+print(" ".join(felt[t : t + T] for t in range(0, 8 * T, T)))
+print(f"{felt.count('#')} letters = {config.n_layer} layers x {M} + {T}")
+
+
+# %% weights
+def row(values: Tensor, form: str = "3") -> str:
+    return " ".join(format(x, form) for x in values.tolist())
+
+
+before = model(stream[:1, 992:1000]).mems
+states, _ = model.hidden_states(stream[:1, 1000:1004], mems=before)
+block = model.layers[0].attention
+positions = block.positions(model, M + T, backend="auto")[0]
+all_keys = torch.zeros(1, T, dtype=torch.int64)
+context = {"mem_BMD": before.hidden[0], "first_BT": all_keys, **positions}
+attended = block.weights(states[0], **context)
+percent = (100 * attended[0, 0]).round().int()  # of the first text, head 0
+print("weights:", tuple(attended.shape))
+print("key       ", row(torch.arange(M + T)))
+for i in range(T):
+    print(f"query {M + i:2}:", row(percent[i, : M + i + 1]))
+
+# %% terms
+q, k, v = block.project(states[0], before.hidden[0], None)
+q_i, k_j = q[0, -1, 0], k[0, :, 0]  # the segment's last query, head 0
+r = block.r_net(positions["r_SD"])[:, : config.d_head]
+bias_u, bias_v = positions["r_w_bias"][0], positions["r_r_bias"][0]
+terms = {
+    "(a) q k": k_j @ q_i,
+    "(b) q r": r @ q_i,
+    "(c) u k": k_j @ bias_u,
+    "(d) v r": r @ bias_v,
+}
+terms["sum    "] = k_j @ (q_i + bias_u) + r @ (q_i + bias_v)
+print("distance", row(torch.arange(M + T - 1, -1, -1)))
+for name, term in terms.items():
+    print(name, "", row((term / config.d_head**0.5).round().int()))
+
+# %% sinusoids
+from transformer_xl.model.attention.equation import sinusoids
+
+R = sinusoids(torch.arange(9), 32)
+print("distance  ", row(torch.arange(9)))
+print("R_0 . R_d:", row((R @ R[0]).round().int()))
+print("R_4 . R_d:", row((R @ R[4]).round().int()))
+
+# %% shift
+from transformer_xl.model.attention.equation import key_distances, rel_shift
+
+distances = key_distances(5, clamp_len=None)  # T = 3, M = 2
+by_distance = distances.expand(1, 1, 3, 5)
+print("before, column j is distance 4 - j:")
+print(by_distance[0, 0])
+print("after, column s is key s:")
+print(rel_shift(by_distance)[0, 0])
+
+# %% mask
+from transformer_xl.model.attention.equation import first_keys, hidden_keys
+
+
+def show(title: str, n_valid: int = 3, starts=None, window=None) -> None:
+    lengths = {"tgt_len": 4, "memory_length": 3, "window": window}
+    first, _ = first_keys(starts, torch.tensor([n_valid]), None, **lengths)
+    print(title)
+    for hidden in hidden_keys(first, 7)[0].tolist():
+        print("  ", " ".join("#."[is_hidden] for is_hidden in hidden))
+
+
+show("3 positions of memory, 4 of the segment:")
+show("only the last position of memory is valid:", n_valid=1)
+begins = torch.tensor([[False, False, True, False]])
+show("a document begins at the third token:", starts=begins)
+show("same_length, 3 keys for each:", window=3)
+
+# %% shapes
+for name, x in {"q": q, "k": k, "v": v, "R": positions["r_SD"]}.items():
+    print(name, tuple(x.shape))
+print("values gathered", tuple(block.attend(q, k, v, first_BT=all_keys, **positions).shape))
+print("block's output", tuple(block(states[0], **context).shape))
+
+# %% norms
+x = torch.randn(1, 1, 32) * 5 + 3
+pre_norm = TransformerXL(config.model_copy(update={"pre_lnorm": True})).eval()
+outputs = {
+    "input": x,
+    "output, post-norm": model.layers[0].feed_forward(x),
+    "output, pre-norm": pre_norm.layers[0].feed_forward(x),
+}
+for name, y in outputs.items():
+    print(f"{name:18} mean {y.mean():5.2f}, deviation {y.std():.2f}")
+
+# %% parameters
+for name, parameter in model.named_parameters():
+    if "layers.1" not in name:  # which has what layers.0 has
+        print(f"{name:39}", tuple(parameter.shape))
+print(f"{sum(p.numel() for p in model.parameters()):,} numbers")
+
+# %% trace
+ids, labels = stream[:3, :T], stream[:3, 1 : T + 1]
+inputs, new_mems = model.hidden_states(ids)
+print("ids   ", tuple(ids.shape))
+for n, h in enumerate(inputs[:-1], start=1):
+    print(f"layer {n} reads", tuple(h.shape))
+print("the softmax reads", tuple(inputs[-1].shape))
+print("scores", tuple(model(ids).logits.shape))
+print("nats  ", tuple(model(ids, labels=labels).nll.shape))
+same = torch.equal(new_mems.hidden[1], inputs[1])
+print("layer 2 remembers what it read:", same)
+
+# %% shaw
+learned = config.model_copy(update={"attention": "shaw", "max_klen": M + T})
+for name, table in TransformerXL(learned).learned_positions.items():
+    print(f"shaw:           {name} {tuple(table.shape)}")
+for name, table in model.learned_positions.items():
+    print(f"transformer_xl: {name} {tuple(table.shape)}")
+
+# %% adaptive
+from transformer_xl.model.adaptive import cluster_sizes, cluster_widths
+
+# the words of WikiText-103, with the paper's cutoffs
+V, D, cutoffs = 267_735, 1024, (20_000, 40_000, 200_000)
+total = 0
+sizes_of, widths_of = cluster_sizes(V, cutoffs), cluster_widths(4, d_embed=D, div_val=4)
+for size, width in zip(sizes_of, widths_of, strict=True):
+    total += size * width + width * D  # vectors and projection
+    print(f"{size:7,} words of width {width:4}")
+print(f"{total:,} numbers instead of {V * D:,}")
+
+small = TransformerXL(config.model_copy(update={"cutoffs": (3, 5)})).eval()
+p = small(stream[:1, :1]).logits[0, 0].exp()
+print("8 letters in clusters of 3, 2 and 3:")
+print(row(p, ".2f"), f"sum {p.sum():.2f}")
+
+# %% streams
+from transformer_xl.model.attention.two_streams import Sight
+
+words, targets = ["New", "York", "is", "big"], torch.tensor([[3, 1]])
+rank = torch.tensor([[-1, 1, -1, 0]])  # all see New and is; then big, then York
+sees = torch.tensor([[0, 1, 0, 0]])
+place = torch.cat([torch.arange(4)[None], targets], dim=1)
+both = torch.cat([sees, sees.gather(1, targets)], dim=1)
+sight = Sight(place=place, sees=both, rank=rank)
+names = [f"h {word}" for word in words] + ["g big", "g York"]
+print("        " + "".join(f"{word:5}" for word in words))
+for name, hidden in zip(names, sight.hidden(4)[0].tolist(), strict=True):
+    print(f"{name:7}", "".join(f"{'#.'[is_hidden]:5}" for is_hidden in hidden))
