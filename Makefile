@@ -5,13 +5,14 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c const
 PEER := .venv-peer
 CLIENTS := .venv-clients
 RIVALS := .venv-rivals
+PACKAGE := .venv-package
 WORKERS ?= 2
 THREADS ?= 1
 CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests/model/test_vanilla.py tests/model/test_lstm.py tests/cli/test_kinds.py
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser lint format bench clean
+.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser package lint format bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,7 +45,7 @@ test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
 test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 	$(PYTEST) -m benchmarks tests/contract
 
-test-slow: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready $(RIVALS)/.ready  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
+test-slow: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready $(RIVALS)/.ready $(PACKAGE)/.ready  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
 	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity or browser or gpu' tests
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 400 random models of Hugging Face, converted, against the originals
@@ -61,6 +62,10 @@ race: $(RIVALS)/.ready  ## ours against them and an LSTM, on three texts in $$TX
 
 test-browser: $(BIN)/.browser  ## the page of txl serve in a browser: $$TXL_BROWSER, or the Chromium of this machine
 	$(PYTEST) -m browser tests/server
+
+package: $(BIN)/.test $(PACKAGE)/.ready  ## build dist/, then train and serve from it in a clean environment; lint Dockerfile and CITATION.cff
+	$(PYTEST) -n 0 -m 'slow or not slow' tests/contract/test_package.py
+	$(PACKAGE)/bin/python -m build --no-isolation
 
 lint: $(BIN)/.lint  ## style and types
 	$(BIN)/ruff check .
@@ -125,5 +130,10 @@ $(CLIENTS)/.ready: tests/server/clients/requirements.txt
 	$(CLIENTS)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
 	@touch $@
 
+$(PACKAGE)/.ready: tests/contract/package-requirements.txt
+	$(PYTHON) -m venv $(PACKAGE)
+	$(PACKAGE)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
 clean:  ## remove environments and caches; runs stay
-	rm -rf .venv $(PEER) $(CLIENTS) $(RIVALS) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv $(PEER) $(CLIENTS) $(RIVALS) $(PACKAGE) .pytest_cache .ruff_cache .hypothesis build dist
