@@ -12,7 +12,7 @@ CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser package lint format bench clean
+.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser package notebook lint format bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -67,6 +67,13 @@ package: $(BIN)/.test $(PACKAGE)/.ready  ## build dist/, then train and serve fr
 	$(PYTEST) -n 0 -m 'slow or not slow' tests/contract/test_package.py
 	$(PACKAGE)/bin/python -m build --no-isolation
 
+notebook: $(BIN)/.docs  ## examples/notebook.py as a notebook with its pictures, in build/notebook; the Chinese one beside it: ten minutes
+	for name in notebook notebook.zh; do \
+	  rm -rf build/$$name && mkdir -p build/$$name && \
+	  $(BIN)/jupytext --quiet --to ipynb --output build/$$name/$$name.ipynb examples/$$name.py && \
+	  $(BIN)/jupyter nbconvert --execute --inplace build/$$name/$$name.ipynb || exit 1; \
+	done
+
 lint: $(BIN)/.lint  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -109,6 +116,10 @@ $(BIN)/.test: $(BIN)/python pyproject.toml constraints.txt
 
 $(BIN)/.browser: $(BIN)/.test
 	$(PIP) -e '.[test,browser]'
+	@touch $@
+
+$(BIN)/.docs: $(BIN)/.core
+	$(PIP) -e '.[docs]'
 	@touch $@
 
 $(BIN)/.lint: $(BIN)/.test
