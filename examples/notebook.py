@@ -47,7 +47,9 @@ steps = os.environ.get("TXL_STEPS")  # set it to train for a few steps only, to 
 
 # %%
 settings = [f"data.corpus={shakespeare if is_play else 'python-stdlib'}", "tokenizer.kind=byte"]
-settings += [f"train.max_steps={steps}", "eval.max_tokens=1_000"] if steps else ["train.max_minutes=5"]
+settings += (
+    [f"train.max_steps={steps}", "eval.max_tokens=1_000"] if steps else ["train.max_minutes=5", "train.log_interval=100"]
+)
 recipe = txl.load_recipe("shakespeare-small", settings)
 outcome = txl.train(recipe, out="runs/notebook", resume=True)
 
@@ -167,7 +169,7 @@ plt.show()
 #
 # There is a catch. A memory that is much longer brings distances that the model never met while it learned, and it does
 # not know what to make of them. `clamp_len` treats all that lies further back as if it lay at the farthest known
-# distance.
+# distance, which softens the harm.
 
 # %%
 mem_lens = [0, 16, 32, 64, 128, 256, 512]
@@ -185,9 +187,9 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# From where does the curve stay flat? Further back there is nothing that this model can use. It is small, and it
-# learned for minutes. The models of the paper are larger and learned longer, and they gain from memories several times
-# as long as their segments.
+# Where does the curve stop falling? Further back there is nothing that this model can use. It is small, and it learned
+# for minutes. The models of the paper are larger and learned longer, and they gain from memories several times as long
+# as their segments.
 
 # %% [markdown]
 # ## See where the heads look

@@ -52,7 +52,9 @@ steps = os.environ.get("TXL_STEPS")  # set it to train for a few steps only, to 
 
 # %%
 settings = [f"data.corpus={shakespeare if is_play else 'python-stdlib'}", "tokenizer.kind=byte"]
-settings += [f"train.max_steps={steps}", "eval.max_tokens=1_000"] if steps else ["train.max_minutes=5"]
+settings += (
+    [f"train.max_steps={steps}", "eval.max_tokens=1_000"] if steps else ["train.max_minutes=5", "train.log_interval=100"]
+)
 recipe = txl.load_recipe("shakespeare-small", settings)
 outcome = txl.train(recipe, out="runs/notebook", resume=True)
 
@@ -172,7 +174,8 @@ plt.show()
 # 所以不必改动任何权重，就能让模型换用另一种长度的记忆。虚线标出的是训练时的记忆长度。
 #
 # 不过有一个问题。记忆长出许多之后，会出现模型在训练中从未遇到过的距离，
-# 它不知道该如何对待。`clamp_len` 把更远的内容都当作恰好处在已知的最远距离上。
+# 它不知道该如何对待。`clamp_len` 把更远的内容都当作恰好处在已知的最远距离上，
+# 从而减轻损害。
 
 # %%
 mem_lens = [0, 16, 32, 64, 128, 256, 512]
@@ -190,8 +193,8 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# 曲线从哪里开始变平？再往前的内容，这个模型就用不上了。它很小，
-# 只学了几分钟。论文中的模型更大，训练也更久，它们能从数倍于片段长度的记忆中获益。
+# 曲线降到哪里就不再下降？再往前的内容，这个模型就用不上了。
+# 它很小，只学了几分钟。论文中的模型更大，训练也更久，它们能从数倍于片段长度的记忆中获益。
 
 # %% [markdown]
 # ## 注意力头在看哪里
