@@ -5,13 +5,14 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c const
 PEER := .venv-peer
 CLIENTS := .venv-clients
 RIVALS := .venv-rivals
+PACKAGE := .venv-package
 WORKERS ?= 2
 THREADS ?= 1
 CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests/model/test_vanilla.py tests/model/test_lstm.py tests/cli/test_kinds.py
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean
+.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean package notebook
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,7 +45,7 @@ test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
 test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 	$(PYTEST) -m benchmarks tests/contract
 
-test-slow: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready $(RIVALS)/.ready  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
+test-slow: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready $(RIVALS)/.ready $(PACKAGE)/.ready  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
 	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity or browser or gpu' tests
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 400 random models of Hugging Face, converted, against the originals
@@ -64,6 +65,17 @@ test-browser: $(BIN)/.browser  ## the page of txl serve in a browser: $$TXL_BROW
 
 annotated: $(BIN)/.docs  ## the model explained line by line, in English and Chinese: docs/build/annotated/en.html and zh.html
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python docs/annotate.py
+
+package: $(BIN)/.test $(PACKAGE)/.ready  ## build dist/, then train and serve from it in a clean environment; lint Dockerfile and CITATION.cff
+	$(PYTEST) -n 0 -m 'slow or not slow' tests/contract/test_package.py
+	$(PACKAGE)/bin/python -m build --no-isolation
+
+notebook: $(BIN)/.notebook  ## examples/notebook.py as a notebook with its pictures, in build/notebook; the Chinese one beside it: ten minutes
+	for name in notebook notebook.zh; do \
+	  rm -rf build/$$name && mkdir -p build/$$name && \
+	  $(BIN)/jupytext --quiet --to ipynb --output build/$$name/$$name.ipynb examples/$$name.py && \
+	  $(BIN)/jupyter nbconvert --execute --inplace build/$$name/$$name.ipynb || exit 1; \
+	done
 
 lint: $(BIN)/.lint  ## style and types
 	$(BIN)/ruff check .
@@ -113,6 +125,10 @@ $(BIN)/.browser: $(BIN)/.test
 	$(PIP) -e '.[test,browser]'
 	@touch $@
 
+$(BIN)/.notebook: $(BIN)/.core
+	$(PIP) -e '.[notebook]'
+	@touch $@
+
 $(BIN)/.lint: $(BIN)/.test
 	$(PIP) -e '.[test,browser,lint]'
 	@touch $@
@@ -132,5 +148,10 @@ $(CLIENTS)/.ready: tests/server/clients/requirements.txt
 	$(CLIENTS)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
 	@touch $@
 
+$(PACKAGE)/.ready: tests/contract/package-requirements.txt
+	$(PYTHON) -m venv $(PACKAGE)
+	$(PACKAGE)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
 clean:  ## remove environments and caches; runs stay
-	rm -rf .venv $(PEER) $(CLIENTS) $(RIVALS) .pytest_cache .ruff_cache .hypothesis build dist docs/build
+	rm -rf .venv $(PEER) $(CLIENTS) $(RIVALS) $(PACKAGE) .pytest_cache .ruff_cache .hypothesis build dist docs/build

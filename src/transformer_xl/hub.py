@@ -6,29 +6,31 @@ from typing import Any
 
 from transformer_xl.errors import CheckpointError
 
+CARD_FILE = "README.md"
+
 _CARD = """---
-library_name: transformer_xl
-pipeline_tag: text-generation
-tags:
+library_name: {library}
+{task}tags:
 - transformer-xl
 ---
 # {name}
 
-{title} with {n_parameter:,} parameters: {layers},
-{memory}, {vocab_size:,} tokens.
+{config.title} with {n_parameter:,} parameters: {config.layers_in_words},
+{config.memory_in_words}, {config.vocab_size:,} tokens.
 
 ```python
-import transformer_xl as txl
-
 {load}
 ```
-"""
-"""README.md of a repository of the hub."""
+{training}"""
 
 
-def model_card(**facts: Any) -> str:
-    """Return the README.md of a repository: name, title, n_parameter, layers, memory, vocab_size, and how to load it."""
-    return _CARD.format(**facts)
+def model_card(model: Any, *, name: str, load: str, library: str = "transformer_xl", training: str = "") -> str:
+    """Return the README.md of a model: `load` is Python code, `training` Markdown that says what it has learned from."""
+    config, n_parameter = model.config, sum(parameter.numel() for parameter in model.parameters())
+    task = "pipeline_tag: text-generation\n" if config.predicts == "token" and config.head is None else ""
+    return _CARD.format(
+        library=library, task=task, name=name, config=config, n_parameter=n_parameter, load=load, training=training
+    )
 
 
 def download(repo_id: str, files: Sequence[str], *, revision: str | None, token: str | None) -> Path:

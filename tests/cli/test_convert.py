@@ -81,6 +81,15 @@ def test_json_is_one_object(txl: Txl, place: Path, source: str, kind: str, token
         assert json.loads((place / "native" / "tokenizer.json").read_text())["moses"] == "en"
 
 
+def test_a_run_becomes_a_directory_that_can_be_shared(txl: Txl, place: Path) -> None:
+    answer = txl("convert", "run", "mine")
+    assert (answer.status, answer.err) == (0, "") and answer.out.endswith(" parameters written to mine\n")
+    assert "- text: `text.txt`" in (place / "mine" / "README.md").read_text()
+    reading = ("--file", "text.txt", "--tgt-len", "5", "--batch-size", "2", "--json")
+    shared, own = (json.loads(txl("eval", each, *reading).out)["nats"] for each in ("mine", "run"))
+    assert shared == own
+
+
 @pytest.mark.parametrize(
     ("source", "file", "hint"),
     [
@@ -152,7 +161,11 @@ def test_other_kinds_of_attention_are_mentioned(txl: Txl, place: Path) -> None:
     [
         (["gone", "native"], 1, "'gone' does not exist; give the directory or file of a checkpoint"),
         (["text.txt", "native"], 1, "text.txt"),
-        (["run", "native"], 1, "'run' is a run; txl eval and txl generate take it as it is, --to writes it for others"),
+        (
+            ["run", "native", "--moses", "en"],
+            1,
+            "--moses is for checkpoints of other programs; leave it out with the run 'run'",
+        ),
         (["hf", "run"], 1, "'run' exists already; choose another destination, or remove it"),
         (["hf", "no/native"], 1, "/no' does not exist; make it first"),
         (["hf", "native", "--vocabulary", "gone.txt"], 1, "'gone.txt' cannot be read: No such file or directory"),

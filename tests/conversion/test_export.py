@@ -1,6 +1,7 @@
 """Models under the names of Hugging Face and of the authors, and back again."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ from safetensors.torch import load_file
 from tests.conversion.examples import names
 from tests.helpers import assert_close, random_weights, tiny_model, tiny_xlnet
 from tests.parity.reading import GOLDENS, goldens, read_golden
+from tests.training.helpers import entries, write_recipe, write_text
+from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.config import load_recipe
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.export import Target, export, load_model
 from transformer_xl.conversion.key_maps import authors, huggingface
@@ -27,6 +31,7 @@ from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import HeadConfig
+from transformer_xl.training.run import train
 
 WORDS = ["<eos>", "<unk>", *"abcdefghijk"]
 VOCABULARY = WordTokenizer(WORDS, line_end="<eos>", unknown="<unk>")
@@ -108,7 +113,7 @@ def test_an_xlnet_goes_to_hugging_face_and_back_again(changes, tmp_path):
     model = tiny_xlnet(**FITTING, **changes)
     done = export(write(model, tmp_path / "native"), tmp_path / "foreign", kind="huggingface")
     assert (done.kind, done.notes) == ("huggingface", ("no vocabulary was written: the model has no tokenizer",))
-    assert names(tmp_path / "foreign") == ["config.json", "model.safetensors"]
+    assert names(tmp_path / "foreign") == ["README.md", "config.json", "model.safetensors"]
     convert(tmp_path / "foreign", tmp_path / "again")
     again = XLNet.from_pretrained(tmp_path / "again")
     assert again.config == model.config.model_copy(update={"untie_r": True})
@@ -367,7 +372,7 @@ def test_what_will_differ_is_said(kind, changes, notes, tmp_path):
     assert all(note.startswith(start) for note, start in zip(done.notes, notes, strict=False))
     assert done.notes[-1] == "no vocabulary was written: the model has no tokenizer"
     assert names(tmp_path / "foreign") == sorted(
-        ["model.safetensors", "config.json" if kind == "huggingface" else "arguments.json"]
+        ["README.md", "model.safetensors", "config.json" if kind == "huggingface" else "arguments.json"]
     )
 
 
@@ -380,7 +385,9 @@ BYTES = SymbolTokenizer([str(i) for i in range(40, 53)], unit="byte")
 def test_vocabularies_come_back(tokenizer, tmp_path):
     write(tiny_model(**ZEROS), tmp_path / "native", tokenizer)
     export(tmp_path / "native", tmp_path / "foreign", kind="huggingface")
-    assert names(tmp_path / "foreign") == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
+    assert names(tmp_path / "foreign") == [
+        *("README.md", "config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt")
+    ]
     moses = tokenizer.moses if isinstance(tokenizer, WordTokenizer) else None
     convert(tmp_path / "foreign", tmp_path / "again", moses=moses)
     again = load_tokenizer(tmp_path / "again" / "tokenizer.json")
@@ -482,3 +489,33 @@ def test_what_came_from_the_authors_goes_back_as_it_was(golden, tmp_path):
     without_effect = {*lengths} | ({"tie_projs"} if not any("_projs" in name for name in before) else set())
     for name in flags.keys() - without_effect:
         assert flags[name] == made_with[name], name
+
+
+def test_a_run_becomes_a_directory_with_a_card_of_its_own_figures(tmp_path: Path) -> None:
+    recipe, text = write_recipe(tmp_path / "tiny.toml"), write_text(tmp_path / "text.txt")
+    train(str(recipe), corpus=str(text), out=tmp_path / "run")
+    done = export(tmp_path / "run", tmp_path / "mine", kind="native")
+    assert names(tmp_path / "mine") == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    (model, tokenizer), (same, its) = load(tmp_path / "run"), load(tmp_path / "mine")
+    assert its.fingerprint == tokenizer.fingerprint and done.notes == ()
+    assert all(torch.equal(tensor, same.state_dict()[name]) for name, tensor in model.state_dict().items())
+    tgt_len = load_recipe(str(recipe)).train.tgt_len
+    best = min((each for each in entries(tmp_path / "run") if each["kind"] == "valid"), key=lambda each: each["loss"])
+    card = (tmp_path / "mine" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformer_xl\npipeline_tag: text-generation\n")
+    assert "text: `text.txt`, read as byte tokens" in card and str(tmp_path) not in card
+    assert f"- training: {best['step']:,} steps, {best['tokens']:,} tokens in all, in segments of {tgt_len}\n" in card
+    assert f"{best['loss']:.4f} nats per token\n" in card and "license:" in card.partition("---\n#")[2]
+    assert 'model, tokenizer = txl.load("mine")' in card
+
+
+@pytest.mark.parametrize(
+    ("kind", "load_line"),
+    [("huggingface", 'TransfoXLLMHeadModel.from_pretrained("foreign")'), ("authors", 'load_file("foreign/model.safetensors")')],
+)
+def test_a_card_for_others_says_how_they_load_it_and_invents_no_training(kind: Target, load_line: str, tmp_path: Path) -> None:
+    export(write(tiny_model(), tmp_path / "native"), tmp_path / "foreign", kind=kind)
+    card = (tmp_path / "foreign" / "README.md").read_text()
+    assert load_line in card and "2 layers of width 10" in card and "Training" not in card
+    for code in re.findall(r"```python\n(.*?)```", card, re.DOTALL):
+        compile(code, "card", "exec")

@@ -30,11 +30,11 @@ def make_model(path: Path, head: HeadConfig | None = None) -> None:
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     make_model(tmp_path / "my-model")
-    make_model(tmp_path / "runs" / "mood", HeadConfig(kind="classification", labels=("bad", "good"), tgt_len=8))
-    make_model(tmp_path / "runs" / "squad", HeadConfig(kind="span"))
+    make_model(tmp_path / "mood", HeadConfig(kind="classification", labels=("bad", "good"), tgt_len=8))
+    make_model(tmp_path / "squad", HeadConfig(kind="span"))
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "huggingface.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(snippets) == 6
+    assert len(snippets) == 5
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(snippet, names)

@@ -13,6 +13,7 @@ import torch
 
 from tests.training.helpers import Lines, differing, run_bits, stop_at, tiny_trainer
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.conversion.export import export
 from transformer_xl.data.task_texts import read_task
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
@@ -103,6 +104,14 @@ def test_a_label_that_hangs_on_one_word_is_learned(taught: tuple[Path, Tuned, Li
     assert config.model.head and config.model.head.labels == ("bad", "good")
     assert config.task and config.task.base == str(bench / "base")
     assert config.train.eval_interval == 10  # no longer than an epoch
+
+
+def test_its_card_names_task_texts_and_base_and_no_corpus(taught: tuple[Path, Tuned, Lines], tmp_path: Path) -> None:
+    export(taught[0], tmp_path / "shared", kind="native")
+    card = (tmp_path / "shared" / "README.md").read_text()
+    assert "- text: `data`, read as byte tokens\n- task: classification\n- begun with the weights of `base`\n" in card
+    assert "validation" not in card and "pipeline_tag" not in card, "the best loss of a task is a metric"
+    assert load(tmp_path / "shared")[0].config.head.labels == ("bad", "good")
 
 
 def test_what_is_loaded_are_the_best_weights(taught: tuple[Path, Tuned, Lines], bench: Path) -> None:

@@ -26,23 +26,25 @@ def convert(
     tgt_len: int | None = None,
     json_: Json = False,
 ) -> None:
-    """Convert a checkpoint of another program, or write one for it; nothing in it is executed.
+    """Convert a checkpoint of another program, or write one for it or for others; nothing in it is executed.
 
     It recognizes directories and files of Hugging Face (pytorch_model.bin or
     model.safetensors with config.json), of the authors' PyTorch code (model.pt)
     and TensorFlow code (model.ckpt*), and of NVIDIA (checkpoint_*.pt); and of
     XLNet, those of Hugging Face and of its authors (xlnet_model.ckpt* with
-    xlnet_config.json).
+    xlnet_config.json). Of a run, it writes the best weights as a directory that
+    you can share, with a model card.
 
     Common uses:
         txl convert transfo-xl-wt103 models/wt103
         txl convert run/model.pt models/mine --vocabulary data/cache.pt
         txl convert tf_wt103/model models/wt103-tf --set mem_len=1600
         txl convert xlnet_cased_L-12_H-768_A-12 models/xlnet-base
+        txl convert runs/mine mine
         txl convert runs/mine exported --to huggingface
 
     Args:
-        source: directory or file of a checkpoint; with --to, a run, a native directory or a hub id.
+        source: directory or file of a checkpoint, or a run; with --to, also a native directory or a hub id.
         destination: a directory that does not exist yet, or is empty (with --to onnx: a file).
         to: what to write.
         kind: format of the source. Default: recognized.
@@ -52,11 +54,14 @@ def convert(
         tgt_len: --to onnx: tokens per step (128). --to authors or huggingface: those of a training segment (the run's).
         json_: print one JSON object.
     """
-    if to != "native":
+    from transformer_xl.checkpoint.run_directory import RunDirectory
+
+    if to != "native" or RunDirectory(source).holds_run:
         foreign_only = {"--kind": kind, "--vocabulary": vocabulary, "--moses": moses, "--set": set_}
+        where = f"--to {to}" if to != "native" else f"the run '{source}'"
         for option, value in foreign_only.items():
             if value is not None:
-                raise ConfigError(f"{option} is for checkpoints of other programs; leave it out with --to {to}")
+                raise ConfigError(f"{option} is for checkpoints of other programs; leave it out with {where}")
         if to == "onnx":
             _write_onnx(source, destination, 128 if tgt_len is None else tgt_len, json_=json_)
         else:
@@ -137,7 +142,7 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
 
 
 def _write_checkpoint(
-    source: str, destination: Path, kind: Literal["huggingface", "authors"], tgt_len: int | None, *, json_: bool
+    source: str, destination: Path, kind: Literal["native", "huggingface", "authors"], tgt_len: int | None, *, json_: bool
 ) -> None:
     from transformer_xl.conversion.export import export
 

@@ -1,4 +1,4 @@
-"""Writes a model in the format of Hugging Face or of the authors, for their programs."""
+"""Writes a model for others: as a native directory, or in the format of Hugging Face or of the authors; with its card."""
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -18,6 +18,7 @@ from transformer_xl.conversion.vocabulary import to_vocab_state
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, did_you_mean
 from transformer_xl.files import write_file
+from transformer_xl.hub import CARD_FILE, model_card
 from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, read_config
 from transformer_xl.model.pretrained import open_model
 from transformer_xl.model.sequence_model import make_model
@@ -26,8 +27,9 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import TransformerXLConfig, XLNetConfig
 from transformer_xl.tensor_file import encode_lazily
+from transformer_xl.version import __version__
 
-Target = Literal["huggingface", "authors"]
+Target = Literal["native", "huggingface", "authors"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 
 COMPATIBLE: dict[str, Any] = {
@@ -45,7 +47,26 @@ COMPATIBLE: dict[str, Any] = {
     "untie_r": False,
     "zero_first_memory": False,
 }
-"""Settings of models that all targets can express; each target can express some others, too."""
+"""Settings of models that all foreign targets can express; each target can express some others, too."""
+
+_LOADING = {
+    "native": 'import transformer_xl as txl\n\nmodel, tokenizer = txl.load("{name}")',
+    "huggingface": 'from transformers import {architecture}\n\nmodel = {architecture}.from_pretrained("{name}")',
+    "authors": (
+        "import json\n\nimport safetensors.torch\nfrom mem_transformer import MemTransformerLM\n\n"
+        'model = MemTransformerLM(**json.load(open("{name}/arguments.json")))\n'
+        'model.load_state_dict(safetensors.torch.load_file("{name}/model.safetensors"))'
+    ),
+}
+_TRAINING = """
+## Training
+
+{facts}
+
+## License
+
+None is stated. If you own the model, add a line `license:` to the head of this file; mind the rights in the text.
+"""
 
 
 @dataclass(frozen=True)
@@ -58,10 +79,11 @@ class Exported:
 
 
 def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len: int | None = None) -> Exported:
-    """Write a model for Hugging Face (TransfoXL of transformers before 4.38; XLNet) or for the authors' PyTorch code.
+    """Write a model, with a card, for `load`, for Hugging Face, or for the authors' PyTorch code.
 
-    Hugging Face: `config.json`, `model.safetensors`, `vocab.txt`, `tokenizer_config.json`. Authors: `arguments.json`, which
-    `MemTransformerLM` takes, `model.safetensors`, which its `load_state_dict` takes, and `vocab.txt`. Nothing is pickled.
+    Native: `config.json`, `model.safetensors`, `tokenizer.json`. Hugging Face (TransfoXL of transformers before 4.38; XLNet):
+    the first two, `vocab.txt`, `tokenizer_config.json`. Authors: `arguments.json`, which `MemTransformerLM` takes,
+    `model.safetensors`, which its `load_state_dict` takes, and `vocab.txt`. Nothing is pickled.
 
     Args:
         source: a run, a native directory or a hub id.
@@ -77,16 +99,56 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
         raise CheckpointError(f"unknown kind of export '{kind}'; {did_you_mean(kind, TARGETS)}")
     target = Path(destination)
     check_free(target)
-    model, tokenizer = load_model(source, kinds=(TransformerXLConfig.kind, XLNetConfig.kind))
-    is_xlnet = model.config.kind == XLNetConfig.kind
-    if model.config.head is not None and not is_xlnet:
-        raise CheckpointError(f"'{source}' is fine-tuned; only an xlnet is exported with its head")
-    foreign = (_xlnet if is_xlnet else _transformer_xl)(model, kind, _segment(source, tgt_len))
+    if kind == "native":
+        model, tokenizer = load(source)
+        foreign, architecture = None, ""
+    else:
+        model, tokenizer = load_model(source, kinds=(TransformerXLConfig.kind, XLNetConfig.kind))
+        is_xlnet = model.config.kind == XLNetConfig.kind
+        if model.config.head is not None and not is_xlnet:
+            raise CheckpointError(f"'{source}' is fine-tuned; only an xlnet is exported with its head")
+        foreign = (_xlnet if is_xlnet else _transformer_xl)(model, kind, _segment(source, tgt_len))
+        (architecture,) = foreign.settings.get("architectures", [""])
+    code = _LOADING[kind].format(name=target.name, architecture=architecture)
+    library = "transformers" if kind == "huggingface" else "transformer_xl"
+    training = "" if tokenizer is None else _training(source, tokenizer.kind)
+    card = model_card(model, name=target.name, load=code, library=library, training=training)
     with new_directory(target) as folder:
-        write_file(folder / "model.safetensors", encode_lazily(foreign.content, foreign.make))
-        write_file(folder / foreign.settings_file, [json.dumps(foreign.settings, indent=2).encode() + b"\n"])
-        notes = [*foreign.notes, *foreign.write_vocabulary(folder, tokenizer)]
+        write_file(folder / CARD_FILE, [card.encode()])
+        if foreign is None:
+            model.save_pretrained(folder)
+            cast("Tokenizer", tokenizer).save(folder / TOKENIZER_FILE)
+            notes = []
+        else:
+            write_file(folder / "model.safetensors", encode_lazily(foreign.content, foreign.make))
+            write_file(folder / foreign.settings_file, [json.dumps(foreign.settings, indent=2).encode() + b"\n"])
+            notes = [*foreign.notes, *foreign.write_vocabulary(folder, tokenizer)]
     return Exported(kind, sum(tensor.numel() for tensor in model.state_dict().values()), tuple(notes))
+
+
+def _training(source: str | Path, unit: str) -> str:
+    """Return what a run says of its training, as Markdown; nothing if the source is no run. `unit` is what a token is."""
+    run = RunDirectory(source)
+    if not run.holds_run:
+        return ""
+    config, checkpoint = run.config(), run.store().load_best(on_damaged=lambda _: None)  # `load` has told
+    data, base = (config.data.corpus, config.base) if config.task is None else (config.task.data, config.task.base)
+    facts = [f"text: `{Path(data).name}`, read as {unit} tokens"]  # where it lies is nobody's business
+    if config.task is not None:
+        facts.append(f"task: {config.task.kind}")
+    if base:
+        facts.append(f"begun with the weights of `{Path(base).name}`")
+    match checkpoint.state:
+        case {"tokens": int(tokens)}:
+            facts.append(
+                f"training: {checkpoint.step:,} steps, {tokens:,} tokens in all, in segments of {config.train.tgt_len}"
+            )
+    match checkpoint.state:
+        case {"record": {"best": {"loss": float(nats), "step": step}}} if step == checkpoint.step and not config.model.head:
+            which = f" (at most the first {most:,} tokens)" if (most := config.eval.max_tokens) else ""
+            facts.append(f"validation split{which}: {nats:.4f} nats per {config.model.predicts}")
+    facts.append(f"program: transformer_xl {__version__}, settings of `{config.name}`")
+    return _TRAINING.format(facts="\n".join(f"- {fact}" for fact in facts))
 
 
 def _segment(source: str | Path, tgt_len: int | None) -> int | None:

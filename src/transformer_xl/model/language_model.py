@@ -6,12 +6,15 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
@@ -128,6 +131,59 @@ class LanguageModel(SequenceModel):
             for hook in hooks:
                 hook.remove()
         return (*states, last), new_mems
+
+    def attention_weights(self, ids: Tensor, *, mems: Memory | None = None) -> tuple[tuple[Tensor, ...], Memory]:
+        """Read one segment, and return where its heads look.
+
+        Args:
+            ids: int64 (B, T), token ids.
+            mems: see `forward`.
+
+        Returns:
+            The weights of each layer, fp32 (B, N, T, S): how much each head attends from each token to the S keys, memory first
+            and then the segment; the weights of a token sum to 1. And the new memory.
+
+        Raises:
+            ConfigError: the layers of this kind of model do not attend.
+
+        Example:
+            >>> from transformer_xl import TransformerXL, TransformerXLConfig
+            >>> model = TransformerXL(TransformerXLConfig(vocab_size=11, n_layer=2, d_model=8, n_head=3, d_head=8, mem_len=4))
+            >>> weights, mems = model.eval().attention_weights(torch.zeros(1, 5, dtype=torch.int64))
+            >>> [tuple(each.shape) for each in weights]
+            [(1, 3, 5, 5), (1, 3, 5, 5)]
+        """
+        if not self.config.attends:
+            raise ConfigError(
+                f"a model of kind '{self.config.kind}' has no attention weights, because its layers do not attend"
+            )
+        weights: list[Tensor] = []
+        new_mems = self.visit_attention(ids, lambda _, weight: weights.append(weight), mems=mems)
+        return tuple(weights), new_mems
+
+    @torch.no_grad()
+    def visit_attention(self, ids: Tensor, visit: Callable[[int, Tensor], None], *, mems: Memory | None = None) -> Memory:
+        """Read one segment as `attention_weights` does, and hold the weights of only one layer at a time.
+
+        Args:
+            ids: int64 (B, T), token ids.
+            visit: called with the number of each layer, from 0 on, and its weights.
+            mems: see `forward`.
+
+        Returns:
+            The new memory.
+        """
+        layers = {block: layer for layer, block in enumerate(self.attention_blocks())}
+
+        def hook(block: AttentionBlock, arguments: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+            visit(layers[block], block.weights(*arguments, **options).float())
+
+        hooks = [block.register_forward_pre_hook(hook, with_kwargs=True) for block in layers]
+        try:
+            return self.read(ids, mems=mems)[1]
+        finally:
+            for each in hooks:
+                each.remove()
 
     @abstractmethod
     def read(

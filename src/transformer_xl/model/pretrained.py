@@ -12,7 +12,7 @@ from torch import Tensor
 
 from transformer_xl.errors import CheckpointError, one_line, shown
 from transformer_xl.files import canonical_json, make_directories, replace_file, whole_file
-from transformer_xl.hub import model_card, upload
+from transformer_xl.hub import CARD_FILE, model_card, upload
 from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, read_config, resolve
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.seals import differences, seal_command, summary
@@ -80,20 +80,13 @@ class PretrainedMixin:
             CheckpointError: the hub refused, or cannot be reached.
         """
         from_class = f'model = txl.{type(self).__name__}.from_pretrained("{repo_id}")'
-        card = model_card(
-            name=repo_id.rpartition("/")[2],
-            title=self.config.title,
-            n_parameter=sum(parameter.numel() for parameter in self.parameters()),
-            layers=self.config.layers_in_words,
-            memory=self.config.memory_in_words,
-            vocab_size=self.config.vocab_size,
-            load=from_class if tokenizer is None else f'model, tokenizer = txl.load("{repo_id}")',
-        )
+        load = from_class if tokenizer is None else f'model, tokenizer = txl.load("{repo_id}")'
+        card = model_card(self, name=repo_id.rpartition("/")[2], load=f"import transformer_xl as txl\n\n{load}")
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save(Path(folder) / TOKENIZER_FILE)
-            (Path(folder) / "README.md").write_text(card, encoding="utf-8")
+            (Path(folder) / CARD_FILE).write_text(card, encoding="utf-8")
             return upload(folder, repo_id, private=private, token=token, commit_message=commit_message)
 
     @classmethod

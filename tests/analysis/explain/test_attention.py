@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.analysis.explain.models import ATTENTION, make
 from tests.helpers import assert_close
 from tests.reference.loops import attend, embed, feed_forward, layer_norm, score, sinusoid
-from transformer_xl.analysis.explain.attention import DetailStore, DistanceSums, SegmentDetails, visit_attention
+from transformer_xl.analysis.explain.attention import DetailStore, DistanceSums, SegmentDetails
 from transformer_xl.model.attention.equation import hidden_keys
 
 KINDS = [*ATTENTION, "vanilla", "vanilla, pre_lnorm"]
@@ -60,7 +60,7 @@ def test_weights_equal_the_loops(kind):
     memory, mems = [[] for _ in range(config.n_layer)], model.init_mems(1)
     for T in (3, 4, 5):
         ids = torch.randint(13, (1, T))
-        visit_attention(model, ids, mems, lambda layer, weight: seen.__setitem__(layer, weight))
+        model.visit_attention(ids, seen.__setitem__, mems=mems)
         expected, memory = read_weights(ids[0].tolist(), memory, w, config)
         with torch.no_grad():
             mems = model.read(ids, mems=mems)[1]
@@ -106,7 +106,7 @@ def read_weights(ids, memory, w, config):
 
 def test_looking_leaves_the_model_as_it_was():
     model = make("paper")
-    visit_attention(model, torch.zeros(1, 3, dtype=torch.int64), None, lambda *_: None)
+    model.visit_attention(torch.zeros(1, 3, dtype=torch.int64), lambda *_: None)
     assert not any(layer.attention._forward_pre_hooks for layer in model.layers)
 
 

@@ -8,7 +8,6 @@ import torch
 
 from tests.analysis.explain.models import make, reading
 from transformer_xl.analysis.explain import attention
-from transformer_xl.analysis.explain.attention import visit_attention
 from transformer_xl.analysis.explain.explanation import best_passages, find_facts, remembers
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.reading.evaluation import evaluate
@@ -93,7 +92,7 @@ def looked(model, ids, how, place):
     for begin in range(0, len(ids) - 1, how.tgt_len):
         segment = torch.from_numpy(ids[begin : min(begin + how.tgt_len, len(ids) - 1)])[None]
         if begin <= place - 1 < begin + segment.shape[1]:
-            visit_attention(view, segment, mems, lambda layer, weight: found.__setitem__(layer, weight[0]))
+            view.visit_attention(segment, lambda layer, weight: found.__setitem__(layer, weight[0]), mems=mems)
             n_key = found[0].shape[-1]
             return (
                 torch.stack([found[i][:, place - 1 - begin] for i in sorted(found)]),

@@ -1,7 +1,6 @@
 """Where each head attends: in detail for the tokens of some segments, and by distance on average.
 
-The model reads a segment as always. Hooks see what enters each attention block, and the block computes its weights from it.
-Only the weights of one layer are held at a time.
+The model reads a segment as always, and the weights of each layer are visited in turn; only those of one are held at a time.
 
 A page has room for the details of some segments: the first ones, and those with the highest score. The weights of a segment are
 computed when it is read, because its memory exists only then. They are dropped if later segments score higher.
@@ -11,38 +10,19 @@ Shapes: B rows, T tokens read, S = memory + T keys, L layers, N heads, K keys ke
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.reading.evaluation import Reading
 
 BYTES = 8 << 20  # for details, before they are compressed
 KEYS = 8  # kept of each head
-
-
-def visit_attention(model: LanguageModel, ids: Tensor, mems: Memory | None, visit: Callable[[int, Tensor], None]) -> None:
-    """Read a segment with a model whose layers attend; call `visit` with each layer and its weights, fp32 (B, N, T, S)."""
-    blocks = model.attention_blocks()
-    layers = {block: layer for layer, block in enumerate(blocks)}
-
-    def hook(block: AttentionBlock, arguments: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-        visit(layers[block], block.weights(*arguments, **options).float())
-
-    handles = [block.register_forward_pre_hook(hook, with_kwargs=True) for block in blocks]
-    try:
-        with torch.no_grad():
-            model.read(ids, mems=mems)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @dataclass(frozen=True)
@@ -194,7 +174,7 @@ class AttentionWatch:
                 if sampled[row]:
                     self.distances.add(layer, weight_NTS, n_memory=n_memory)
 
-        visit_attention(self._model, ids, mems, visit)
+        self._model.visit_attention(ids, visit, mems=mems)
         for row, score in enumerate(scores):
             if wanted[row]:
                 self.details.put(index + row, int(places_BT[row, 0]), score, details[row])
