@@ -9,6 +9,7 @@ and a bias each; ptb's is our own, chosen to be near the 24,040,400 of its sourc
 
 import json
 import math
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -340,3 +341,16 @@ def test_small_rivals_are_of_equal_size(name: str, rival: str) -> None:
     assert config.model.kind == rival
     own, other = (n_parameters(c, sizes[name]) for c in (config, load_recipe(name)))
     assert abs(own / other - 1) < 0.05
+
+
+def test_the_table_of_choices_names_recipes_and_measured_figures() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    _, choices, rest = (docs / "recipes.md").read_text(encoding="utf-8").split("\n## ", 2)
+    measured = (docs / "results.md").read_text(encoding="utf-8") + rest
+    rows = [line.split("|")[1:-1] for line in choices.splitlines() if line.startswith("| ")][1:]
+    assert 8 < len(rows) <= 12
+    for _, take, takes, reached in rows:
+        names = [name for name in re.findall(r"`([a-z0-9-]+)`", take) if not name.startswith("-")]
+        assert set(names) <= set(recipe_names()), take
+        for figure in re.findall(r"\d+\.\d+|\de-\d", takes + reached):
+            assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d])", measured), figure
