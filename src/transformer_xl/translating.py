@@ -115,7 +115,7 @@ def against_references(found: list[str], references: list[str]) -> dict[str, Any
     Raises:
         CorpusError: there are more of one than of the other.
     """
-    from sacrebleu.metrics import BLEU, CHRF  # pyright: ignore[reportMissingImports] - an extra
+    from sacrebleu.metrics import BLEU, CHRF  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]
 
     if len(found) != len(references):
         raise CorpusError(f"there are {len(found):,} translations and {len(references):,} references; give one for each")

@@ -49,7 +49,7 @@ def read_midi(path: Path, events: Sequence[str]) -> np.ndarray:
     from symusic import Score  # pyright: ignore[reportMissingImports]
 
     try:
-        score = Score(path)
+        score: Any = Score(path)
         names = remi(score).tokens if score.note_num() else []
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
         raise CorpusError(f"'{path}' is no MIDI file that can be read ({one_line(error)}); leave it out") from None

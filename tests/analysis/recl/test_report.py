@@ -39,7 +39,7 @@ def test_gains_beside_losses_are_named() -> None:
 def test_picture_of_one_line(tmp_path: Path) -> None:
     """A group of one run has its threshold only, and warnings of its picture would be errors here."""
     alone = Recl(
-        lengths={"own": {1.0: EffectiveLength(20, at_least=False)}}, gains={"own": {1.0: {}}}, losses={"own": {1.0: {20: 1.0}}}
+        lengths={"own": {1.0: EffectiveLength(20, at_least=False)}}, gains={"own": {1.0: {}}}, losses={"own": {20: 1.0}}
     )
     draw_recl(tmp_path / "recl.svg", [alone], threshold=0.01, title="a title")
     assert "<!-- own: 20 -->" in (tmp_path / "recl.svg").read_text()
