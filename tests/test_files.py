@@ -127,3 +127,9 @@ def test_what_cannot_be_looked_at_is_left_out_alone(tmp_path: Path) -> None:
     (tmp_path / "odd").symlink_to("y" * 300)
     assert files_below(tmp_path / "none") == []
     assert files_below(tmp_path) == [tmp_path / "a"]
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(ConfigError, match=r"^--out '.*loop' is a link that leads nowhere; name a file$"):
+        check_file(tmp_path / "loop", option="out")

@@ -114,6 +114,8 @@ def check_file(path: Path, *, option: str) -> None:
         raise ConfigError(f"--{option} '{path}': the directory '{folder}' does not exist; make it first")
     if path.is_dir() or (path.exists() and not path.is_file()):
         raise ConfigError(f"--{option} '{path}' is a {'directory' if path.is_dir() else 'device or pipe'}; name a file")
+    if path.is_symlink() and not path.exists():
+        raise ConfigError(f"--{option} '{path}' is a link that leads nowhere; name a file")
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"--{option} '{path}': the directory '{folder}' cannot be written; choose another place")
 
