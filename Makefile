@@ -12,7 +12,7 @@ CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean package notebook
+.PHONY: site help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean package notebook
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -65,6 +65,9 @@ test-browser: $(BIN)/.browser  ## the page of txl serve in a browser: $$TXL_BROW
 
 annotated: $(BIN)/.docs  ## the model explained line by line, in English and Chinese: docs/build/annotated/en.html and zh.html
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python docs/annotate.py
+
+site: $(BIN)/.site  ## the documentation as a site, in build/site/html; python -m http.server -d build/site/html shows it
+	$(BIN)/python docs/build_site.py
 
 package: $(BIN)/.test $(PACKAGE)/.ready  ## build dist/, then train and serve from it in a clean environment; lint Dockerfile and CITATION.cff
 	$(PYTEST) -n 0 -m 'slow or not slow' tests/contract/test_package.py
@@ -123,6 +126,10 @@ $(BIN)/.docs: $(BIN)/python pyproject.toml constraints.txt
 
 $(BIN)/.browser: $(BIN)/.test
 	$(PIP) -e '.[test,browser]'
+	@touch $@
+
+$(BIN)/.site: $(BIN)/.core
+	$(PIP) -e '.[site]'
 	@touch $@
 
 $(BIN)/.notebook: $(BIN)/.core

@@ -104,3 +104,10 @@ def test_the_example_of_agents_runs_with_each_memory(
     told = capsys.readouterr().out.splitlines()
     assert [line.split(",")[1].strip() for line in told] == ["transformer-xl", "gru", "none"]
     assert all(re.search(r"tenths +nan|tenths +0\.\d", line) for line in told)
+
+
+def test_the_site_has_every_page():
+    named = set(re.findall(r'"([\w/.-]+\.md)"', (ROOT / "docs" / "site.toml").read_text(encoding="utf-8")))
+    written = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
+    assert named - {"docs/commands.md", "docs/api.md"} == {path for path in named if (ROOT / path).is_file()}
+    assert written <= named
