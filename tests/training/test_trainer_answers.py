@@ -22,7 +22,7 @@ def answering(accumulate: int = 1, **train: Any) -> Trainer:
     optim = OptimConfig(**{**OPTIM, "clip": None, "lr": 1e-9, "optimizer": "sgd"})
     config = TrainConfig(**{**TRAIN, "loss": "answer", "reset_at_documents": True, "accumulate": accumulate, **train})
     torch.manual_seed(0)
-    layout = {"batch_size": config.batch_size, "tgt_len": config.tgt_len}
+    layout: dict[str, Any] = {"batch_size": config.batch_size, "tgt_len": config.tgt_len}
     stream = SegmentStream(random_ids(), **layout, document_starts=torch.tensor(STARTS).numpy(), separator=7)
     return Trainer(tiny_model(), stream, train=config, optim=optim, precision="fp32")
 
