@@ -151,7 +151,7 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
         [4.0, 1.0]
     """
     n_chunk = max(1, CHUNK_ELEMENTS // vectors_VE.shape[0])
-    if h_XE.device.type == "cpu" and not (is_scored := label_X >= 0).all():
+    if h_XE.device.type == "cpu" and not (is_scored := label_X != -100).all():
         where = is_scored.nonzero().squeeze(1)
         nats = linear_nll(h_XE[where], vectors_VE, bias_V, label_X[where])
         return torch.zeros(len(label_X), dtype=nats.dtype).index_add(0, where, nats)
