@@ -260,7 +260,7 @@ def test_a_state_is_read_and_not_the_text_again(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("damage", ["cut", "altered", "of another text", "not a state"])
-def test_a_state_of_no_use_is_named_and_left(damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_state_of_no_use_is_named_and_not_used(damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     packed = round_trip(TEXT)
     text = Path("text")
     if damage == "of another text":
@@ -293,6 +293,16 @@ def test_a_state_of_no_use_is_gone_before_its_output_is_overwritten() -> None:
         compress(Path("other"), Path("packed"), NEW, bar=HIDDEN, stopped=killed)
     compress(Path("text"), Path("packed"), NEW, bar=HIDDEN)
     assert Path("packed").read_bytes() == packed
+
+
+def test_the_state_of_compressing_is_of_no_use_to_decompressing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Though both are of the same text, and go to the same place."""
+    round_trip(TEXT)
+    Path("archive").write_bytes(Path("packed").read_bytes())
+    compress(Path("text"), Path("out"), NEW, bar=HIDDEN, stopped=after(5))
+    decompress(Path("archive"), Path("out"), bar=HIDDEN)
+    assert Path("out").read_bytes() == TEXT
+    assert "'out.state' is of no use, so this begins anew" in capsys.readouterr().err
 
 
 def test_a_text_that_changes_meanwhile_is_refused() -> None:

@@ -141,9 +141,9 @@ class _Lanes:
 class _Work(ExitStack):
     """An output that grows beside its place, held by one process, and a codec that goes on where it was stopped."""
 
-    def __init__(self, out: Path, header: Header, setup: Setup) -> None:
+    def __init__(self, out: Path, header: Header, setup: Setup, does: str) -> None:
         super().__init__()
-        self.out, self.header = out, header.model_dump()
+        self.out, self.job = out, {"does": does, **header.model_dump()}
         self.part, self._state = (out.with_name(f"{out.name}.{name}") for name in ("part", "state"))
         self.enter_context(locked(out.with_name(f"{out.name}.lock"), on_busy=self._refuse))
         self.file = self.enter_context(FileIO(os.open(self.part, os.O_RDWR | os.O_CREAT, 0o666), "r+b"))
@@ -166,7 +166,7 @@ class _Work(ExitStack):
     def _restore(self, codec: Codec) -> None:
         with open_tensors(self._state) as saved:
             about = parse_json(saved.metadata["about"].encode())
-            if about["header"] != self.header or self.part.stat().st_size < about["written"]:
+            if about["job"] != self.job or self.part.stat().st_size < about["written"]:
                 raise ValueError("it is of another text, model or version")
             codec.restore(saved.load(), about["place"])
         self.coder, self.written = about["coder"], about["written"]
@@ -200,7 +200,7 @@ class _Work(ExitStack):
     def save(self, coder: list[int], written: int) -> None:
         """Save the state between two segments, whole or not at all."""
         os.fsync(self.file.fileno())
-        about = {"header": self.header, "place": self.codec.place, "coder": coder, "written": written}
+        about = {"job": self.job, "place": self.codec.place, "coder": coder, "written": written}
         tensors, stray = self.codec.state(), stray_name(self._state)
         stray.unlink(missing_ok=True)
         content = {name: (x.dtype, x.shape) for name, x in tensors.items()}
@@ -238,7 +238,7 @@ def compress(source: Path, out: Path, setup: Setup, *, bar: Bar, stopped: Stoppe
         sha256, n_lane = _sha256(file), max(1, min(MOST_LANES, size // LANE_BYTES))
         facts = {"has_model": setup.model is not None, "learns": setup.learns}
         header = Header(size=size, sha256=sha256, lanes=n_lane, numbers=setup.numbers(n_lane), **facts)
-        with _Work(out, header, setup) as work:
+        with _Work(out, header, setup, "compress") as work:
             encoder = Encoder(work.coder)
             work.file.truncate(work.written)
             work.file.seek(work.written)
@@ -285,7 +285,7 @@ def decompress(
                     f"'{source}' cannot be decompressed here, where other numbers are computed: {summary(other)}; "
                     "use the machine, versions and model of its compression"
                 )
-            with _Work(out, header, setup) as work:
+            with _Work(out, header, setup, "decompress") as work:
                 place = begin + (work.coder[-1] if work.coder else 0)
                 decoder = Decoder(_bytes(file, place, size - _DIGEST), work.coder)
                 work.file.truncate(header.size)
