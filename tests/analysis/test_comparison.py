@@ -40,6 +40,11 @@ def test_no_unit_is_proposed_where_tokens_leave_text_out(unit: str) -> None:
     assert warned(run("one", WORDS), run("two", WORDS), unit="bpc") == []
 
 
+def test_losses_of_answers_are_no_losses_of_tokens() -> None:
+    with pytest.raises(ConfigError, match=r"^'one' predicts each token and 'two' predicts each answer token, so losses "):
+        warned(run("one"), run("two", train={"loss": "answer", "max_steps": 1}))
+
+
 def test_other_texts_are_warned_of_once() -> None:
     (line,) = warned(run("one"), run("two", data={"corpus": "ptb"}), run("three", data={"corpus": "text8"}))
     assert line.startswith("runs of different texts are on one picture: data.corpus is ")

@@ -1,11 +1,13 @@
 """A run that learns answers goes on bit by bit, in any number of processes, and its best checkpoint predicts answers best."""
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.training.helpers import Lines, differing, entries, run_bits, stop_at
+from transformer_xl.conversion.export import export
 from transformer_xl.training.run import train
 
 OVERRIDES = (
@@ -49,3 +51,5 @@ def test_what_is_said_and_kept_is_of_answers(pairs: Path, recipe: str, tmp_path:
     best = min((each["loss"], each["step"]) for each in validations)
     assert f"{outcome.score.tokens:,} of about" in "".join(shown.said) and "nats per answer token" in shown.said[-2]
     assert best[1] in (4, 8, 12)
+    export(tmp_path / "run", tmp_path / "shared", kind="native")
+    assert re.search(r"validation split.*: [0-9.]+ nats per answer token\n", (tmp_path / "shared" / "README.md").read_text())

@@ -74,8 +74,8 @@ def check_units(runs: Sequence[ComparedRun], unit: Unit, *, warn: Callable[[str]
     """
     first, *others = runs
     for run in others:
-        if run.config.model.predicts != first.config.model.predicts:
-            predicted = (f"'{each.name}' predicts each {each.config.model.predicts}" for each in (first, run))
+        if run.config.predicts != first.config.predicts:
+            predicted = (f"'{each.name}' predicts each {each.config.predicts}" for each in (first, run))
             raise ConfigError(f"{' and '.join(predicted)}, so losses cannot be compared; draw one picture for each")
         if run.tokenizer.fingerprint != first.tokenizer.fingerprint:
             named = (f"'{each.name}' ({each.tokenizer.kind}, {each.tokenizer.vocab_size:,})" for each in (first, run))

@@ -146,7 +146,7 @@ def _training(source: str | Path, unit: str) -> str:
     match checkpoint.state:
         case {"record": {"best": {"loss": float(nats), "step": step}}} if step == checkpoint.step and not config.model.head:
             which = f" (at most the first {most:,} tokens)" if (most := config.eval.max_tokens) else ""
-            facts.append(f"validation split{which}: {nats:.4f} nats per {config.model.predicts}")
+            facts.append(f"validation split{which}: {nats:.4f} nats per {config.predicts}")
     facts.append(f"program: transformer_xl {__version__}, settings of `{config.name}`")
     return _TRAINING.format(facts="\n".join(f"- {fact}" for fact in facts))
 
