@@ -348,7 +348,7 @@ def test_the_table_of_choices_names_recipes_and_measured_figures() -> None:
     _, choices, rest = (docs / "recipes.md").read_text(encoding="utf-8").split("\n## ", 2)
     measured = (docs / "results.md").read_text(encoding="utf-8") + rest
     rows = [line.split("|")[1:-1] for line in choices.splitlines() if line.startswith("| ")][1:]
-    assert 8 < len(rows) <= 12
+    assert len(rows) > 8
     for _, take, takes, reached in rows:
         names = [name for name in re.findall(r"`([a-z0-9-]+)`", take) if not name.startswith("-")]
         assert set(names) <= set(recipe_names()), take
