@@ -129,6 +129,10 @@ def test_a_source_is_read_once_and_its_translation_is_what_beams_find(
         scores = decoder.step([token])
     assert greedy[0].text == expected.decode("utf-8", "replace").strip()
     assert greedy[0].is_whole == (len(expected) < 36)
+    with torch.no_grad():
+        opened.model.softmax.bias[ord("\n")] += 40
+    (ended,) = translations(Decoder(opened.model, batch_size=2), opened.tokenizer, sources[:1], beams=2)
+    assert (ended.text, ended.is_whole) == ("", True)
 
 
 def test_a_file_is_gone_on_with_and_compared_with_references(txl: Txl, run: Path) -> None:
