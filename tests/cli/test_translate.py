@@ -213,8 +213,13 @@ def test_what_cannot_be_translated_is_refused_before_a_model_is_opened(
     monkeypatch.setattr("transformer_xl.cli.translate.find_spec", lambda name: True)
     Path("short.txt").write_text("rot\n")
     assert txl(*command, "--reference", "short.txt").complaint == (
-        "'sources.txt' has 23 lines and 'short.txt' 1; give a reference for each"
+        "'sources.txt' has 23 and 'short.txt' 1 lines; give a reference for each"
     )
+    Path("plain.txt").write_text("no question here\n" * 200)
+    assert txl("train", "pairs.toml", "--corpus", "plain.txt", "--out", "none").complaint == (
+        "no line of the training split has a tab, after which answers begin; write question, tab, answer"
+    )
+    assert not Path("none").exists()
     assert txl("eval", str(run), "--dynamic", "sgd").complaint == (
         "--dynamic is for streams; 'learned' has learned answers, and reads documents one by one"
     )

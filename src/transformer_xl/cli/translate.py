@@ -80,7 +80,7 @@ def translate(
     total = sum(1 for _ in read_lines(Piece(file))) if file else None
     references = [line.decode("utf-8", "replace").strip() for line in read_lines(Piece(reference))] if reference else []
     if reference and total is not None and total != len(references):
-        raise CorpusError(f"'{file}' has {total:,} lines and '{reference}' {len(references):,}; give a reference for each")
+        raise CorpusError(f"'{file}' has {total:,} and '{reference}' {len(references):,} lines; give a reference for each")
     check_run(run)
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.predicting import origin_of, prediction_file

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,6 +27,8 @@ from transformer_xl.training.feed import AnyStream, SegmentLengths
 from transformer_xl.training.trainer import check_settings
 from transformer_xl.version import __version__
 from transformer_xl.world import World
+
+_BLOCK = 1 << 20  # tokens looked through at once
 
 
 def what_all_share(config: RunConfig, corpus: PreparedCorpus) -> dict[str, Any]:
@@ -120,7 +123,7 @@ def begin(
 
     Raises:
         ConfigError: settings cannot work together, with this vocabulary or on this machine.
-        CorpusError: the text is too short for one segment per lane.
+        CorpusError: the text is too short for one segment per lane, or has no answers to learn from.
     """
     device, precision, reason = check_machine(config, world, warn=warn)
     longest = SegmentLengths(config.train).longest
@@ -154,7 +157,7 @@ def begin(
                 world_size=world.size,
                 shuffle=config.data.shuffle,
                 seed=config.train.seed,
-                separator=corpus.tokenizer.tab if config.train.loss == "answer" else None,
+                separator=_separator(corpus) if config.train.loss == "answer" else None,
                 **lanes,
             )
         check_settings(model, train=config.train, precision=precision, world=world, device=device)
@@ -171,6 +174,14 @@ def begin(
                     f"{name} ({length}) must be at most model.max_len ({most}), the positions that the model learns"
                 )
     return Start(config, model, stream, device, precision, reason, comparison)
+
+
+def _separator(corpus: PreparedCorpus) -> int:
+    """Return the id after which answers begin; refuse a text that has none, before it is learned from for nothing."""
+    ids, tab = corpus.splits["train"].ids, corpus.tokenizer.tab
+    if not any((np.asarray(ids[at : at + _BLOCK]) == tab).any() for at in range(0, len(ids), _BLOCK)):
+        raise CorpusError("no line of the training split has a tab, after which answers begin; write question, tab, answer")
+    return tab
 
 
 def take_weights(model: SequenceModel, base: SequenceModel) -> None:
