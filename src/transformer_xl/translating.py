@@ -3,6 +3,7 @@
 A source is read once. What the model keeps of it is its memory while several beams write from it.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -72,6 +73,7 @@ def translations(
     *,
     beams: int = 4,
     length_penalty: float = 1.0,
+    reach: int | None = None,
     skip: int = 0,
     is_ready: Callable[[], bool] | None = None,
 ) -> Iterator[Translation]:
@@ -83,6 +85,7 @@ def translations(
         sources: see `read_sources`.
         beams: how many texts are kept at each step.
         length_penalty: see `beam_search`.
+        reach: how far back the model looks. No target is longer, because its end would not see its source; None: without end.
         skip: how many are there already. Those that are translated side by side do not depend on it, so neither do their bits.
         is_ready: says whether the next source is there; None: it always is.
 
@@ -100,7 +103,7 @@ def translations(
             continue
         # the longest first, so that texts that are written side by side end at about the same time
         order = sorted((i for i, source in enumerate(window) if source.text), key=lambda i: -len(window[i].ids))
-        most = _LONGER * max(len(source.ids) for source in window) + _MORE
+        most = min(_LONGER * max(len(source.ids) for source in window) + _MORE, reach or sys.maxsize)
         written = beam_search(decoder, [window[i].ids for i in order], max_new_tokens=most, **how)
         found = [Translation(source.text, "", 0.0, True) for source in window]
         for i, (best, *_) in zip(order, written, strict=True):

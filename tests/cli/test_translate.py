@@ -129,6 +129,8 @@ def test_a_source_is_read_once_and_its_translation_is_what_beams_find(
         scores = decoder.step([token])
     assert greedy[0].text == expected.decode("utf-8", "replace").strip()
     assert greedy[0].is_whole == (len(expected) < 36)
+    (short,) = translations(Decoder(opened.model, batch_size=1), opened.tokenizer, sources[:1], beams=1, reach=3)
+    assert not short.is_whole and short.text == expected[:3].decode("utf-8", "replace").strip()
     with torch.no_grad():
         opened.model.softmax.bias[ord("\n")] += 40
     (ended,) = translations(Decoder(opened.model, batch_size=2), opened.tokenizer, sources[:1], beams=2)

@@ -96,6 +96,7 @@ def translate(
     mind_busy_cores(opened, quiet=quiet)
     keep_freed_memory()
     mem_len = opened.reading(mem_len=mem_len).mem_len
+    reach = None if opened.model.config.remembers == "state" else mem_len
     as_objects = json_ or (out is not None and out.suffix in _JSON_LINES)
     found: list[str] = []
 
@@ -103,8 +104,8 @@ def translate(
         with room_for(f"{batch_size:,} lines of {beams} beams", "lower --batch-size or --beams"):
             decoder = Decoder(opened.model, batch_size=batch_size * beams, mem_len=mem_len, precision=precision)
             arriving = None if file else _stdin(quiet=quiet)
-            sources = _sources(opened, file, arriving, mem_len)
-            how = {"beams": beams, "length_penalty": length_penalty, "skip": skip}
+            sources = _sources(opened, file, arriving, reach)
+            how = {"beams": beams, "length_penalty": length_penalty, "reach": reach, "skip": skip}
             how["is_ready"] = arriving and arriving.is_ready
             for each in translations(decoder, opened.tokenizer, sources, **how):
                 found.append(each.text)
@@ -134,15 +135,15 @@ def translate(
             print(said) if out else say(said)
 
 
-def _sources(opened: "Opened", file: Path | None, arriving: Arriving | None, mem_len: int) -> Iterator["Source"]:
+def _sources(opened: "Opened", file: Path | None, arriving: Arriving | None, reach: int | None) -> Iterator["Source"]:
     """Yield the sources, and say which are too long for the memory."""
     from transformer_xl.data.text_files import Piece, read_lines
     from transformer_xl.translating import read_sources
 
     place, lines = (f"'{file}'", read_lines(Piece(file))) if file else ("standard input", arriving or iter(()))
     for number, source in enumerate(read_sources(lines, place, opened.tokenizer), start=1):
-        if len(source.ids) > mem_len:
-            size = f"{len(source.ids):,} tokens, more than the memory ({mem_len:,})"
+        if reach is not None and len(source.ids) > reach:
+            size = f"{len(source.ids):,} tokens, more than the memory ({reach:,})"
             warn(f"{place}, line {number} has {size}, so its beginning is forgotten; raise --mem-len, or divide the line")
         yield source
 
