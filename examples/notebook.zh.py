@@ -13,19 +13,11 @@
 # %% [markdown]
 # # 记忆的价值
 #
-# 语言模型按*片段*（segment）阅读文本，因为让注意力覆盖整本书，
-# 计算量太大。普通的 Transformer 一跨过片段边界，前面的内容就全忘了。
-# [Transformer-XL](https://arxiv.org/abs/1901.02860) 则把上一个片段的隐状态（hidden states）保留下来，
-# 作为*记忆*（memory），在读下一个片段时继续关注它们。
+# 语言模型按**片段**（segment）阅读文本，因为若让注意力覆盖整本书，计算量实在太大。普通的 Transformer 一跨过片段边界，前面的内容就全忘了。[Transformer-XL](https://arxiv.org/abs/1901.02860) 则把上一个片段的隐藏状态（hidden state）保留下来，作为**记忆**（memory）；读下一个片段时，注意力仍能看到它们。
 #
-# 在这个笔记本里，我们从头训练这样一个模型，让它写作，然后拿走它的记忆、
-# 拉长它的记忆，看看各个注意力头（attention head）在看哪里，
-# 最后保存一个会话，再接着读下去。所有数字都由代码单元算出，
-# 所以你得到的结果会与别人略有不同。
+# 在这个笔记本里，我们从头训练这样一个模型，让它生成文本，然后拿走它的记忆、拉长它的记忆，看看各个注意力头（attention head）在看哪里，最后保存一个会话，再接着读下去。所有数字都由代码单元格算出，所以你得到的结果会与别人略有不同。代码与英文版相同，因此输出和图中的文字都是英文；它们的意思，写在每张图的前面。
 #
-# 如果环境变量 `TXL_DATA` 所指的目录中有 `tinyshakespeare/input.txt`，
-# 训练文本就用莎士比亚剧本集 Tiny Shakespeare；否则用 Python 标准库的源代码，
-# 它已经在你的机器上了。
+# 如果环境变量 `TXL_DATA` 所指的目录中有 `tinyshakespeare/input.txt`，训练文本就用莎士比亚剧本集 Tiny Shakespeare；否则用 Python 标准库的源代码，它已经在你的机器上了。
 
 # %%
 import os
@@ -44,11 +36,9 @@ steps = os.environ.get("TXL_STEPS")  # set it to train for a few steps only, to 
 # %% [markdown]
 # ## 训练
 #
-# 配方（recipe）`shakespeare-small` 是论文模型的缩小版，配上了如今常用的优化器。
-# 模型按字节阅读：一个词元（token）就是一个英文字符。训练只需几分钟。
+# 配方（recipe）`shakespeare-small` 是论文模型的缩小版，配上了如今常用的优化器。模型按字节阅读：一个词元（token）就是一个字节，也就是一个英文字符。训练只需几分钟。
 #
-# 训练结果放在 `runs/notebook`。再次运行本笔记本时，会直接用上这份结果，
-# 不必重新训练。
+# 训练结果放在 `runs/notebook`。再次运行本笔记本时，会直接用上这份结果，不必重新训练。
 
 # %%
 settings = [f"data.corpus={shakespeare if is_play else 'python-stdlib'}", "tokenizer.kind=byte"]
@@ -59,8 +49,7 @@ recipe = txl.load_recipe("shakespeare-small", settings)
 outcome = txl.train(recipe, out="runs/notebook", resume=True)
 
 # %% [markdown]
-# 曲线画的是损失（loss），单位是*奈特/词元*（nats per token）：
-# 模型给真正出现的下一个字节分配的概率，取自然对数再取负。数值越低越好。
+# 曲线画的是损失（loss），单位是**奈特/词元**（nats per token）：模型给真正出现的下一个字节分配的概率，取自然对数再取负。数值越低越好。横轴是读过的训练词元数（以百万计）；曲线是训练（training）损失，标记是验证（validation）损失，其中一个是拿走记忆（no memory）之后的。
 
 # %%
 plt.figure(figsize=(9, 5))
@@ -75,11 +64,9 @@ print(f"segments of {recipe.train.tgt_len} bytes, a memory of {model.mem_len} fo
 print(f"{outcome.tokens:,} bytes read in {outcome.seconds:.0f} seconds")
 
 # %% [markdown]
-# ## 写作
+# ## 生成文本
 #
-# 模型每次算出下一个字节的概率分布，再从中抽样。温度（temperature）低于一时，
-# 它更偏向可能性大的字节。它没有见过词典：关于单词、人名和排版的一切，
-# 都是从字节里学来的。
+# 模型每次算出下一个字节的概率分布，再从中采样。温度（temperature）低于一时，它更偏向可能性大的字节。它没有见过词典：关于单词、人名和排版的一切，都是从字节里学来的。
 
 # %%
 prompt = "ROMEO:\n" if is_play else "def read(self, "
@@ -89,9 +76,7 @@ print(prompt + tokenizer.decode(list(written)))
 # %% [markdown]
 # ## 拿走记忆
 #
-# 我们让模型读一段训练时没有见过的文本，读两遍：一遍有记忆，
-# 一遍没有。两遍用的是同一个模型、同样的片段划分，每个字节都恰好预测一次。
-# 唯一的区别是：第二遍看不到当前片段之前的内容。
+# 我们让模型读一段训练时没有见过的文本，读两遍：一遍有记忆，一遍没有。两遍用的是同一个模型、同样的片段划分，每个字节都恰好预测一次。唯一的区别是：第二遍看不到当前片段之前的内容。下面依次打印有记忆、无记忆时的平均损失，以及两者之差，即记忆的价值。
 
 # %%
 text = txl.prepare(recipe.data, tokenizer, progress=False).splits["valid"].ids[: 1_100 if steps else 40_000]
@@ -111,10 +96,7 @@ print(f"memory is worth {without.mean() - with_memory.mean():.4f} nats per byte"
 # %% [markdown]
 # ## 上下文碎片化
 #
-# 损失高在哪里？下图按字节在片段中的位置统计。没有记忆时，片段里的第一次预测只能依据一个字节，
-# 第二次依据两个字节，依此类推。每到一个新片段，模型都得重新弄清是谁在说话、
-# 正读到哪个单词的中间。论文把这种现象称为*上下文碎片化*（context fragmentation）。
-# 有了记忆，各个位置就没有差别了。
+# 损失高在哪里？下图按字节在片段中的位置统计。没有记忆时，片段里的第一次预测只能依据一个字节，第二次依据两个字节，依此类推。每到一个新片段，模型都得重新弄清是谁在说话、正读到哪个单词的中间。论文把这种现象称为**上下文碎片化**（context fragmentation）。有了记忆，各个位置就没有差别了。横轴是进入片段后的字节数，纵轴是每字节的奈特数；without memory 是无记忆，with memory 是有记忆，后面几张图也这样标注。
 
 # %%
 place = np.arange(len(without)) % tgt_len  # bytes of the segment before the one that is read
@@ -131,8 +113,7 @@ share = (without - with_memory)[early].sum() / (without - with_memory).sum()
 print(f"the first {tgt_len // 8} bytes of a segment have {share:.0%} of what memory gains")
 
 # %% [markdown]
-# 再逐个字母地看。这里选的是记忆帮助最大的那个片段边界。两行是对同一段文字的两次阅读；
-# 颜色越深，说明模型对这个字节越感到意外。
+# 再逐个字母地看。这里选的是记忆帮助最大的那个片段边界（红线，segment border）。两行是对同一段文字的两次阅读；颜色越深，说明模型对这个字节越感到意外。符号 ␣ 代表空格，¶ 代表换行。
 
 # %%
 gain = (without - with_memory)[: len(without) // tgt_len * tgt_len].reshape(-1, tgt_len)[:, :16].sum(1)
@@ -151,8 +132,7 @@ axis.set_xticks([23.5], ["segment border"])
 plt.show()
 
 # %% [markdown]
-# 片段越长，边界越少，损失也就越小。但长度每翻一倍，每一步的注意力计算就更贵，
-# 而且边界终究还在。有了记忆，片段长度几乎不再重要。
+# 片段越长，边界越少，损失也就越小。但长度每翻一倍，每一步的注意力计算就更贵，而且边界终究还在。有了记忆，片段长度几乎不再重要。横轴是片段长度，以字节计。
 
 # %%
 lengths = [16, 32, 64, 128]
@@ -169,13 +149,9 @@ plt.show()
 # %% [markdown]
 # ## 拉长记忆
 #
-# 这个模型使用*相对位置编码*（relative positional encoding）：
-# 注意力头知道一个字节在多远之前，而不是它在全文中的绝对位置。
-# 所以不必改动任何权重，就能让模型换用另一种长度的记忆。虚线标出的是训练时的记忆长度。
+# 这个模型使用**相对位置编码**（relative positional encoding）：注意力头知道一个字节在多远之前，而不是它在全文中的绝对位置。所以不必改动任何权重，就能让模型换用另一种长度的记忆。横轴是记忆的长度，虚线标出的是训练时的长度。
 #
-# 不过有一个问题。记忆长出许多之后，会出现模型在训练中从未遇到过的距离，
-# 它不知道该如何对待。`clamp_len` 把更远的内容都当作恰好处在已知的最远距离上，
-# 从而减轻损害。
+# 不过有一个问题。记忆比训练时长出许多，就会出现模型从未遇到过的距离，它不知道该如何对待。`clamp_len` 把更远的内容都当作恰好处在已知的最远距离上，从而减轻损害（图中另一条线是距离照原样，distances as they are）。
 
 # %%
 mem_lens = [0, 16, 32, 64, 128, 256, 512]
@@ -193,14 +169,12 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# 曲线降到哪里就不再下降？再往前的内容，这个模型就用不上了。
-# 它很小，只学了几分钟。论文中的模型更大，训练也更久，它们能从数倍于片段长度的记忆中获益。
+# 曲线降到哪里就不再下降？再往前的内容，这个模型就用不上了。它很小，只学了几分钟。论文中的模型更大，训练也更久，它们能从数倍于片段长度的记忆中获益。
 
 # %% [markdown]
 # ## 注意力头在看哪里
 #
-# `attention_weights` 读入一个片段，返回每个头对记忆和片段中每个位置的注意力权重。
-# 我们对许多片段取平均。
+# `attention_weights` 读入一个片段，返回每个头对记忆和片段中每个位置的注意力权重。我们对许多片段取平均。下面每行是一层，各个百分比是该层每个头放在记忆上的注意力。
 
 # %%
 M = 2 * model.mem_len
@@ -216,10 +190,7 @@ for layer, heads in enumerate(attention[..., :M].sum(-1).mean(-1), start=1):
     print(f"layer {layer}: of each head's attention goes to memory", *(f"{share:.0%}" for share in heads))
 
 # %% [markdown]
-# 再按距离来看。每张小图是一层，每条线是一个头。曲线表示注意力有多大比例落在最近的若干字节之内，
-# 其中第一个就是该字节自身。一开始就陡升的曲线，说明这个头只盯着最近的几个字母；
-# 很晚才升起来的，说明它在从远处收集信息。虚线右侧的内容，只有借助记忆，
-# 片段中的每个字节才都能看到。
+# 再按距离来看。每张小图是一层，每条线是一个头。曲线表示注意力有多大比例落在最近的若干字节之内，其中第一个就是该字节自身。一开始就陡升的曲线，说明这个头只盯着最近的几个字母；很晚才升起来的，说明它在从远处收集信息。虚线右侧的内容，只有借助记忆，片段中的每个字节才都能看到。横轴是最近的字节数（含自身），纵轴是注意力的占比。
 
 # %%
 distance = np.arange(M, M + tgt_len)[:, None] - np.arange(M + tgt_len)  # from a byte back to what it attends to
@@ -237,9 +208,7 @@ plt.show()
 # %% [markdown]
 # ## 保存会话，接着读
 #
-# 解码器 `Decoder` 替你保管记忆。无论读多少文本，占用的空间都不变。
-# 读过的内容构成一个*会话*（session），可以存成一个小文件；
-# 换一个进程载入它，就能接着读下去，结果逐位相同。
+# 解码器 `Decoder` 替你保管记忆。无论读多少文本，占用的空间都不变。读过的内容构成一个**会话**（session），可以存成一个小文件；换一个进程载入它，就能接着读下去，结果逐位相同。
 
 # %%
 decoder = txl.Decoder(model)
@@ -256,8 +225,7 @@ print(f"the file has {Path('runs/notebook.session').stat().st_size:,} bytes; the
 # %% [markdown]
 # ## 回退
 #
-# 如果文本换一种方式写下去，会怎样？先读一种续文，退回来，再读另一种。
-# 退回是精确的：最后一行的结果与第一行完全相同。
+# 如果文本换一种方式写下去，会怎样？先读一种续文，退回来，再读另一种。这里的两种续文，一种是原文（as it is），一种是倒过来的原文（backwards）。退回是精确的：最后一行的结果与第一行完全相同。
 
 # %%
 true = text[1_000:1_040].tolist()
@@ -268,8 +236,7 @@ for name, ids in (("as it is", true), ("backwards", true[::-1]), ("as it is", tr
     later.put(0, here)
 
 # %% [markdown]
-# `take` 取出的状态可以一直留着，用 `put` 放回去，就能从同一处读出许多种续文。
-# 如果只想退回几个词元，还有更省事的办法：`rewind`，它只管忘掉最近读过的内容。
+# `take` 取出的状态可以一直留着，用 `put` 放回去，就能从同一处读出许多种续文。如果只想退回几个词元，还有更省事的办法：`rewind`，它只管忘掉最近读过的内容。
 
 # %%
 before = later.feed([true])
@@ -283,6 +250,5 @@ print(f"largest difference of the scores after going back and reading again: {(a
 #
 # - 换成你自己的文本：在命令行用 `txl train my.txt`，在这里用 `txl.train(corpus="my.txt")`。
 # - `txl explain runs/notebook my.txt` 会生成一个网页，按记忆带来的收益给每个字节着色。
-# - 关于写作、会话和各种记忆，详见 [docs/generating.md](../docs/generating.md)、
-#   [docs/decoding.md](../docs/decoding.md) 和 [docs/memory.md](../docs/memory.md)；
-#   代码结构见 [docs/design.md](../docs/design.md)。
+# - 想知道模型内部怎样运作，请读[逐行读懂 Transformer-XL](../docs/annotated/zh.md)；术语见[术语表](../docs/glossary.md)。
+# - 关于文本生成、会话和各种记忆，详见英文文档 [docs/generating.md](../docs/generating.md)、[docs/decoding.md](../docs/decoding.md) 和 [docs/memory.md](../docs/memory.md)；代码结构见 [docs/design.md](../docs/design.md)。

@@ -26,7 +26,7 @@ const WORDS = {
     continue: "续写", ask: "提问", stop: "停止", undo: "撤销", fork: "分叉", compare: "有无记忆对比",
     bought: "记忆的贡献", tokens: "词元数", temperature: "温度", name: "名称", save: "保存", delete: "删除",
     book: "读一本书", bookLabel: "把文本文件拖到这里，或选择一个。", pause: "暂停", resume: "继续", memory: "内存",
-    legend: "每个词元的意外程度：", nats: "奈特", ready: "就绪。", reading: "正在阅读……", writing: "正在写作……",
+    legend: "每个词元的意外程度：", nats: "奈特", ready: "就绪。", reading: "正在阅读……", writing: "正在生成……",
     done: "完成：{n} 个词元。", stopped: "已停止。", lost: "无法连接服务器：{e}", error: "{e}",
     line: "{m}：{p} 个参数，记忆 {l} 个词元，每个会话 {b}", answerTitle: "回答（会话不会记住它）",
     compareTitle: "相同的随机数：有记忆（左），只读最后 64 个词元（右）",
