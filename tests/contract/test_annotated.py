@@ -96,6 +96,18 @@ def test_both_languages_say_the_same():
 
 
 @pytest.mark.parametrize("language", annotate.LANGUAGES)
+def test_places_in_papers_are_links(language):
+    """Sections, tables, appendices and equations of a paper lead to it."""
+    text = (PROSE / f"{language}.md").read_text(encoding="utf-8")
+    links = r"\[([^\]]+)\](?:\[xl(?:net)?\]|\(https://arxiv\.org/abs/[\d.]+\))"
+    place = r"\b(?:sec|eq)\. ?\d|\b(?:table|figure|appendix) (?:\d|[A-Z]\b)|paper's (?:formula|equation|recurrence)"
+    place += r"|第 ?\d\.\d ?节|[表图] ?\d|附录 ?[A-Z]|论文的?(?:循环)?公式"
+    linked = [name for name in re.findall(links, text) if re.search(place, name)]
+    assert len(linked) > 15
+    assert re.findall(place, re.sub(links, "", text)) == []
+
+
+@pytest.mark.parametrize("language", annotate.LANGUAGES)
 def test_names_in_the_text_exist(language):
     """Whatever stands in backquotes and looks like a name is one, in the package or in the cells."""
     files = [PROSE / "cells.py", *(ROOT / "src" / "transformer_xl").rglob("*.py")]

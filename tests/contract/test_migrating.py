@@ -149,7 +149,10 @@ def fairseq() -> None:
 
 
 def labml() -> None:
-    Path("tiny_shakespeare.txt").write_text("It is the east, and Juliet is the sun.\n" * 100)
+    letters = "It is the east, and Juliet is the sun.\n"
+    others = sorted(set(map(chr, range(65, 123))) - set(letters))[: 31 - len(set(letters))]
+    Path("tiny_shakespeare.txt").write_text((letters + "".join(others)) * 100)
+    shutil.copytree(GOLDENS / "labml/trained/checkpoint", "logs/transformer_xl/UUID/checkpoints/0")
 
 
 def xlnet() -> None:

@@ -4,7 +4,8 @@ Numbers of parameters were counted in the peers' own code, built from the same s
 at 44781ed (for NVIDIA's too, with its cutoffs), and Hugging Face 4.35.2 for wt103-large-tf. That of wt103-base also stands in
 logs of the authors' script (`#params = 151107538`). TensorFlow's follow from PyTorch's: u and v of each layer, and no square
 projections with `proj_same_dim = false`. wt2's is the 37,712,881 of its source's logs without three classes of 400 weights
-and a bias each; ptb's is our own, chosen to be near the 24,040,400 of its source's logs.
+and a bias each; labml's has two biases a layer more, and 8,192 rows in its tables of positions; ptb's is our own, chosen to be
+near the 24,040,400 of its source's logs.
 """
 
 import json
@@ -41,7 +42,15 @@ OUR_OWN = {
     "xlnet-quick",
     "xlnet-small",
 } | {f"{name}{rival}" for name in ("enwik8-small", "shakespeare-small", "wt2-small") for rival in ("", "-vanilla", "-lstm")}
-VOCABULARY = {"enwik8": 204, "text8": 27, "wikitext-103": 267_735, "lm1b": 793_471, "ptb": 10_000, "wikitext-2": 33_278}
+VOCABULARY = {
+    "enwik8": 204,
+    "text8": 27,
+    "wikitext-103": 267_735,
+    "lm1b": 793_471,
+    "ptb": 10_000,
+    "wikitext-2": 33_278,
+    "tinyshakespeare": 65,
+}
 PARAMETERS = {
     "enwik8-base": 41_055_436,
     "enwik8-base-tf": 41_055_436,
@@ -88,6 +97,7 @@ PARAMETERS = {
     "lstm-ptb": 24_221_600,
     "lstm-wt103": 282_828_250,
     "lstm-wt2": 33_556_078,
+    "labml-shakespeare": 7_299_137 - 6 * 2 * 128 - 6 * (8192 - 34) * (128 + 4),
     "xlnet-base": 116_750_336,
     "xlnet-large": 360_300_800,
     "xlnet-large-v1": 360_300_800,
@@ -143,8 +153,8 @@ def test_source_and_published_result(name: str) -> None:
     )
     sources = ("kimiyoung/transformer-xl 44781ed", "NVIDIA/", "arXiv 1901.02860", "TimDettmers/transformer-xl d9f8339")
     others = ("arXiv 1808.04444, from memory", "salesforce/awd-lstm-lm 32fcb42", "arXiv 1612.04426", "result: arXiv 1901.02860")
-    xlnet = ("zihangdai/xlnet bbaa3a6", "arXiv 1906.08237")
-    assert config.source.startswith((*sources, *others, *xlnet))
+    later = ("zihangdai/xlnet bbaa3a6", "arXiv 1906.08237", "labmlai/annotated_deep_learning_paper_implementations e6b3c8a")
+    assert config.source.startswith((*sources, *others, *later))
     assert config.data.corpus in VOCABULARY
 
 
@@ -315,7 +325,7 @@ def settings_row(name: str, config: RunConfig) -> str:
         f"{model.n_layer} / {model.d_model} / {heads}",
         f"{model.dropout:g} / {f'{model.dropatt:g}' if attends else '–'}",
         f"{optim.lr:g}" + ("" if optim.schedule == "constant" else f" → {optim.lr * optim.min_lr_ratio:g}"),
-        f"{optim.warmup_steps:,} of {budget.max_steps:,}",
+        f"{optim.warmup_steps:,} of {f'{budget.max_steps:,}' if budget.max_steps else f'{budget.max_epochs:g} epochs'}",
         f"{budget.batch_size} × {budget.tgt_len} / {model.mem_len}",
         f"{scored} / {evaluation.clamp_len or '–'}",
     ]

@@ -22,6 +22,8 @@ from transformer_xl.errors import CheckpointError
         (["checkpoint_last.pt", "checkpoint_10.pt"], "nvidia", "checkpoint_last.pt"),
         (["checkpoint_10.pt"], "nvidia", "checkpoint_10.pt"),
         (["model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "checkpoint"], "tensorflow", "."),
+        (["info.json", "model.pth", "optimizer.pth"], "labml", "model.pth"),
+        (["info.json", "xl.pth"], "labml", "xl.pth"),
     ],
 )
 def test_directories_are_recognized_by_the_names_in_them(names, kind, file, tmp_path):
@@ -41,6 +43,7 @@ def test_directories_are_recognized_by_the_names_in_them(names, kind, file, tmp_
         ("model.ckpt-9.meta", "tensorflow"),
         ("model.pt", None),
         ("checkpoint_best.pt", None),
+        ("model.pth", None),
     ],
 )
 def test_files_are_recognized_by_their_names(name, kind, tmp_path):
@@ -128,7 +131,8 @@ def test_every_program_finds_its_own_files():
         "authors": "model.pt",
         "nvidia": "checkpoint_best.pt",
         "tensorflow": "model.ckpt-0.index",
+        "labml": "model.pth",
     }
     for kind, name in examples.items():
-        assert [each for each in KINDS if PROGRAMS[each].find(["config.json", name])] == [kind]
+        assert [each for each in KINDS if PROGRAMS[each].find(["config.json", "info.json", name])] == [kind]
     assert set(examples) == set(KINDS)

@@ -86,7 +86,7 @@ def compare(
     assert model.config.zero_first_memory == golden.zero_first_memory
     own = copy.deepcopy(model).to(dtype)
     with default_dtype(dtype):  # of the sinusoids
-        _compare_outputs(own, golden, tolerance).backward()
+        compare_outputs(own, golden, tolerance).backward()
     _compare_gradients(own, gradients, tolerance_of_gradients or tolerance)
 
 
@@ -99,8 +99,8 @@ def _compare_gradients(model: SequenceModel, gradients: dict[str, Tensor], toler
         assert_close(f"gradient of {name}", mine, gradients[name].to(mine.dtype), tolerance, least=1e-6)
 
 
-def _compare_outputs(model: TransformerXL, golden: Golden, tolerance: float) -> Tensor:
-    """Compare log-probabilities, nats and memories of all segments; return the nats of the last one."""
+def compare_outputs(model: TransformerXL, golden: Golden, tolerance: float) -> Tensor:
+    """Compare log-probabilities, nats and memories of all segments, in the model's precision; return the last one's nats."""
     lengths = {name: value for name, value in golden.reading.items() if name != "tgt_len"}
     ext_len = golden.hyperparameters.get("ext_len", 0)
     model = model.with_context(**lengths)

@@ -19,7 +19,7 @@ def convert(
     /,
     *,
     to: Literal["native", "huggingface", "authors", "onnx"] = "native",
-    kind: Literal["huggingface", "authors", "nvidia", "tensorflow"] | None = None,
+    kind: Literal["huggingface", "authors", "nvidia", "tensorflow", "labml"] | None = None,
     vocabulary: Path | None = None,
     moses: str | None = None,
     set_: Overrides = None,
@@ -30,9 +30,9 @@ def convert(
 
     It recognizes directories and files of Hugging Face (pytorch_model.bin or
     model.safetensors with config.json), of the authors' PyTorch code (model.pt)
-    and TensorFlow code (model.ckpt*), and of NVIDIA (checkpoint_*.pt); and of
-    XLNet, those of Hugging Face and of its authors (xlnet_model.ckpt* with
-    xlnet_config.json). Of a run, it writes the best weights as a directory that
+    and TensorFlow code (model.ckpt*), of NVIDIA (checkpoint_*.pt), and of labml
+    (model.pth with info.json); and of XLNet, those of Hugging Face and of its
+    authors (xlnet_model.ckpt* with xlnet_config.json). Of a run, it writes the best weights as a directory that
     you can share, with a model card.
 
     Common uses:
@@ -48,7 +48,7 @@ def convert(
         destination: a directory that does not exist yet, or is empty (with --to onnx: a file).
         to: what to write.
         kind: format of the source. Default: recognized.
-        vocabulary: file of the vocabulary: cache.pt, cache.pkl, vocab.txt, spiece.model… Default: found beside the weights.
+        vocabulary: file of the vocabulary: cache.pt, vocab.txt, spiece.model… (labml: a text). Default: found with the weights.
         moses: language whose Moses rules split running text into words, such as en. Default: spaces do.
         set_: key=value, settings that hold whatever the checkpoint says, such as mem_len=1600; may be repeated.
         tgt_len: --to onnx: tokens per step (128). --to authors or huggingface: those of a training segment (the run's).

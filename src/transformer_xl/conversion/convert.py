@@ -59,7 +59,7 @@ def convert(
     settings: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], object] | None = None,
 ) -> Converted:
-    """Convert a checkpoint of Hugging Face, the authors (PyTorch or TensorFlow) or NVIDIA; nothing in it is executed.
+    """Convert a checkpoint of Hugging Face, the authors (PyTorch or TensorFlow), NVIDIA or labml; nothing in it is executed.
 
     Args:
         source: its directory or file.

@@ -8,7 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow, xlnet_huggingface, xlnet_tensorflow
+from transformer_xl.conversion.key_maps import (
+    authors,
+    huggingface,
+    labml,
+    nvidia,
+    tensorflow,
+    xlnet_huggingface,
+    xlnet_tensorflow,
+)
 from transformer_xl.conversion.key_maps.authors import read_module
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.readers.inert import Stub, TensorRef
@@ -19,7 +27,7 @@ from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.model_config import AttentionConfig, XLNetConfig
 from transformer_xl.untrusted import read_json_object
 
-Kind = Literal["huggingface", "authors", "nvidia", "tensorflow"]
+Kind = Literal["huggingface", "authors", "nvidia", "tensorflow", "labml"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 HUGGINGFACE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
@@ -37,6 +45,7 @@ class Contents:
     tgt_len: int | None = None  # tokens of a training segment, if it says so
     unsaid: str = ""  # why users must say mem_len, if they must
     notes: Callable[[Any], list[str]] = lambda config: []  # what users should know of the model, given the settings
+    trained_on_characters: bool = False  # the vocabulary that users give is the text whose characters it is
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,8 @@ class Program:
 def read_any(weights: Path) -> Contents:
     """Read a file of `torch.save`; its content says which program wrote it."""
     tree = read_torch(weights)
+    if isinstance(tree, dict) and labml.EMBEDDING in tree:
+        return _labml(tree, weights)
     is_nvidia = isinstance(tree, dict) and "model_state" in tree
     return _nvidia(tree, weights) if is_nvidia else _authors(tree, weights)
 
@@ -123,6 +134,14 @@ def _nvidia(tree: Any, weights: Path) -> Contents:
     return Contents("nvidia", tensors, weights, partial(nvidia.config_of, tree["model_config"]), nvidia.key_map, state)
 
 
+def _labml(tree: Any, weights: Path) -> Contents:
+    tensors = _named_tensors(tree, weights)
+    config = partial(labml.config_of, {name: tensor.shape for name, tensor in tensors.items()})
+    unsaid = "is labml's, which does not say how long a memory it was trained with; add --set mem_len=… (32 in its experiment)"
+    told = {"unsaid": unsaid, "notes": labml.notes_of, "trained_on_characters": True}
+    return Contents("labml", tensors, weights, config, labml.key_map, **told)
+
+
 def _segment(values: dict[str, Any]) -> int | None:
     """Return the length of a training segment; what is none does no harm, because it is only told."""
     length = values.get("tgt_len")
@@ -178,5 +197,12 @@ PROGRAMS: dict[Kind, Program] = {
         lambda names: ["."] if any(name.endswith(".index") for name in names) else [],  # its file `checkpoint` says which
         _tensorflow,
         "give the cache.pkl in the directory of their training text with --vocabulary",
+    ),
+    "labml": Program(
+        "labml",
+        "model.pth with info.json",
+        lambda names: _named(("model.pth",), "*.pth")(names) if "info.json" in names else [],
+        lambda weights: _labml(read_torch(weights), weights),
+        "give the text that it was trained on with --vocabulary, if its tokens are characters",
     ),
 }

@@ -61,7 +61,8 @@ def open_source(
     if contents.unsaid and "mem_len" not in changes:
         raise CheckpointError(f"'{weights}' {contents.unsaid}")
     config = _settle(contents, changes)
-    tokenizer = find_tokenizer(weights, given=vocabulary, state=contents.vocabulary, vocab_size=config.vocab_size, moses=moses)
+    known = {"state": contents.vocabulary, "vocab_size": config.vocab_size, "moses": moses}
+    tokenizer = find_tokenizer(weights, given=vocabulary, is_text=contents.trained_on_characters, **known)
     key_map = contents.key_map(config)
     notes = (*contents.notes(config), *key_map.notes(contents.tensors))
     return ForeignCheckpoint(

@@ -16,7 +16,7 @@ from transformer_xl.conversion.readers.pickles import read_pickle
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.data.characters import is_byte
 from transformer_xl.data.spiece import read_spiece
-from transformer_xl.data.tokenizers import ByteTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
+from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError, shown
 from transformer_xl.untrusted import open_regular, read_at, read_json_object
 
@@ -38,7 +38,13 @@ _MEANING = ("words", "symbols", "unit", "lower_case", "blank", "line_start", "li
 
 
 def find_tokenizer(
-    weights: Path, *, given: Path | None, state: Mapping[str, Any] | None, vocab_size: int | None, moses: str | None
+    weights: Path,
+    *,
+    given: Path | None,
+    state: Mapping[str, Any] | None,
+    vocab_size: int | None,
+    moses: str | None,
+    is_text: bool = False,
 ) -> Tokenizer | None:
     """Return the tokenizer of a checkpoint, if there is a vocabulary.
 
@@ -48,12 +54,15 @@ def find_tokenizer(
         state: attributes of the vocabulary in the checkpoint itself, if it holds one.
         vocab_size: size of the model's vocabulary.
         moses: see `convert`.
+        is_text: `given` is a text, and the vocabulary consists of its characters.
 
     Raises:
         CheckpointError: the vocabulary cannot be read, or has another size.
     """
     folder = weights if weights.is_dir() else weights.parent
-    if given is not None:
+    if given is not None and is_text:
+        tokenizer, origin = _characters_of(given), given
+    elif given is not None:
         tokenizer, origin = read_vocabulary(given, moses=moses, vocab_size=vocab_size), given
     elif state is not None and ("idx2sym" in state or "sym2idx" in state):  # NVIDIA's copy of GPT-2's has no words
         tokenizer, origin = _of_state(state, weights, moses, vocab_size), weights
@@ -72,6 +81,17 @@ def _misfit(origin: Path, n_token: int, vocab_size: int | None) -> CheckpointErr
         f"the vocabulary of '{origin}' has {n_token:,} tokens, the model {vocab_size:,}; "
         "they do not belong together, give the right one with --vocabulary"
     )
+
+
+def _characters_of(path: Path) -> Tokenizer:
+    """Return the tokenizer whose ids are the characters of a text, as labml reads and numbers them."""
+    file, size = open_regular(path)
+    with file:
+        if size > MAX_TEXT_BYTES:
+            raise CheckpointError(f"'{path}' has {size} bytes; {MAX_TEXT_BYTES} is the most that is read for a vocabulary")
+        with _naming(path):
+            text = read_at(path, file, 0, size).decode("utf-8")
+            return CharTokenizer(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | None = None) -> Tokenizer:

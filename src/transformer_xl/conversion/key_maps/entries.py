@@ -3,7 +3,8 @@
 An entry says that some native tensors and some foreign ones hold the same numbers. First, each foreign tensor is transposed (of
 more than two dimensions: the first becomes the last) or its rows are reversed, if the entry says so. Then the elements of the
 foreign tensors, one after another, are those of the native tensors. This covers every difference: names, joined or separate
-projections, one table or one per cluster, one tensor per layer or all stacked.
+projections, one table or one per cluster, one tensor per layer or all stacked. Where numbers differ, an entry computes the
+native tensors from the foreign ones; from that there is no way back.
 """
 
 import re
@@ -44,6 +45,9 @@ class Entry:
     native: tuple[str, ...]
     foreign: tuple[Part, ...]
     change: Change = ""  # applied to each foreign tensor, and undone on the way back
+    compute: Callable[[list[Tensor]], list[Tensor]] | None = (
+        None  # of a format that is only read: from foreign to native numbers
+    )
 
 
 @dataclass(frozen=True)
@@ -194,6 +198,8 @@ class KeyMap:
                 raise CheckpointError(
                     f"'{origin}' holds nothing for '{name}', which the settings call for; leave them as they are"
                 )
+            if entry.compute is not None:
+                continue
             ours = sum(torch.Size(shapes[other]).numel() for other in entry.native if other in shapes)
             theirs = sum(torch.Size(part.shape).numel() for part in entry.foreign)
             if ours != theirs:
@@ -205,6 +211,8 @@ class KeyMap:
         """Return a native tensor, from the shapes of all native tensors and a function that reads a foreign one."""
         entry = self._by_native[name]
         pieces = [_changed(load(part), entry.change) for part in entry.foreign]
+        if entry.compute is not None:
+            pieces = entry.compute(pieces)
         if entry.native == (name,) and len(pieces) == 1:
             return pieces[0].reshape(shapes[name])
         return _cut(pieces, [shapes[other] for other in entry.native])[entry.native.index(name)]
