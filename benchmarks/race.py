@@ -89,8 +89,8 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--minutes", nargs="+", type=float, default=[4, 16], help="of training for each run (default: 4 16)")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--lr", nargs="+", type=float, default=[1e-2, 2e-2, 4e-2], help="of matrices (default: %(default)s)")
-    parser.add_argument("--adamw-lr", nargs="+", type=float, default=[3e-3, 1e-2], help="of the rest (default: %(default)s)")
+    parser.add_argument("--lr", nargs="+", type=float, default=[2.5e-3, 5e-3, 1e-2], help="of matrices (default: %(default)s)")
+    parser.add_argument("--adamw-lr", nargs="+", type=float, default=[1.5e-3, 3e-3], help="of the rest (default: %(default)s)")
     parser.add_argument("--rate-minutes", type=float, help="of each run that tries rates (default: the least of --minutes)")
     parser.add_argument(
         "--corpus", nargs="+", default=[], metavar="[TEXT=]PATH", help="where the texts lie (default: $TXL_DATA)"
