@@ -16,7 +16,8 @@ from transformer_xl.cli import app
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "build" / "site"
-SHOWN = ("*.md", "docs/*.md", "docs/*.png", "docs/annotated/*.*", "benchmarks/README.md", "examples/**/*.*")
+SHOWN = ("*.md", "docs/*.md", "docs/*.png", "benchmarks/README.md", "examples/**/*.*")
+ANNOTATED = OUT / "pages" / "docs" / "annotated"
 
 
 def main() -> None:
@@ -24,6 +25,7 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     for path in sorted({path for pattern in SHOWN for path in ROOT.glob(pattern)}):
         copy(path, OUT / "pages" / path.relative_to(ROOT), r"^(```\w+) .+$", r"\1")  # what tests read is no language
+    annotated()
     for path in ROOT.glob("src/**/*.py"):
         copy(path, OUT / path.relative_to(ROOT), r"^( +Example):$", r"\1s:")  # as the style of Google spells it
     (OUT / "pages" / "docs" / "commands.md").write_text(commands(), encoding="utf-8")
@@ -31,6 +33,20 @@ def main() -> None:
     shutil.copy(ROOT / "docs" / "site.toml", OUT / "zensical.toml")
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=OUT, check=True)
     print(f"open {OUT / 'html' / 'index.html'}")
+
+
+def annotated() -> None:
+    """Make the annotated model, whose pages are built already, and have all others link to those."""
+    subprocess.run([sys.executable, ROOT / "docs" / "annotate.py", ANNOTATED], check=True)
+    for page in ANNOTATED.glob("*.html"):
+        text = re.sub(r'href="\.\./\.\./(\w+)\.md', r'href="../\1/', page.read_text(encoding="utf-8"))
+        known = {path.stem for path in (ROOT / "docs").glob("*.md")}
+        if lost := sorted(set(re.findall(r'href="\.\./(\w*)', text)) - known):
+            raise SystemExit(f"build_site: {page.name} links to '{lost[0]}', and the site has no such page in docs")
+        page.write_text(text.replace('href="../README/', 'href="../'), encoding="utf-8")
+    for page in (OUT / "pages").rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(re.sub(r"(annotated/\w+)\.md", r"\1.html", text), encoding="utf-8")
 
 
 def copy(path: Path, place: Path, pattern: str, instead: str) -> None:

@@ -107,7 +107,10 @@ def test_the_example_of_agents_runs_with_each_memory(
 
 
 def test_the_site_has_every_page():
-    named = set(re.findall(r'"([\w/.-]+\.md)"', (ROOT / "docs" / "site.toml").read_text(encoding="utf-8")))
+    text = (ROOT / "docs" / "site.toml").read_text(encoding="utf-8")
+    named = set(re.findall(r'"([\w/.-]+\.md)"', text))
     written = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
     assert named - {"docs/commands.md", "docs/api.md"} == {path for path in named if (ROOT / path).is_file()}
     assert written <= named
+    annotated = re.findall(r'"docs/(annotated/\w+)\.html"', text)  # built before the site is
+    assert [f"docs/{page}.md" for page in annotated] == ["docs/annotated/en.md", "docs/annotated/zh.md"]
