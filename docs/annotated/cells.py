@@ -79,11 +79,24 @@ for keep_graph in (False, True):
     state = model(first, keep_graph=keep_graph).mems.hidden[1]
     print(f"keep_graph={keep_graph}: passes a gradient on: {state.requires_grad}")
 
-model.zero_grad()
-labels = stream[:1, T + 1 : 2 * T + 1]
-model(second, mems=model(first).mems, labels=labels).nll.sum().backward()
-W_q, W_k, W_v = model.layers[0].attention.qkv_net.weight.grad.chunk(3)
-print(f"size of the gradient of W_k: {W_k.norm():.2f}, of W_v: {W_v.norm():.2f}")
+attention, keys = model.layers[0].attention, []
+project = attention.project
+
+
+def watched(*states: Tensor | None) -> tuple[Tensor, ...]:
+    q, k, v = project(*states)
+    k.retain_grad()
+    keys.append(k)
+    return q, k, v
+
+
+labels, mems = stream[:1, T + 1 : 2 * T + 1], model(first).mems
+attention.project = watched
+model(second, mems=mems, labels=labels).nll.sum().backward()
+del attention.project
+share = keys[0].grad[0].flatten(1).norm(dim=1)
+share = 100 * share / share.sum()
+print("gradient through each key, %:", " ".join(f"{x:.0f}" for x in share))
 
 
 # %% reach
