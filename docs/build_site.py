@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from urllib.parse import unquote
 
 import transformer_xl
 from transformer_xl.cli import app
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "build" / "site"
-SHOWN = ("*.md", "docs/*.md", "docs/*.png", "benchmarks/README.md", "examples/**/*.*")
+SHOWN = ("*.md", "docs/*.md", "docs/*.png", "benchmarks/README.md", "examples/**/*.*", "Dockerfile", "src/**/equation.py")
 ANNOTATED = OUT / "pages" / "docs" / "annotated"
 
 
@@ -32,6 +33,7 @@ def main() -> None:
     (OUT / "pages" / "docs" / "api.md").write_text(names(), encoding="utf-8")
     shutil.copy(ROOT / "docs" / "site.toml", OUT / "zensical.toml")
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=OUT, check=True)
+    check(OUT / "html")
     print(f"open {OUT / 'html' / 'index.html'}")
 
 
@@ -47,6 +49,15 @@ def annotated() -> None:
     for page in (OUT / "pages").rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         page.write_text(re.sub(r"(annotated/\w+)\.md", r"\1.html", text), encoding="utf-8")
+
+
+def check(site: Path) -> None:
+    """Refuse links to files that the site does not have: zensical looks at those between pages of Markdown alone."""
+    for page in sorted(site.rglob("*.html")):
+        for link in sorted(set(re.findall(r'<[^>]+ (?:href|src)="?([^"\s>#?]+)', page.read_text(encoding="utf-8")))):
+            place = site / link[1:] if link.startswith("/") else page.parent / unquote(link)
+            if not (re.match(r"[a-z]+:|//", link) or place.is_file() or (place / "index.html").is_file()):
+                raise SystemExit(f"build_site: {page.relative_to(site)} links to '{link}', which the site does not have")
 
 
 def copy(path: Path, place: Path, pattern: str, instead: str) -> None:

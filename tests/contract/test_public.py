@@ -114,3 +114,14 @@ def test_the_site_has_every_page():
     assert written <= named
     annotated = re.findall(r'"docs/(annotated/\w+)\.html"', text)  # built before the site is
     assert [f"docs/{page}.md" for page in annotated] == ["docs/annotated/en.md", "docs/annotated/zh.md"]
+
+
+def test_the_site_refuses_links_to_what_it_does_not_have(tmp_path: Path):
+    check = runpy.run_path(str(ROOT / "docs" / "build_site.py"))["check"]
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "index.html").write_text('<a href="docs/#part">1</a> <a class=x href=https://arxiv.org/abs/1901.02860>2</a>')
+    (tmp_path / "docs" / "index.html").write_text('<a href=../index.html>1</a> <a href="/docs/">2</a>')
+    check(tmp_path)
+    (tmp_path / "docs" / "index.html").write_text('<img alt="" src="../lost.png">')
+    with pytest.raises(SystemExit, match=r"docs/index.html links to '../lost.png'"):
+        check(tmp_path)
