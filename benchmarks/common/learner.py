@@ -1,21 +1,22 @@
-"""One side of a comparison of training steps on one device: the same loss, update and clock for all.
+"""One side of a comparison of training steps on one device: the same text, clipping, Adam and clock for all.
 
-A step is forward, backward and, unless it is left out, an update: clipping, and Adam in one kernel per group of tensors. All
-ways of ours share one set of weights.
+Ours are the steps of a `Trainer`, as `txl train` takes them; all ways of ours share one set of weights.
 """
 
 import itertools
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.call import Execution, RunLayer, run_layer
+from transformer_xl.config import OptimConfig, TrainConfig
+from transformer_xl.data.streams import SegmentStream
+from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.training.trainer import Trainer
 
 CLIP, RATE = 0.25, 1e-5
 N_WARM_UP = 3
@@ -33,27 +34,22 @@ class Learner(Protocol):
         """Return the mean nats of segment[:, 1:], (B, T + 1), after the memory, and move the memory on."""
         ...
 
-    def fixed_memory(self) -> Callable[[], None]:
-        """Keep the memory where it is from now on; return what copies a new one there."""
-        ...
-
     def gradients(self) -> dict[str, Tensor]:
         """Return gradients by the names of our parameters."""
         ...
 
 
 class OurLearner:
-    """Ours.
+    """Ours, whose gradients are compared.
 
     Args:
         model: shared by others.
         rows: B.
         backend: of attention.
-        run: calls a layer; perhaps compiled.
     """
 
-    def __init__(self, model: TransformerXL, rows: int, backend: str, run: RunLayer = run_layer) -> None:
-        self._model, self._execution = model, Execution(backend, run_layer=run)
+    def __init__(self, model: TransformerXL, rows: int, backend: str) -> None:
+        self._model, self._execution = model, Execution(backend)
         self.mems = full_memory(model.config, rows, model.device)
 
     @property
@@ -65,17 +61,6 @@ class OurLearner:
         self.mems = out.mems
         assert out.nll is not None
         return out.nll.mean()
-
-    def fixed_memory(self) -> Callable[[], None]:
-        place = Mems(tuple(hidden.clone() for hidden in self.mems.hidden), self.mems.n_valid.clone())
-        self.mems = place
-
-        def settle() -> None:
-            for old, new in zip((*place.hidden, place.n_valid), (*self.mems.hidden, self.mems.n_valid), strict=True):
-                old.copy_(new)
-            self.mems = place
-
-        return settle
 
     def gradients(self) -> dict[str, Tensor]:
         return {name: gradient_of(parameter) for name, parameter in self.model.named_parameters()}
@@ -92,123 +77,71 @@ def gradient_of(parameter: nn.Parameter) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-class Update:
-    """What follows a backward pass; one for all sides that share a model.
+class OurStep:
+    """Takes the steps of a `Trainer`.
 
     Args:
-        model: whose weights are updated.
-        does: False: gradients are cleared, and that is all.
+        model: shared by others.
+        segments: (B, T + 1) each, read in turn, again and again.
+        precision: of the matrix products.
+        backend: of attention.
+        compiled: layers are compiled.
+        graph: steps are launched as CUDA graphs.
+
+    Raises:
+        ConfigError: that cannot be here.
     """
 
-    def __init__(self, model: nn.Module, *, does: bool) -> None:
-        self.parameters = list(model.parameters())
-        # one kernel for many tensors, which waits for nothing: fp16 overflows, too, are found on the device
-        self._adam = torch.optim.Adam(self.parameters, lr=RATE, fused=True) if does else None
-        if self._adam is not None:  # moments from the start, so that no side's memory seems to have grown by them
-            for parameter in self.parameters:
-                parameter.grad = torch.zeros_like(parameter)
-            self._adam.step()
-            self.clear()
+    def __init__(
+        self, model: TransformerXL, segments: list[Tensor], precision: Precision, *, backend: str, compiled: bool, graph: bool
+    ) -> None:
+        rows, tgt_len = segments[0].shape[0], segments[0].shape[1] - 1
+        lanes = torch.cat([segment[:, :-1] for segment in segments], 1).flatten()
+        ids = torch.cat([lanes, lanes[:1]]).cpu().numpy()
+        how: dict[str, Any] = {"attention": backend, "compile": compiled, "graph": "on" if graph else "off"}
+        self._trainer = Trainer(
+            model,
+            SegmentStream(ids, batch_size=rows, tgt_len=tgt_len),
+            train=TrainConfig(batch_size=rows, tgt_len=tgt_len, max_steps=1_000_000, precision=precision, **how),
+            optim=OptimConfig(optimizer="adam", lr=RATE, clip=CLIP, schedule="constant"),
+            precision=precision,
+            device=model.device,
+        )
 
-    def __call__(self, scaler: torch.amp.GradScaler) -> None:
-        if self._adam is not None:
-            scaler.unscale_(self._adam)
-            nn.utils.clip_grad_norm_(self.parameters, CLIP)
-            scaler.step(self._adam)
-            scaler.update()
-        self.clear()
-
-    def clear(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def n_bytes(self) -> int:
-        """Bytes of weights and moments."""
-        states = [] if self._adam is None else self._adam.state.values()
-        moments = (x for state in states for x in state.values() if isinstance(x, Tensor))
-        return sum(x.nbytes for x in (*self.parameters, *moments))
+    def __call__(self) -> None:
+        """Take one step."""
+        self._trainer.train_step()
 
 
-class Step:
-    """Takes training steps, kernel by kernel.
+class PeerStep:
+    """Takes training steps of a peer.
 
     Args:
         learner: what learns.
-        update: of its model.
         precision: of the matrix products.
         segments: (B, T + 1) each, read in turn, again and again.
     """
 
-    def __init__(self, learner: Learner, update: Update, precision: Precision, segments: list[Tensor]) -> None:
-        self.device = segments[0].device
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        self.update = update
+    def __init__(self, learner: Learner, precision: Precision, segments: list[Tensor]) -> None:
+        self._device = segments[0].device
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=precision == "fp16")
         self._learner = learner
         self._precision: Precision = precision
         self._segments = itertools.cycle(segments)
+        self._parameters = list(learner.model.parameters())
+        self._adam = torch.optim.Adam(self._parameters, lr=RATE, fused=True)
         learner.model.train()
 
-    def __call__(self) -> Tensor:
-        """Take one step and return its loss."""
-        loss = self._forward_backward(next(self._segments))
-        self.update(self.scaler)
-        return loss
-
-    def _forward_backward(self, segment: Tensor) -> Tensor:
-        with autocast(self.device, self._precision):
-            loss = self._learner.loss(segment)
-        self.scaler.scale(loss).backward()
-        return loss.detach()
-
-
-class GraphStep(Step):
-    """Takes training steps whose forward and backward pass is one CUDA graph, which nobody launches kernel by kernel.
-
-    The update stays outside, for it is a handful of kernels. Segment, memory and gradients have fixed places. Shapes must not
-    depend on values, nor may anybody wait for the device.
-
-    Raises:
-        RuntimeError: something waits for the device.
-    """
-
-    def __init__(self, learner: Learner, update: Update, precision: Precision, segments: list[Tensor]) -> None:
-        super().__init__(learner, update, precision, segments)
-        self._place = segments[0].clone()
-        settle = learner.fixed_memory()
-        beside = torch.cuda.Stream(self.device)  # as torch demands: what is done once is done before, on another stream
-        beside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(beside):
-            for _ in range(N_WARM_UP):
-                self._forward_backward(self._place)
-                settle()
-                update.clear()
-        torch.cuda.current_stream(self.device).wait_stream(beside)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._loss = self._forward_backward(self._place)
-            settle()  # after the backward pass, which multiplies by the old memory
-        self._gradients = [parameter.grad for parameter in update.parameters]
-        update.clear()
-
-    def __call__(self) -> Tensor:
-        """Take one step and return its loss."""
-        self._place.copy_(next(self._segments))
-        self._graph.replay()
-        for parameter, gradient in zip(self.update.parameters, self._gradients, strict=True):
-            parameter.grad = gradient  # written, not added to: there was none when the graph was captured
-        self.update(self.scaler)
-        return self._loss
-
-
-def no_graph(config: TransformerXLConfig, device: torch.device) -> str | None:
-    """Say why a step cannot be captured; None if it can."""
-    if device.type != "cuda":
-        return f"{device.type} has no CUDA graphs"
-    if config.cutoffs:  # `AdaptiveSoftmax.nll` picks the tokens of each tail: nonzero() waits for how many they are
-        return (
-            "how many tokens belong to each cluster of the softmax is known only on the device, and a graph's shapes are fixed"
-        )
-    return None
+    def __call__(self) -> None:
+        """Take one step."""
+        with autocast(self._device, self._precision):
+            loss = self._learner.loss(next(self._segments))
+        self._scaler.scale(loss).backward()
+        self._scaler.unscale_(self._adam)
+        nn.utils.clip_grad_norm_(self._parameters, CLIP)
+        self._scaler.step(self._adam)
+        self._scaler.update()
+        self._adam.zero_grad()
 
 
 def gradients_of_one(learner: Learner, segment: Tensor, precision: Precision) -> tuple[float, dict[str, Tensor]]:

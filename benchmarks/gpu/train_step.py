@@ -1,9 +1,10 @@
 """How long a training step takes on an accelerator, by each backend, eager, compiled and as a CUDA graph.
 
-A step is forward, backward and an update (clipping, Adam), with dropout and a full memory. Its operations are compared with
-the rate of large matrix products, measured in each round; with --peer, NVIDIA's model takes steps at the same shape in the same
-run. All take turns, in an order that alternates. First, gradients without dropout are compared; what cannot run here, or does
-not agree, is named and not timed. Where there is no such device, this says so and ends.
+A step is one of a `Trainer`: forward, backward and an update (clipping, Adam), with dropout and a memory that fills in the
+first steps. Its operations are compared with the rate of large matrix products, measured in each round; with --peer, NVIDIA's
+model takes steps at the same shape in the same run. All take turns, in an order that alternates. First, gradients without
+dropout are compared; what cannot run here, or does not agree, is named and not timed. Where there is no such device, this says
+so and ends.
 """
 
 import argparse
@@ -21,15 +22,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from common.learner import (
     N_WARM_UP,
-    GraphStep,
     Learner,
     OurLearner,
-    Step,
-    Update,
+    OurStep,
+    PeerStep,
     gradient_difference,
     gradients_of_one,
     make_ours,
-    no_graph,
 )
 from common.machine import describe
 from common.nvidia import PeerLearner, load_peer
@@ -42,13 +41,12 @@ import transformer_xl
 from transformer_xl.console import say, table
 from transformer_xl.cost.hardware import finish, matmul_rate
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.call import run_layer
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.training.trainer import check_compiler
 
+Step = OurStep | PeerStep
 BACKENDS = ("matmul", "sdpa", "flex", "triton")
-WAYS = ("eager", "compiled", "graph")
+WAYS = ("eager", "compiled", "graph", "compiled graph")
 DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PEER = "NVIDIA's, eager"
 N_COMPARED_ROWS = 2  # in fp32 and by `matmul`, all of them may need more memory than there is
@@ -86,7 +84,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--backends", choices=BACKENDS, nargs="+", default=list(BACKENDS), help="default: all")
     parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
     parser.add_argument("--precisions", choices=DTYPES, nargs="+", default=list(DTYPES), help="default: all")
-    parser.add_argument("--no-update", action="store_true", help="forward, backward and clearing the gradients alone")
     parser.add_argument("--peer", type=Path, metavar="FILE", help="mem_transformer.py of NVIDIA/DeepLearningExamples")
     parser.add_argument("--device", default="cuda", help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=10, help="in a turn (default: %(default)s)")
@@ -110,7 +107,7 @@ def measure(name: str, device: torch.device, peer: type[nn.Module] | None, optio
     ours = make_ours(shape.config(), device)
     sides = Sides(shape, ours, peer, options)
     found = {precision: sides.measure(precision) for precision in options.precisions}
-    print(summary(name, shape, found, options))
+    print(summary(name, shape, found))
     return {"rows": shape.rows, "tgt_len": shape.T, "mem_len": ours.mem_len, "precisions": found}
 
 
@@ -133,8 +130,6 @@ class Sides:
         self._exact = gradients_of_one(OurLearner(ours, len(self._compared), "matmul"), self._compared, "fp32")
         self._peer = None if peer is None else PeerLearner(peer, ours, shape.rows, shape.T)
         self._weights = {name: parameter.detach().clone() for name, parameter in ours.named_parameters()}
-        models: dict[str, nn.Module] = {"ours": ours} | ({"peer": self._peer.model} if self._peer else {})
-        self._updates = {who: Update(model, does=not options.no_update) for who, model in models.items()}
 
     def measure(self, precision: Precision) -> dict[str, Any]:
         """Compare, then time in one precision."""
@@ -160,20 +155,15 @@ class Sides:
         """Yield a name, why it cannot be, and what makes it; the peer first, and graphs last, for they keep their memory."""
         if self._peer is not None:
             peer = self._peer
-            yield PEER, self._differs(peer, precision), lambda: Step(peer, self._updates["peer"], precision, self._segments)
+            yield PEER, self._differs(peer, precision), lambda: PeerStep(peer, precision, self._segments)
         differ = {b: self._differs(OurLearner(self._ours, len(self._compared), b), precision) for b in self._options.backends}
         for way in self._options.ways:
             for backend in self._options.backends:
-                why_not = differ[backend] or (no_graph(self._ours.config, self._device) if way == "graph" else None)
-                yield f"{backend}, {way}", why_not, lambda b=backend, w=way: self._our_step(b, w, precision)
+                yield f"{backend}, {way}", differ[backend], lambda b=backend, w=way: self._our_step(b, w, precision)
 
     def _our_step(self, backend: str, way: str, precision: Precision) -> Step:
-        run = run_layer
-        if way == "compiled":
-            check_compiler(self._device)
-            run = torch.compile(run_layer)
-        learner = OurLearner(self._ours, self._shape.rows, backend, run)
-        return (GraphStep if way == "graph" else Step)(learner, self._updates["ours"], precision, self._segments)
+        how = {"compiled": way.startswith("compiled"), "graph": way.endswith("graph")}
+        return OurStep(self._ours, self._segments, precision, backend=backend, **how)
 
     def _differs(self, learner: Learner, precision: Precision) -> str | None:
         """Say by how much gradients differ from those of the first weights, if it is too much, or why there are none."""
@@ -202,11 +192,8 @@ class Sides:
             step = make()
             for _ in range(N_WARM_UP):
                 step()
-            if on_gpu and not isinstance(step, GraphStep):  # a graph took its memory when it was captured
-                torch.cuda.reset_peak_memory_stats(self._device)
-            step()
             peak = torch.cuda.max_memory_allocated(self._device) if on_gpu else None
-            return step, {"bytes": None if peak is None else step.update.n_bytes() + peak - held}
+            return step, {"bytes": None if peak is None else peak - held}
         except (ConfigError, RuntimeError) as error:
             why = reason(error)
         if on_gpu:
@@ -242,11 +229,11 @@ def allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-def summary(name: str, shape: TrainingShape, found: dict[str, Any], options: argparse.Namespace) -> str:
+def summary(name: str, shape: TrainingShape, found: dict[str, Any]) -> str:
     """Lay out what was measured at one shape."""
     about = {
         f"shape {name}": str(shape),
-        "step": "forward, backward, " + ("gradients cleared" if options.no_update else "clipping, Adam") + "; all alternate",
+        "step": "forward, backward, clipping, Adam; all alternate",
         "targets": f"of matmul {at_least(shape.flops_target) or '-'}, times NVIDIA's {at_least(shape.peer_target) or '-'}",
     } | {
         f"matmul {precision}": f"{statistics.median(own['matmul_rate']) / 1e12:.3g} TFLOP/s (median), "

@@ -190,6 +190,9 @@ class TrainConfig(Settings):
         default="ddp", description="several processes: ddp: each holds the whole model; fsdp: each holds a part of everything"
     )
     compile: bool = Field(default=False, description="compile the model's part of a step with torch.compile")
+    graph: Literal["auto", "on", "off"] = Field(
+        default="auto", description="launch a step's kernels together, as a CUDA graph; auto: on a GPU, where that is possible"
+    )
     deterministic: bool = Field(default=False, description="only algorithms that give the same bits every time")
     lora_rank: Positive | None = Field(
         default=None, description="with `--from`: only low-rank adapters of this rank learn, beside weights that stay (LoRA)"

@@ -263,7 +263,8 @@ def test_gpu_train_step_is_skipped_or_runs(tmp_path):
     arguments += ["--precisions", "fp32", "bf16", "--steps", 1, "--repeats", 2]
     assert run("gpu/train_step.py", *arguments, "--device", "cuda:99").stdout.startswith("skipped: no GPU")
     done = run("gpu/train_step.py", *arguments, "--device", "cpu", "--json", figures)
-    assert "fp32 matmul, graph; fp32 sdpa, graph; bf16 matmul, graph; bf16 sdpa, graph: cpu has no CUDA graphs" in done.stdout
+    why = "train.graph (on) cannot be: cpu has no CUDA graphs"
+    assert f"fp32 matmul, graph; fp32 sdpa, graph; bf16 matmul, graph; bf16 sdpa, graph: {why}" in done.stdout
     shape = json.loads(figures.read_text())["shapes"]["tiny"]
     for found in shape["precisions"].values():
         assert found["flops"] > 0
@@ -277,22 +278,6 @@ def test_gpu_train_step_is_skipped_or_runs(tmp_path):
 def test_gpu_train_step_says_what_a_peer_is(tmp_path):
     done = run("gpu/train_step.py", "--shape", "tiny", "--device", "cpu", "--peer", tmp_path / "mem_transformer.py", status=1)
     assert "it is mem_transformer.py, with utils/ beside it" in done.stderr
-
-
-def test_a_graph_keeps_the_memory_where_it_is(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    from common.learner import OurLearner, make_ours
-    from common.training_shapes import TRAINING_SHAPES
-
-    shape = TRAINING_SHAPES["tiny"]
-    fixed, free = (OurLearner(make_ours(shape.config(), torch.device("cpu")).eval(), shape.rows, "matmul") for _ in range(2))
-    settle = fixed.fixed_memory()
-    places = [hidden.data_ptr() for hidden in fixed.mems.hidden]
-    for segment in shape.segments(torch.device("cpu"))[:3]:
-        assert torch.equal(fixed.loss(segment), free.loss(segment))
-        settle()
-    assert [hidden.data_ptr() for hidden in fixed.mems.hidden] == places
-    assert all(torch.equal(a, b) for a, b in zip(fixed.mems.hidden, free.mems.hidden, strict=True))
 
 
 @pytest.mark.benchmarks

@@ -140,7 +140,7 @@ def test_a_rehearsal_leaves_everything_as_it_was(changes: dict[str, Any]) -> Non
         torch.manual_seed(step)  # the two share a generator
         one = trainer.train_step()
         torch.manual_seed(step)
-        assert one == other.train_step()
+        assert one.told.numbers == other.train_step().told.numbers
     assert differing(bits(trainer), bits(other)) == []
 
 

@@ -162,19 +162,42 @@ class AdaptiveSoftmax(nn.Module):
         own, of_tails = head.tensor_split([self.sizes[0]], dim=-1)
         return torch.cat([own, *(tail + of_tails[..., i, None] for i, tail in enumerate(tails))], dim=-1)
 
-    def nll(self, h_BTD: Tensor, labels: Tensor, embedding: Embedding) -> Tensor:
-        """Return nats per token (B, T) in fp32, in the order of the tokens; 0 where the label is -100."""
+    def nll(self, h_BTD: Tensor, labels: Tensor, embedding: Embedding, *, tail_sizes: Sequence[int] | None = None) -> Tensor:
+        """Return nats per token (B, T) in fp32, in the order of the tokens; 0 where the label is -100.
+
+        With `tail_sizes`, which `self.tail_sizes` finds, all shapes are known before the labels are, and nothing waits.
+        """
         h_XD, label_X = h_BTD.flatten(0, 1), labels.flatten().contiguous()
-        borders = torch.tensor(self.borders[1:-1], device=label_X.device, dtype=label_X.dtype)
-        cluster_X = torch.bucketize(label_X, borders, right=True)
+        cluster_X = self._cluster_of(label_X)
         (projection, vectors, bias), *tails = self._clusters(embedding)
         in_head = torch.where(cluster_X > 0, self.sizes[0] + cluster_X - 1, label_X)
         nats = linear_nll(_project(h_XD, projection), vectors, bias, in_head)
         for i, (projection, vectors, bias) in enumerate(tails, start=1):
-            where = (cluster_X == i).nonzero().squeeze(1)  # even if this is empty, every parameter gets a gradient
-            h = _project(h_XD[where], projection)
-            nats = nats.index_add(0, where, linear_nll(h, vectors, bias, label_X[where] - self.borders[i]).to(nats.dtype))
+            if tail_sizes is None:
+                where = (cluster_X == i).nonzero().squeeze(1)  # even if this is empty, every parameter gets a gradient
+                own = label_X[where] - self.borders[i]
+            else:
+                is_own = cluster_X == i
+                where = is_own.byte().argsort(descending=True, stable=True)[: tail_sizes[i - 1]]
+                own = torch.where(is_own[where], label_X[where] - self.borders[i], -100)
+            h = _project(h_XD.index_select(0, where), projection)
+            nats = nats.index_add(0, where, linear_nll(h, vectors, bias, own).to(nats.dtype))
         return nats.view_as(labels)
+
+    def tail_sizes(self, labels: Tensor) -> list[int]:
+        """Return for each tail a size with room for its labels, of a few sizes, so that shapes recur.
+
+        Example:
+            >>> clusters = {"cutoffs": [2, 4], "div_val": 1, "tied_projections": [False] * 3}
+            >>> softmax = AdaptiveSoftmax(9, **clusters, d_embed=4, d_model=4, tied=False)
+            >>> softmax.tail_sizes(torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8] * 20))  # of 40 and 100
+            [48, 112]
+        """
+        counts = torch.bincount(self._cluster_of(labels.flatten()), minlength=len(self.sizes)).tolist()
+        return [min(_roomy(count), labels.numel()) for count in counts[1:]]
+
+    def _cluster_of(self, label_X: Tensor) -> Tensor:
+        return sum((label_X >= border for border in self.borders[1:-1]), torch.zeros_like(label_X))
 
     def clusters(self, embedding: Embedding) -> tuple[list[Cluster], tuple[Tensor, Tensor] | None]:
         """Return the clusters, head first, and the vectors and biases of the tails as classes in the head's softmax."""
@@ -199,6 +222,12 @@ class AdaptiveSoftmax(nn.Module):
             return [head, *tails]
         projection, vectors, bias = head
         return [(projection, torch.cat([vectors, classes[0]]), torch.cat([bias, classes[1]])), *tails]
+
+
+def _roomy(count: int) -> int:
+    """Return the next of four sizes between two powers of two, so that a graph is captured for few of them."""
+    step = max(16, 1 << max(count.bit_length() - 3, 0))
+    return -(-count // step) * step
 
 
 def _project(h: Tensor, projection: Tensor | None) -> Tensor:

@@ -44,11 +44,14 @@ class Execution:
         backend: name of the attention backend, see `choose_backend`; kinds without a choice ignore it.
         checkpoint_layers: keep only the input of each layer, and compute the rest again in the backward pass.
         run_layer: calls a layer in training; the function `run_layer`, or the same compiled.
+        tail_sizes: how many labels each tail of an adaptive softmax has at most, so that a device need not count them; None: it
+            counts, and the host waits for the numbers.
     """
 
     backend: str = "auto"
     checkpoint_layers: bool = False
     run_layer: RunLayer = run_layer
+    tail_sizes: tuple[int, ...] | None = None
 
     def run(self, layer: nn.Module, h_BTD: Tensor, **arguments: Any) -> Tensor:
         """Run a layer; if the backward pass computes it again, it uses the same random numbers.

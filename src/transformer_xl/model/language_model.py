@@ -95,7 +95,8 @@ class LanguageModel(SequenceModel):
         if labels is None:
             return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
         n_read_only = 0 if torch.is_grad_enabled() else _leading_unlabelled(labels)
-        nll = self.softmax.nll(h_BTD[:, n_read_only:], labels[:, n_read_only:], self.embedding)
+        scored = (h_BTD[:, n_read_only:], labels[:, n_read_only:], self.embedding)
+        nll = self.softmax.nll(*scored, tail_sizes=execution.tail_sizes)
         auxiliary = None
         if label_smoothing:
             assert isinstance(self.softmax, TokenSoftmax)

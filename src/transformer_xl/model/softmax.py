@@ -7,6 +7,7 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary, E width of a token's vector
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Protocol
 
 import numpy as np
@@ -19,8 +20,8 @@ from transformer_xl.errors import TokenizerError
 from transformer_xl.model.precision import at_least_fp32
 from transformer_xl.model.products import linear
 
-CHUNK_ELEMENTS = 1 << 25
-"""Scores held at once, 128 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
+CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 1 << 25, 1 << 27
+"""Scores held at once, 128 or 512 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
 
 
 class Embedding(Protocol):
@@ -106,8 +107,8 @@ class TokenSoftmax(nn.Module):
         """Return unnormalized scores (B, T, V) of hidden states (B, T, D)."""
         return linear(self._project(h_BTD, embedding), self._vectors(embedding), self.bias)
 
-    def nll(self, h_BTD: Tensor, labels: Tensor, embedding: Embedding) -> Tensor:
-        """Return nats per token (B, T) in fp32, in the order of the tokens; 0 where the label is -100."""
+    def nll(self, h_BTD: Tensor, labels: Tensor, embedding: Embedding, *, tail_sizes: Sequence[int] | None = None) -> Tensor:
+        """Return nats per token (B, T) in fp32, in the order of the tokens; 0 where the label is -100. It has no tails."""
         projected = self._project(h_BTD, embedding).flatten(0, 1)
         return linear_nll(projected, self._vectors(embedding), self.bias, labels.flatten()).view_as(labels)
 
@@ -150,8 +151,11 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
         >>> linear_nll(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4), torch.tensor([1, -100])).exp().tolist()
         [4.0, 1.0]
     """
-    n_chunk = max(1, CHUNK_ELEMENTS // vectors_VE.shape[0])
-    if h_XE.device.type == "cpu" and not (is_scored := label_X != -100).all():
+    on_cpu, n_missing = h_XE.device.type == "cpu", -len(bias_V) % 8
+    n_chunk = max(1, (CHUNK_ELEMENTS if on_cpu else GPU_CHUNK_ELEMENTS) // vectors_VE.shape[0])
+    if n_missing and not on_cpu:  # a GPU multiplies matrices of other widths slowly
+        vectors_VE, bias_V = F.pad(vectors_VE, (0, 0, 0, n_missing)), F.pad(bias_V, (0, n_missing), value=float("-inf"))
+    if on_cpu and not (is_scored := label_X != -100).all():
         where = is_scored.nonzero().squeeze(1)
         nats = linear_nll(h_XE[where], vectors_VE, bias_V, label_X[where])
         return torch.zeros(len(label_X), dtype=nats.dtype).index_add(0, where, nats)
@@ -169,5 +173,9 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
 
 
 def _nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> Tensor:
-    scores = at_least_fp32(linear(h_XE, vectors_VE, bias_V))
-    return F.cross_entropy(scores, label_X, reduction="none", ignore_index=-100)
+    scores = linear(h_XE, vectors_VE, bias_V)
+    if scores.device.type == "cuda" and scores.dtype in (torch.bfloat16, torch.float16) and find_spec("triton"):
+        from transformer_xl.model.backends.fused_nll import FusedNll  # Triton takes a second
+
+        return FusedNll.apply(scores, label_X)
+    return F.cross_entropy(at_least_fp32(scores), label_X, reduction="none", ignore_index=-100)

@@ -1,4 +1,5 @@
 """Averages of the weights over the steps of a run. They often predict better than the latest weights."""
+# pyright: reportPrivateImportUsage=false
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,15 +25,28 @@ class Average:
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self.weights: dict[str, Tensor] = {}  # by parameter, at least fp32; empty until the average begins
-        self.count = 0  # updates in the average
+        self.count: int | Tensor = 0  # updates in the average; on the device if that knows which there were
+
+    def is_due(self, progress: float) -> bool:
+        """Say whether an update is added; `swa` begins at a certain `progress` (share of the budget)."""
+        config = self._config
+        return config.average == "ema" or (config.average == "swa" and progress >= config.average_start)
 
     @torch.no_grad()
-    def update(self, model: nn.Module, *, progress: float) -> None:
-        """Add the weights after an update to the average. `swa` begins at a certain `progress` (share of the budget)."""
-        config = self._config
-        if config.average == "none" or (config.average == "swa" and progress < config.average_start):
+    def update(self, model: nn.Module, *, progress: float, found_inf: Tensor | None = None) -> None:
+        """Add the weights after an update to the average, if it is due.
+
+        Args:
+            model: whose weights they are.
+            progress: share of the budget that was used before the update.
+            found_inf: fp32 scalar on the device; where it is 1, there was no update, and nothing is added. None: there was one.
+        """
+        if not self.is_due(progress):
             return
-        self.count += 1
+        if found_inf is not None:
+            self._update_there(model, found_inf)
+            return
+        config, self.count = self._config, self.count + 1
         share = 1 / self.count if config.average == "swa" else max(1 - config.average_decay, 1 / self.count)
         for name, parameter in model.named_parameters():
             latest = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
@@ -40,6 +54,22 @@ class Average:
                 self.weights[name].lerp_(latest, share)
             else:
                 self.weights[name] = latest.clone()
+
+    def _update_there(self, model: nn.Module, found_inf: Tensor) -> None:
+        """Do as `update` with a few kernels, which find out by themselves whether there was one."""
+        config, device = self._config, found_inf.device
+        latest = {name: p.detach().to(torch.promote_types(p.dtype, torch.float32)) for name, p in model.named_parameters()}
+        if not isinstance(self.count, Tensor):
+            self.count = torch.tensor(self.count, device=device)
+        if not self.weights:
+            self.weights = {name: torch.zeros_like(weight) for name, weight in latest.items()}
+        self.count += (found_inf == 0).long()
+        share = 1 / self.count.clamp(min=1)
+        if config.average == "ema":
+            share = share.clamp(min=1 - config.average_decay)
+        changes = torch._foreach_sub(list(latest.values()), list(self.weights.values()))
+        torch._foreach_mul_(changes, torch.where(found_inf > 0, 0.0, share))
+        torch._foreach_add_(list(self.weights.values()), changes)
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
@@ -59,7 +89,7 @@ class Average:
 
     def state_dict(self) -> dict[str, Any]:
         """Return kind and count, as JSON scalars; the tensors are in `weights`."""
-        return {"kind": self._config.average, "count": self.count}
+        return {"kind": self._config.average, "count": int(self.count)}
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor], model: nn.Module) -> None:
         """Restore a saved average. If the run now asks for another kind, that average begins now.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.data.labelled import LabelledStream
@@ -98,6 +99,8 @@ class Feed:
         self._stream, self._device = stream, device
         self._ahead = device.type == "cuda" if ahead is None else ahead
         self._waiting: deque[tuple[Place, AnySegment]] = deque()  # read from the stream, but not fully returned
+        self._labels: deque[Tensor | None] = deque()  # of these, on the host, if the segments are on a GPU
+        self.labels: Tensor | None = None  # of the segment returned last
         self._offset = 0  # tokens of the first of them that were returned
 
     @property
@@ -124,8 +127,10 @@ class Feed:
                 self._fetch()
             segment = self._waiting[0][1]
             if kind_of(segment).length != "cut" or segment.ids.shape[1] == tgt_len:
+                self.labels = self._labels.popleft()
                 return self._waiting.popleft()[1]
         parts: list[Segment] = []
+        labels: list[Tensor] = []
         missing = tgt_len
         while missing and not (parts and self.starts_epoch):
             if not self._waiting:
@@ -134,11 +139,15 @@ class Feed:
             assert isinstance(segment, Segment)
             end = min(self._offset + missing, segment.ids.shape[1])
             parts.append(Segment(*(tensor[:, self._offset : end].contiguous() for tensor in tensors_of(segment))))
+            if (known := self._labels[0]) is not None:
+                labels.append(known[:, self._offset : end])
             missing -= end - self._offset
             self._offset = end
             if end == segment.ids.shape[1]:
                 self._waiting.popleft()
+                self._labels.popleft()
                 self._offset = 0
+        self.labels = torch.cat(labels, 1) if labels else None
         return (
             parts[0]
             if len(parts) == 1
@@ -161,6 +170,7 @@ class Feed:
             ConfigError: the place belongs to another text or layout, or is damaged.
         """
         self._waiting.clear()
+        self._labels.clear()
         self._offset = 0
         self._stream.load_state_dict(state["stream"])
         if state["offset"]:
@@ -182,6 +192,10 @@ class Feed:
 
     def _fetch(self) -> None:
         place, segment = Place.of(self._stream), next(self._stream)
+        self._labels.append(segment.labels if isinstance(segment, Segment) and self._keeps_labels() else None)
         if self._device.type == "cuda":
             segment = type(segment)(*(t.pin_memory().to(self._device, non_blocking=True) for t in tensors_of(segment)))
         self._waiting.append((place, segment))
+
+    def _keeps_labels(self) -> bool:
+        return self._device.type != "cpu"

@@ -35,6 +35,8 @@ class Lamb(torch.optim.Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.found_inf: Tensor | None = None
+        """fp32 scalar; where it is 1, a step changes nothing. None: it is not asked."""
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -46,15 +48,19 @@ class Lamb(torch.optim.Optimizer):
 
     def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         """Update one parameter and its moments in place, without waiting for the device."""
-        (beta1, beta2), eps, state = group["betas"], group["eps"], self.state[weight]
+        (beta1, beta2), eps, lr, state = group["betas"], group["eps"], group["lr"], self.state[weight]
         if not state:
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
-        first, second = state["exp_avg"], state["exp_avg_sq"]
-        first.lerp_(gradient, 1 - beta1)
-        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        first, second, share = state["exp_avg"], state["exp_avg_sq"], 1 - beta1
+        if self.found_inf is not None:
+            is_bad = self.found_inf > 0
+            gradient = gradient.masked_fill(is_bad, 0)
+            share, beta2, lr = (torch.where(is_bad, same, usual) for same, usual in ((0.0, share), (1.0, beta2), (0.0, lr)))
+        first.lerp_(gradient, share)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - group["betas"][1])
         direction = first / (second.sqrt() + eps)
         if group["weight_decay"]:
             direction.add_(weight, alpha=group["weight_decay"])
         weight_norm, norm = weight.norm().clamp(max=10.0), direction.norm()
         ratio = torch.where((weight_norm > 0) & (norm > 0), weight_norm / (norm + eps), 1.0)
-        weight.sub_(direction * (ratio * group["lr"]))
+        weight.sub_(direction * (ratio * lr))

@@ -186,16 +186,24 @@ def learn(run: Run, received: list[int]) -> signal.Signals | None:
     """Train until the budget is used up or a signal is received, save the last step, and return the signal."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
-    stopping, pace = False, Pace()
+    stopping, pace, skipped = False, Pace(), trainer.skipped
+    unread: list[tuple[StepResult, float]] = []
     while not run.is_over and not (stopping := run.world.any(received or run.display.is_lost)):
         before, length = trainer.seconds, trainer.lengths.due(trainer.progress)
         result = trainer.train_step()
-        run.interval.add(result, trainer.seconds - before)
-        if told := pace.add(result.tokens, trainer.seconds - before, length=length):
+        intervals = (config.log_interval, config.eval_interval, config.checkpoint_interval)
+        is_due = run.is_over or any(trainer.step % interval == 0 for interval in intervals)
+        if is_due:
+            trainer.settle()
+        last, seconds = run.is_over, trainer.seconds - before
+        unread.append((result, seconds))
+        while len(unread) > (0 if is_due or trainer.why_no_graph else 1):  # a graph may still compute the last one
+            run.interval.add(*unread.pop(0))
+        if told := pace.add(result.tokens, seconds, length=length):
             run.display.warn(told)
-        if result.skipped:
+        if trainer.skipped > skipped:
             run.display.warn(f"step {trainer.step}: loss or gradient not finite, step skipped ({trainer.skipped} so far)")
-        last = run.is_over
+        skipped = trainer.skipped
         if trainer.step % config.log_interval == 0 or last:
             _log(run, result, final=True)
         elif trainer.step % 10 == 0:
@@ -206,6 +214,9 @@ def learn(run: Run, received: list[int]) -> signal.Signals | None:
         if trainer.step % config.checkpoint_interval == 0 or best or run.is_over:
             saved_step = save(run, best=best, must=run.is_over) or saved_step
     number = run.stopped_by(received) if stopping else None
+    trainer.settle()
+    for each in unread:
+        run.interval.add(*each)
     if number is None:
         return None
     if saved_step != trainer.step:

@@ -1,4 +1,5 @@
 """Makes optimizers and learning-rate schedules from `OptimConfig`."""
+# pyright: reportPrivateImportUsage=false
 
 import math
 import re
@@ -29,6 +30,7 @@ class Optimizers:
         self._names = {parameter: name for name, parameter in named.items()}
         self._config = config
         self.parts = OPTIMIZERS[config.optimizer](named, config)
+        self._rates_there: list[list[Tensor]] = []  # of the parts' groups, on the device, where graphs read them
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
         n_layer, decay = _n_layer(named), config.layer_lr_decay
         self._on_gradients: dict[nn.Parameter, float] = {}
@@ -42,15 +44,29 @@ class Optimizers:
                     self._stacked[p] = own_part(factors.view(-1, *(1,) * (p.dim() - 1)).expand(p.shape).contiguous(), p)
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Update the parameters from their gradients at `rate` times the configured learning rates."""
+    def step(self, rate: float | Tensor, *, found_inf: Tensor | None = None) -> None:
+        """Update the parameters from their gradients.
+
+        Args:
+            rate: factor on the configured learning rates; a scalar tensor is read on its device, so that nothing waits for it.
+            found_inf: fp32 scalar on the device; where it is 1, weights, moments and counters stay as they are. None: it is 0.
+        """
+        factors = [[lr * rate for lr in rates] for rates in self._rates]
+        if isinstance(rate, Tensor):
+            self._rates_there = self._rates_there or [[torch.empty_like(lr) for lr in own] for own in factors]
+            for there, own in zip(self._rates_there, factors, strict=True):
+                torch._foreach_copy_(there, own)
+            factors = self._rates_there
         for parameter, factor in self._on_gradients.items():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
         before = {parameter: parameter.clone() for parameter in self._stacked}
-        for part, rates in zip(self.parts, self._rates, strict=True):
+        for part, rates in zip(self.parts, factors, strict=True):
             for group, lr in zip(part.param_groups, rates, strict=True):
-                group["lr"] = lr * rate
+                group["lr"] = lr
+            part.found_inf = found_inf  # pyright: ignore[reportAttributeAccessIssue]  # fused ones of PyTorch look for it, too
+            if isinstance(part, torch.optim.SGD) and found_inf is not None:
+                _fuse(part)
             part.step()
         for parameter, factors in self._stacked.items():
             parameter.copy_(before[parameter].lerp(parameter, factors))
@@ -106,6 +122,15 @@ class Optimizers:
             owner.state[parameter][key] = value.clone()
 
 
+def _fuse(part: torch.optim.SGD) -> None:
+    """Choose the fused step. A first one that is bad would leave momentum as it was allotted, so it begins as zeros."""
+    for group in part.param_groups:
+        group["fused"] = True
+        for parameter in group["params"] if group["momentum"] else []:
+            if parameter.grad is not None and "momentum_buffer" not in part.state[parameter]:
+                part.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
 def _muon(named: Named, config: OptimConfig) -> list[torch.optim.Optimizer]:
     """Make Muon for the matrices inside the layers, and AdamW for all other parameters."""
     inside = {name: p for name, p in named.items() if _in_layers(name, p)}
@@ -123,8 +148,10 @@ def _muon(named: Named, config: OptimConfig) -> list[torch.optim.Optimizer]:
 
 def _adam(named: Named, config: OptimConfig) -> dict[str, Any]:
     """Return the arguments of Adam and AdamW. A fused step passes over memory once instead of a dozen times."""
-    fused = all(p.device.type in ("cpu", "cuda") for p in named.values())
-    return {"betas": config.betas, "eps": config.eps, **({"fused": True} if fused else {})}
+    devices = {p.device.type for p in named.values()}
+    how = {"fused": True} if devices <= {"cpu", "cuda"} else {}
+    how |= {"capturable": True} if devices == {"cuda"} else {}  # its counters of steps stay on the device
+    return {"betas": config.betas, "eps": config.eps, **how}
 
 
 OPTIMIZERS: dict[str, Callable[[Named, OptimConfig], list[torch.optim.Optimizer]]] = {
@@ -286,6 +313,12 @@ class Schedule:
 
 def finite_norm(parameters: Iterator[nn.Parameter], clip: float | None) -> tuple[Tensor, bool]:
     """Clip gradients in place, unless `clip` is None. Return their global norm before, and whether all were finite."""
+    norm, found_inf = clipped(parameters, clip)
+    return norm, not found_inf
+
+
+def clipped(parameters: Iterator[nn.Parameter], clip: float | None) -> tuple[Tensor, Tensor]:
+    """Do as `finite_norm` without waiting: the second result is a fp32 scalar, 1 where gradients were not finite."""
     norm = nn.utils.clip_grad_norm_(parameters, math.inf if clip is None else clip)
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return norm, bool(torch.isfinite(norm))
+    return norm, 1 - norm.isfinite().float()

@@ -7,7 +7,9 @@ generators, stream position, schedule and counters. So a resumed run equals the 
 import math
 import re
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from torch import Tensor
 from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged_weights
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.errors import ConfigError, TrainingError, shown
+from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.call import Execution, run_layer
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
@@ -27,10 +30,12 @@ from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.training.averages import Average
 from transformer_xl.training.feed import AnyStream, Feed, SegmentLengths
-from transformer_xl.training.optim import Optimizers, Schedule, finite_norm, state_bytes
+from transformer_xl.training.graph import Graphs, Told, why_no_graph
+from transformer_xl.training.narrow import NarrowWeights
+from transformer_xl.training.optim import Optimizers, Schedule, clipped, finite_norm, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
 from transformer_xl.training.saved import SavedState
-from transformer_xl.training.segments import AnySegment, count, divided, kind_of
+from transformer_xl.training.segments import AnySegment, count, divided, kind_of, tensors_of
 from transformer_xl.world import World
 
 _SAVED_NAME = re.compile(rf"optimizer\.|{re.escape(AVERAGE_PREFIX)}|mems\.|random\.([0-9]+\.)?(cpu|cuda)$")
@@ -38,14 +43,27 @@ _SAVED_NAME = re.compile(rf"optimizer\.|{re.escape(AVERAGE_PREFIX)}|mems\.|rando
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did, in all processes together."""
+    """What one step did, in all processes together. To look at its numbers is to wait for a step that a graph computes."""
 
-    nats: float  # summed; NaN or infinite if the step was skipped for that
     tokens: int  # read
     scored: int  # tokens in the sum of nats; with train.loss="half" fewer than were read
-    grad_norm: float  # global, before clipping
     rate: float  # factor on the learning rate
-    skipped: bool  # no update was made, because loss or gradients were not finite
+    told: Told  # sum of nats, norm of the gradients, 1 if the step was skipped
+
+    @property
+    def nats(self) -> float:
+        """Summed; NaN or infinite if the step was skipped for that."""
+        return self.told.numbers[0]
+
+    @property
+    def grad_norm(self) -> float:
+        """Global, before clipping."""
+        return self.told.numbers[1]
+
+    @property
+    def skipped(self) -> bool:
+        """No update was made, because loss or gradients were not finite."""
+        return bool(self.told.numbers[2])
 
 
 class Trainer:
@@ -79,16 +97,25 @@ class Trainer:
         # model would take n_layer times as long, and the compiler would trace the choice of a backend.
         layer = torch.compile(run_layer) if train.compile else run_layer
         self.execution = Execution(train.attention, train.checkpoint_layers, layer)
+        facts: dict[str, Any] = {"train": train, "precision": precision, "world": self.world, "device": self.device}
+        self.why_no_graph = why_no_graph(model, stream, **facts)
+        self._graphs = None if self.why_no_graph else Graphs(self.device)
+        self._decides_there = self.device.type == "cuda" and self.world.alone
+        """Whether the device finds out by itself if a step is bad; with DTensors the optimizers of PyTorch cannot."""
+        narrows = self._decides_there and precision == "bf16"
+        self._narrow = NarrowWeights(model, torch.bfloat16) if narrows else None
         if self.world.rank:  # other processes have the same weights, but other random numbers
             torch.manual_seed(train.seed + self.world.rank)
         self.feed, self.lengths = Feed(stream, self.device), SegmentLengths(train)
+        self._labels: list[Tensor] = []  # of the step's segments, where the host has them although a GPU reads
         self.average = Average(train)
         self.optimizers = Optimizers(model, optim)
         self.schedule = Schedule(optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
-        self.mems = self._empty_mems()
+        self.mems = self._in_places(self._empty_mems())
         self.step = self.tokens = self.skipped = self.bad_in_a_row = 0
         self.seconds = 0.0
+        self._unjudged: tuple[StepResult, tuple[int, int]] | None = None  # a step that a graph computes, and its place
 
     @property
     def used(self) -> dict[str, float]:
@@ -105,7 +132,7 @@ class Trainer:
     @property
     def last_good_step(self) -> int:
         """The last step that changed weights; 0 if there was none."""
-        return self.step - self.bad_in_a_row
+        return self.step - (self._unjudged is not None) - self.bad_in_a_row
 
     @property
     def finite(self) -> bool:
@@ -116,6 +143,7 @@ class Trainer:
         """Read one segment per lane, or `tbptt_segments` of them, and update the weights.
 
         If the loss or a gradient is not finite, the stream and the random numbers move on and everything else stays as it was.
+        A graph finds this out by itself, and the host learns of it one step later, or by `settle`.
 
         Raises:
             TrainingError: this happened `max_bad_steps` times in a row.
@@ -123,15 +151,32 @@ class Trainer:
         begin = time.perf_counter()
         place = self.feed.place
         if self.feed.starts_epoch:
-            self.mems = self._empty_mems()
+            self._forget()
         progress = self.progress
         segments = self._next_segments()
         n_token, n_scored = count(segments, self.config, self.world)
         rate = self.schedule.factor(self.step, progress, share=self._share_of_step(progress))
-
         self.model.train()
+        if self._graphs is None:
+            told, overflow = self._update(segments, n_scored, progress, rate)
+        else:
+            told, overflow = self._launch(self._graphs, segments, n_scored, progress, rate), False
+        result = StepResult(n_token, n_scored, rate, told)
+        self._judge()
+        self.step += 1
+        self.tokens += n_token
+        self._unjudged = result, (place.epoch, place.position)
+        if self._graphs is None:
+            self._judge(overflow=overflow)
+        # with a budget of time, all processes count the first one's time, so that they end at the same step
+        seconds = time.perf_counter() - begin
+        self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
+        return result
+
+    def _update(self, segments: list[AnySegment], n_scored: int, progress: float, rate: float) -> tuple[Told, bool]:
+        """Take a step, and wait where the host decides what comes next; say also whether fp16 overflowed."""
         self.optimizers.zero_grad()
-        own_nats, new_mems = self._forward_backward(segments, n_scored, progress)
+        own_nats, new_mems = self._forward_backward(segments, n_scored, progress, self._tail_sizes())
         self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
         for optimizer in self.optimizers.parts:
             self.scaler.unscale_(optimizer)
@@ -141,16 +186,66 @@ class Trainer:
         finite = finite and finite_loss
         overflow = finite_loss and not finite and self.scaler.is_enabled() and self.scaler.get_scale() > 1
         if finite:
-            self.optimizers.step(rate)
-            self.average.update(self.model, progress=progress)
+            # on a GPU by the kernels that graphs consist of, so that all bits are the same with and without
+            good = torch.zeros((), device=self.device) if self._decides_there else None
+            self.optimizers.step(torch.full((), rate, device=self.device) if self._decides_there else rate, found_inf=good)
+            self.average.update(self.model, progress=progress, found_inf=good)
             self.mems = new_mems
         if self.scaler.is_enabled():
             self.scaler.update(None if finite or overflow else self.scaler.get_scale())
-        self._count(n_token, finite=finite, overflow=overflow, place=(place.epoch, place.position))
-        # with a budget of time, all processes count the first one's time, so that they end at the same step
-        seconds = time.perf_counter() - begin
-        self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
-        return StepResult(nats, n_token, n_scored, float(norm), rate, skipped=not finite)
+        return Told(torch.tensor([nats, float(norm), not finite], dtype=torch.float64)), overflow
+
+    def _launch(self, graphs: Graphs, segments: list[AnySegment], n_scored: int, progress: float, rate: float) -> Told:
+        """Take a step as `_update` does, to the same bits, without waiting for anything."""
+        kinds = [(type(segment), len(tensors_of(segment))) for segment in segments]
+        tail_sizes = self._tail_sizes()
+
+        def compute(tensors: Sequence[Tensor]) -> Tensor:
+            factor, *rest = tensors
+            own = iter(rest)
+            found = [kind(*(next(own) for _ in range(n))) for kind, n in kinds]
+            self.optimizers.zero_grad()
+            nats, new_mems = self._forward_backward(found, n_scored, progress, tail_sizes)
+            norm, found_inf = clipped(self.model.parameters(), self.clip)
+            found_inf = torch.where(nats.isfinite(), found_inf, 1.0)
+            self.optimizers.step(factor, found_inf=found_inf)
+            self.average.update(self.model, progress=progress, found_inf=found_inf)
+            for mems, new in zip(self.mems, new_mems, strict=True):
+                _move(new, mems, unless=found_inf)
+            return torch.stack([nats.double(), norm.double(), found_inf.double()])
+
+        inputs = [torch.full((), rate, device=self.device), *(tensor for segment in segments for tensor in tensors_of(segment))]
+        key = (*(tuple(tensor.shape) for tensor in inputs), tail_sizes, self.average.is_due(progress))
+        told = graphs.run(key, compute, inputs)
+        self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
+        return told
+
+    def settle(self) -> None:
+        """Wait for a step that a graph computes, and learn how it ended; `train_step` does so with the step before.
+
+        Raises:
+            TrainingError: it was the last of `max_bad_steps` bad ones.
+        """
+        begin = time.perf_counter()
+        if self._unjudged is not None:
+            self._judge()
+            self.seconds += time.perf_counter() - begin
+
+    def _judge(self, *, overflow: bool = False) -> None:
+        """Count a step that has ended, if there is one."""
+        if self._unjudged is None:
+            return
+        (result, place), self._unjudged = self._unjudged, None
+        self.skipped += result.skipped
+        # at a loss scale above 1, an overflow is not a defect: that is how fp16 finds its scale
+        self.bad_in_a_row = self.bad_in_a_row + (not overflow) if result.skipped else 0
+        if self.bad_in_a_row >= self.config.max_bad_steps:
+            with self.world.agreed():  # all processes come here, and one reports it
+                raise TrainingError(
+                    f"diverged at step {self.last_good_step + 1}: no finite loss and gradient in {self.bad_in_a_row} steps in "
+                    f"a row (up to step {self.step}, epoch {place[0]}, segment {place[1]}); no weights were changed by them; "
+                    "resume with a lower optim.lr or optim.clip, or train.precision=fp32"
+                )
 
     def rehearse(self) -> None:
         """Compute the loss of the stream's next segment and its gradients, and leave everything as it was; for one process."""
@@ -168,20 +263,25 @@ class Trainer:
 
     def _next_segments(self) -> list[AnySegment]:
         """Read the segments of one update. It ends where an epoch ends, because memory begins anew there."""
-        progress, segments = self.progress, []
+        progress, segments, self._labels = self.progress, [], []
         for index in range(self.config.tbptt_segments):
             if segments and self.feed.starts_epoch:
                 break
             segments.append(self.feed.read(self.lengths.at(self.step, index, progress=progress)))
+            self._labels += [] if self.feed.labels is None else [self.feed.labels]
         return segments
 
-    def _forward_backward(self, segments: list[AnySegment], n_scored: int, progress: float) -> tuple[Tensor, list[Memory]]:
+    def _forward_backward(
+        self, segments: list[AnySegment], n_scored: int, progress: float, tail_sizes: tuple[int, ...] | None = None
+    ) -> tuple[Tensor, list[Memory]]:
         """Accumulate gradients of the mean loss over groups of lanes; return the sum of nats and the memories."""
+        execution = replace(self.execution, tail_sizes=tail_sizes)
         total, new_mems = torch.zeros((), dtype=torch.float64, device=self.device), []
         groups = zip(*(divided(segment, self.config.accumulate) for segment in segments), strict=True)
         for i, (group, mems) in enumerate(zip(groups, self.mems, strict=True), start=1):
             losses = []
-            with self.parallel.group(last=i == len(self.mems)):
+            narrowed = nullcontext() if self._narrow is None else self._narrow.in_place()
+            with self.parallel.group(last=i == len(self.mems)), narrowed:
                 for segment in group:
                     arguments = kind_of(segment).arguments(segment, self.device, self.config)
                     with autocast(self.device, self.precision):
@@ -189,7 +289,7 @@ class Trainer:
                             segment.ids.to(self.device),
                             mems=mems,
                             **arguments,
-                            execution=self.execution,
+                            execution=execution,
                             keep_graph=len(group) > 1,
                             progress=progress,
                         )
@@ -198,26 +298,38 @@ class Trainer:
                     total += out.nll.detach().double().sum()
                 # the mean of the processes' gradients is that of all tokens
                 self.scaler.scale(torch.stack(losses).sum() / (n_scored / self.world.size)).backward()
+                if self._narrow is not None:
+                    self._narrow.collect()
             new_mems.append(mems.detach())
         return total, new_mems
 
-    def _count(self, tokens: int, *, finite: bool, overflow: bool, place: tuple[int, int]) -> None:
-        self.step += 1
-        self.tokens += tokens
-        self.skipped += not finite
-        # at a loss scale above 1, an overflow is not a defect: that is how fp16 finds its scale
-        self.bad_in_a_row = 0 if finite else self.bad_in_a_row + (not overflow)
-        if self.bad_in_a_row >= self.config.max_bad_steps:
-            with self.world.agreed():  # all processes come here, and one reports it
-                raise TrainingError(
-                    f"diverged at step {self.last_good_step + 1}: no finite loss and gradient in {self.bad_in_a_row} steps in "
-                    f"a row (up to step {self.step}, epoch {place[0]}, segment {place[1]}); no weights were changed by them; "
-                    "resume with a lower optim.lr or optim.clip, or train.precision=fp32"
-                )
+    def _tail_sizes(self) -> tuple[int, ...] | None:
+        """Return how many tokens of each tail of an adaptive softmax a call of the model has at most; None: it has no tails."""
+        softmax = getattr(self.model, "softmax", None)
+        if not isinstance(softmax, AdaptiveSoftmax) or not self._labels:
+            return None
+        groups = (group for labels in self._labels for group in labels.chunk(self.config.accumulate))
+        return tuple(max(sizes) for sizes in zip(*map(softmax.tail_sizes, groups), strict=True))
+
+    def _forget(self) -> None:
+        """Empty the memory of all lanes; graphs read it where it lies."""
+        empty = self._empty_mems()
+        if self._graphs is None:
+            self.mems = empty
+            return
+        for mems, new in zip(self.mems, empty, strict=True):
+            _move(new, mems)
 
     def _empty_mems(self) -> list[Memory]:
         rows = self.config.batch_size // self.world.size // self.config.accumulate
         return [self.model.init_mems(rows) for _ in range(self.config.accumulate)]
+
+    def _in_places(self, mems: list[Memory]) -> list[Memory]:
+        """Return the memory where graphs will find and change it, each tensor in a place of its own."""
+        if self._graphs is None:
+            return mems
+        clones = ({name: tensor.clone() for name, tensor in group.state_dict().items()} for group in mems)
+        return [type(group).from_state_dict(own) for group, own in zip(mems, clones, strict=True)]
 
     def _own_lanes(self, training: dict[str, Tensor]) -> list[Memory]:
         """Return the memory of this process's lanes, one for each group of lanes."""
@@ -257,6 +369,7 @@ class Trainer:
 
         All processes call it. The first one gets the state, which any number of processes can go on from; the others get None.
         """
+        self.settle()
         training = _named("optimizer.", whole(self.optimizers.state_tensors(), self.world))
         training |= _named(AVERAGE_PREFIX, whole(self.average.weights, self.world))
         lanes = self.mems[0] if len(self.mems) == 1 else type(self.mems[0]).concatenate(self.mems)
@@ -298,7 +411,7 @@ class Trainer:
         own = self.model.state_dict()
         self.model.load_state_dict({name: own_part(t, own[name]) if name in own else t for name, t in checkpoint.model.items()})
         self.optimizers.load_state_tensors(_under("optimizer.", training))
-        self.mems = self._own_lanes(training)
+        self.mems = self._in_places(self._own_lanes(training))
         if state["world_size"] == self.world.size:
             self._restore_random_state(_under(f"random.{self.world.rank}." if self.world.rank else "random.", training))
         else:
@@ -311,6 +424,8 @@ class Trainer:
             self.scaler.load_state_dict(state["scaler"])
         self.step, self.tokens, self.seconds = checkpoint.step, state["tokens"], state["seconds"]
         self.skipped, self.bad_in_a_row = state["skipped"], state["bad_in_a_row"]
+        if self._graphs is not None:
+            self._graphs.forget()
         return state["record"]
 
 
@@ -355,6 +470,13 @@ def check_compiler(device: torch.device) -> None:
     problem = cannot_compile(device)
     if problem:
         raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")
+
+
+def _move(new: Memory, mems: Memory, *, unless: Tensor | None = None) -> None:
+    """Write a memory to where another one lies, unless a number on the device is 1."""
+    theirs = new.state_dict()
+    for name, tensor in mems.state_dict().items():
+        tensor.copy_(theirs[name] if unless is None else torch.where(unless > 0, tensor, theirs[name]))
 
 
 def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

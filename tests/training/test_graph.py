@@ -1,0 +1,165 @@
+"""Steps whose work is launched as a graph: the same bits as without, and places that stay.
+
+A CPU has no CUDA graphs. Here the work is done at once, but on inputs in fixed places; test_gpu.py captures it.
+"""
+
+import copy
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.helpers import bits, differing, saved, tiny_trainer
+from tests.training.test_trainer_bad_steps import INJURIES
+from transformer_xl.errors import ConfigError, TrainingError
+from transformer_xl.training import trainer as trainer_module
+from transformer_xl.training.graph import Compute, Graphs, Told
+from transformer_xl.training.trainer import StepResult, Trainer
+
+
+class AtOnce(Graphs):
+    """Does what graphs do, on a CPU; from the second time on, inputs are copied to the same places."""
+
+    def __init__(self, _: torch.device) -> None:
+        self.places: dict[Hashable, list[Tensor]] = {}
+
+    def run(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> Told:
+        places = self.places.setdefault(key, [tensor.clone() for tensor in inputs])
+        for place, tensor in zip(places, inputs, strict=True):
+            place.copy_(tensor)
+        return Told(compute(places))
+
+    def forget(self) -> None:
+        self.places.clear()
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trainers launch graphs, on a CPU."""
+    monkeypatch.setattr(trainer_module, "why_no_graph", lambda *_, train, **__: None if train.graph == "auto" else "it is off")
+    monkeypatch.setattr(trainer_module, "Graphs", AtOnce)
+    monkeypatch.setattr("transformer_xl.training.feed.Feed._keeps_labels", lambda self: True)
+
+
+def both(**changes: Any) -> tuple[Trainer, Trainer]:
+    """A trainer that launches graphs, and one that does not."""
+    train = changes.pop("train", {})
+    launched, plain = tiny_trainer(train=train, **changes), tiny_trainer(train=train | {"graph": "off"}, **changes)
+    plain._decides_there = True  # as on a GPU, where both take the same kernels
+    return launched, plain
+
+
+def seeded(trainer: Trainer, seed: int) -> StepResult:
+    """Take a step; all trainers share a generator."""
+    torch.manual_seed(seed)
+    return trainer.train_step()
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "adam": {"optim": {"optimizer": "adam"}, "model": {"dropout": 0.2, "dropatt": 0.2}},
+    "adamw": {"optim": {"optimizer": "adamw", "weight_decay": 0.1}},
+    "sgd": {"optim": {"optimizer": "sgd", "momentum": 0.5}},
+    "lamb": {"optim": {"optimizer": "lamb"}},
+    "muon": {"optim": {"optimizer": "muon", "weight_decay": 0.1}},
+    "groups": {"train": {"accumulate": 2}},
+    "several segments": {"train": {"tbptt_segments": 3}},
+    "ema": {"train": {"average": "ema", "average_decay": 0.9}},
+    "swa": {"train": {"average": "swa", "average_start": 0.3, "max_steps": 12}},
+    "documents": {"train": {"reset_at_documents": True}},
+    "half": {"train": {"loss": "half"}},
+    "lengths": {"train": {"varlen": True}, "model": {"same_length": True, "clamp_len": 3}},
+    "words": {"model": {"dropemb": 0.3, "locked_dropout": True, "dropout": 0.1}},
+    "shift": {"model": {"shift": "averages", "ngram_rows": [31], "d_model": 8}},
+    "rates of layers": {"optim": {"optimizer": "adam", "layer_lr_decay": 0.7}},
+}
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("case", CASES)
+def test_a_graph_gives_the_bits_of_single_kernels(case: str) -> None:
+    launched, plain = both(**CASES[case])
+    for step in range(9):  # an epoch has six segments
+        one, other = seeded(launched, step), seeded(plain, step)
+        assert (one.nats, one.grad_norm, one.skipped) == (other.nats, other.grad_norm, other.skipped)
+    assert differing(bits(launched), bits(plain)) == []
+
+
+@pytest.mark.usefixtures("graphs")
+def test_places_of_memory_and_weights_stay() -> None:
+    trainer = tiny_trainer(train={"average": "ema"})
+    trainer.train_step()
+    before = [tensor.data_ptr() for tensor in tensors_of(trainer)]
+    for _ in range(8):
+        trainer.train_step()
+    assert [tensor.data_ptr() for tensor in tensors_of(trainer)] == before
+    assert len(set(before)) == len(before)
+
+
+def tensors_of(trainer: Trainer) -> list[Tensor]:
+    mems = [tensor for group in trainer.mems for tensor in group.state_dict().values()]
+    return [*trainer.model.parameters(), *mems, *trainer.average.weights.values(), *trainer.optimizers.state_tensors().values()]
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "lamb", "muon"])
+@pytest.mark.parametrize("injury", INJURIES)
+def test_a_bad_step_changes_only_places_and_counters(injury: str, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched, plain = both(optim={"optimizer": optimizer}, train={"average": "ema", "accumulate": 2}, model={"dropout": 0.2})
+    for trainer in (launched, plain):
+        for step in range(2):
+            seeded(trainer, step)
+        with monkeypatch.context() as patch:
+            INJURIES[injury](trainer, patch, float("nan"))
+            assert seeded(trainer, 2).skipped
+    assert differing(bits(launched), bits(plain)) == []
+    assert launched.skipped == 1
+
+
+@pytest.mark.usefixtures("graphs")
+def test_the_host_learns_of_a_bad_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = tiny_trainer(train={"max_bad_steps": 2})
+    INJURIES["loss"](trainer, monkeypatch, float("inf"))
+    trainer.train_step()
+    assert trainer.skipped == 0
+    trainer.settle()
+    assert trainer.skipped == 1
+    trainer.train_step()
+    with pytest.raises(TrainingError, match=r"diverged at step 1: .* in 2 steps in a row"):
+        trainer.train_step()
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_resumed_run_has_the_bits_of_one_that_went_on() -> None:
+    changes: dict[str, Any] = {"train": {"average": "ema"}, "optim": {"optimizer": "muon"}, "model": {"dropout": 0.2}}
+    trainer, resumed = tiny_trainer(**changes), tiny_trainer(seed=1, **changes)
+    for _ in range(4):
+        trainer.train_step()
+    checkpoint = copy.deepcopy(saved(trainer))
+    for _ in range(4):
+        trainer.train_step()
+    expected = bits(trainer)
+    resumed.train_step()  # its places are those of another run
+    resumed.restore(checkpoint)
+    for _ in range(4):
+        resumed.train_step()
+    assert differing(bits(resumed), expected) == []
+
+
+@pytest.mark.usefixtures("graphs")
+def test_tails_have_few_sizes() -> None:
+    """Numbers of tokens in the tails differ from step to step, and shapes hardly do."""
+    launched, plain = both(model={"cutoffs": [3, 7], "div_val": 2})
+    for step in range(9):
+        one, other = seeded(launched, step), seeded(plain, step)
+        assert one.nats == pytest.approx(other.nats, rel=1e-6)
+    assert isinstance(launched._graphs, AtOnce)
+    assert len(launched._graphs.places) <= 3
+
+
+def test_a_cpu_has_no_graphs() -> None:
+    assert tiny_trainer().why_no_graph == "cpu has no CUDA graphs"
+    assert tiny_trainer(train={"graph": "off"}).why_no_graph == "train.graph is off"
+    with pytest.raises(ConfigError, match=r"train.graph \(on\) cannot be: cpu has no CUDA graphs; use auto"):
+        tiny_trainer(train={"graph": "on"})
