@@ -128,14 +128,15 @@ class RandomTexts:
         return LabelledBatch(ids, n_pad, segments=ids % 3, labels=labels, may_answer=may_answer)
 
 
-def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str, Any]) -> Trainer:
+def tiny_trainer(*, seed: int = 0, precision: str = "fp32", device: str = "cpu", **changes: dict[str, Any]) -> Trainer:
     """A trainer on 130 random tokens: 6 segments an epoch; `model`, `optim` and `train` change its settings."""
     torch.manual_seed(seed)
     model = tiny_model(**changes.get("model", {}))
     train = TrainConfig(**(TRAIN | changes.get("train", {})))
     stream = tiny_stream(random_ids(), train, [0, 13, 50, 97], model.config)
     optim = OptimConfig(**(OPTIM | changes.get("optim", {})))
-    return Trainer(model, stream, train=train, optim=optim, precision=precision)  # pyright: ignore[reportArgumentType]
+    facts: dict[str, Any] = {"precision": precision, "device": torch.device(device)}
+    return Trainer(model, stream, train=train, optim=optim, **facts)
 
 
 def memories(trainer: Trainer) -> list[Mems]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.training.helpers import differing, entries, run_bits
+from tests.training.helpers import bits, differing, entries, run_bits, tiny_trainer
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.reading.evaluation import evaluate
@@ -57,6 +57,41 @@ def test_two_runs_and_a_resumed_one_end_with_the_same_bits(name: str, home: Path
     newest = sorted((cut / "checkpoints").iterdir())[-1]
     shutil.rmtree(newest)  # the run goes on from the checkpoint before
     assert differing(run_bits(start(home, cut, *settings, resume=True)), once) == []
+
+
+GRAPHED = {
+    **SETTINGS,
+    "groups": ["train.accumulate=2", "train.tbptt_segments=2", "train.average=swa", "train.average_start=0.3"],
+    "locked": ["train.precision=bf16", "model.locked_dropout=true", "model.dropemb=0.2", "optim.optimizer=sgd"],
+    "shift": ["train.precision=bf16", "model.shift=averages", "model.ngram_rows=[64]", "model.pre_lnorm=true"],
+    "lamb": ["optim.optimizer=lamb", "train.reset_at_documents=true"],
+    "alibi": ["model.attention=alibi", "train.loss=half"],
+}
+
+
+@pytest.mark.parametrize("name", GRAPHED)
+def test_a_graph_gives_the_bits_of_single_kernels(name: str, home: Path, tmp_path: Path) -> None:
+    graph, single = (run_bits(start(home, tmp_path / way, *GRAPHED[name], f"train.graph={way}")) for way in ("auto", "off"))
+    assert differing(graph, single) == ["config", "seal"]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has no CUDA graphs")
+def test_steps_are_captured_and_bad_ones_change_nothing() -> None:
+    trainer = tiny_trainer(train={"device": DEVICE}, optim={"optimizer": "muon"}, model={"dropout": 0.2}, device=DEVICE)
+    for _ in range(8):  # an epoch has six segments, all of one length
+        trainer.train_step()
+    assert trainer._graphs is not None
+    assert len(trainer._graphs) == 1
+    trainer.settle()
+    before = bits(trainer)
+    with torch.no_grad():
+        trainer.mems[0].state_dict()["hidden.0"][0, -1] = float("nan")
+    for _ in range(2):
+        trainer.train_step()
+    trainer.settle()
+    assert trainer.skipped == 2
+    changed = [name for name in differing(before, bits(trainer)) if name.startswith(("model.", "optimizer."))]
+    assert changed == []
 
 
 def test_a_gpu_trains_what_a_cpu_trains(home: Path, tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.helpers import bits, differing, saved, tiny_trainer
 from tests.training.test_trainer_bad_steps import INJURIES
 from transformer_xl.errors import ConfigError, TrainingError
+from transformer_xl.model import softmax
 from transformer_xl.training import trainer as trainer_module
 from transformer_xl.training.graph import Compute, Graphs, Told
 from transformer_xl.training.trainer import StepResult, Trainer
@@ -156,6 +158,35 @@ def test_tails_have_few_sizes() -> None:
         assert one.nats == pytest.approx(other.nats, rel=1e-6)
     assert isinstance(launched._graphs, AtOnce)
     assert len(launched._graphs.places) <= 3
+
+
+class NeverWaits(TorchDispatchMode):
+    """Refuses what a GPU would have to finish before the host goes on."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal"), f"{name} waits"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("graphs")
+@pytest.mark.parametrize("case", [*(case for case in CASES if case != "shift"), "tails"])
+def test_the_host_waits_for_nothing(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as a CPU can tell: it looks at values where a GPU does not, for masks and for labels that are not scored."""
+    for module in ("softmax", "adaptive"):
+        monkeypatch.setattr(f"transformer_xl.model.{module}.linear_nll", softmax._nll)
+    changes = CASES.get(case, {"model": {"cutoffs": [3, 7]}})
+    trainer = tiny_trainer(**{**changes, "train": {"attention": "equation", **changes.get("train", {})}})
+    run = AtOnce.run
+    trainer.train_step()  # allots moments
+
+    def watched(self: AtOnce, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> Told:
+        with NeverWaits():
+            return run(self, key, compute, inputs)
+
+    monkeypatch.setattr(AtOnce, "run", watched)
+    for _ in range(3):
+        trainer.train_step()
 
 
 def test_a_cpu_has_no_graphs() -> None:

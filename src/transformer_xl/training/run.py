@@ -160,6 +160,9 @@ def _set_up(
     if start.comparison:
         display.say(str(start.comparison))
     display.say(f"{start.precision} on {start.device}: {start.why_precision}; run directory {directory.path}")
+    if start.device.type == "cuda":
+        why = trainer.why_no_graph
+        display.say(f"kernels are launched one by one: {why}" if why else "the kernels of a step are launched as one graph")
     if not world.alone:
         what = "a part of the model each" if config.train.parallel == "fsdp" else "the whole model each"
         display.say(f"{world.size} processes, {what}, {config.train.batch_size // world.size} of the lanes each")
