@@ -1,5 +1,6 @@
 """Muon in fp32 is the library's Muon but for the precision of its orthogonalization."""
 
+import math
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ SETTINGS: dict[str, Any] = {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.5}
 SHAPES = [(6, 4), (4, 9), (5, 5), (1, 3)]
 
 
-def weights() -> list[Tensor]:
+def weights(shapes: list[tuple[int, int]] = SHAPES) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
+    return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
 
 
 def updated(optimizer: torch.optim.Optimizer, parameters: list[Tensor], n_step: int = 3) -> list[Tensor]:
@@ -57,3 +58,21 @@ def test_orthogonalized_is_what_the_library_computes_more_exactly(shape: tuple[i
 
 def test_nothing_is_divided_by_zero() -> None:
     assert torch.equal(orthogonalized(torch.zeros(2, 3)), torch.zeros(2, 3))
+
+
+def test_matrices_multiplied_together_are_the_library_s_within_the_rounding_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several shapes and rates."""
+    monkeypatch.setattr(muon, "choose_precision", lambda *_: ("bf16", ""))
+    shapes = [(12, 8), (8, 12), (5, 5), (8, 12), (1, 3), (12, 8)]
+    ours, theirs = weights(shapes), weights(shapes)
+    groups: list[dict[str, Any]] = [{"params": ours[:4]}, {"params": ours[4:], "lr": 0.2}]  # as with a rate for each layer
+    library = torch.optim.Muon(
+        [{"params": theirs[:4]}, {"params": theirs[4:], "lr": 0.2}], adjust_lr_fn="match_rms_adamw", **SETTINGS
+    )
+    own = Muon(groups, **SETTINGS)
+    own.found_inf = torch.zeros(())
+    for one, other in zip(updated(own, ours), updated(library, theirs), strict=True):
+        # three steps of the lengths lr · 0.2 √max(sides), whose elements are at most 1.3 and rounded to 8 bits about ten times
+        torch.testing.assert_close(one, other, rtol=0, atol=3 * 0.2 * 0.2 * math.sqrt(12) * 0.03)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own.state[mine]["momentum_buffer"], library.state[other]["momentum_buffer"])

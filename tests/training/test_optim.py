@@ -6,14 +6,15 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import tiny_model
 from tests.training import helpers
 from tests.training.helpers import MODEL, TRAIN, bits, differing, saved, tiny_trainer
 from transformer_xl.config import OptimConfig, RunConfig, load_recipe
 from transformer_xl.errors import ConfigError
-from transformer_xl.training.optim import OPTIMIZERS, Optimizers, Schedule, finite_norm
+from transformer_xl.training.optim import OPTIMIZERS, Optimizers, Schedule, clipped, finite_norm
 
 
 def names_of(optimizer: torch.optim.Optimizer, model: nn.Module, *, decayed: bool | None = None) -> set[str]:
@@ -308,6 +309,124 @@ def test_a_run_with_rates_by_layer_resumes_bit_by_bit(kind: str, on: str) -> Non
     assert differing(bits(resumed), bits(whole)) == []
 
 
+KINDS = ("adamw", "adam", "sgd", "muon", "lamb")
+BY_LAYER: dict[str, dict[str, Any]] = {
+    "alike": {},
+    "by rate": {"layer_lr_decay": 0.5},
+    "by gradient": {"layer_lr_decay": 0.5, "layer_lr_decay_on": "gradient"},
+}
+
+
+class Updated:
+    """A model with layers of its own rates and stacked tensors, and what updates it."""
+
+    def __init__(self, kind: Any, **settings: Any) -> None:
+        torch.manual_seed(0)
+        self.model = _Tuned(helpers.tiny_model(kind="xlnet", n_layer=3, init_std=0.5))
+        self.optimizers = Optimizers(self.model, OptimConfig(optimizer=kind, lr=0.125, weight_decay=0.25, **settings))
+
+    def step(self, rate: float | Tensor, found_inf: Tensor | None = None, *, seed: int = 1, spoilt: bool = False) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in self.model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator) * (math.nan if spoilt else 1)
+        self.optimizers.step(rate, found_inf=found_inf)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {
+            name: t.detach().clone()
+            for name, t in (dict(self.model.named_parameters()) | self.optimizers.state_tensors()).items()
+        }
+
+
+@pytest.mark.parametrize("settings", BY_LAYER.values(), ids=BY_LAYER)
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_on_the_device_do_what_numbers_do(kind: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.training.muon.choose_precision", lambda *_: ("fp32", ""))
+    plain, on_device, warmed = (Updated(kind, **settings) for _ in range(3))
+    before = warmed.tensors()
+    for _ in range(2):  # what precedes a capture makes states and changes nothing
+        warmed.step(torch.tensor(1.0), torch.ones(()), spoilt=True)
+    made = warmed.tensors()
+    assert all(torch.equal(made[name], tensor) for name, tensor in before.items())
+    assert not any(made[name].any() for name in made.keys() - before.keys())
+    for seed, rate in enumerate((0.5, 1.0, 0.25, 0.125)):
+        plain.step(rate, seed=seed)
+        on_device.step(torch.tensor(rate), seed=seed)
+        warmed.step(torch.tensor(rate), torch.zeros(()), seed=seed)
+    expected = plain.tensors()
+    for each in (on_device, warmed):
+        assert each.tensors().keys() == expected.keys() == made.keys()
+        for name, tensor in each.tensors().items():
+            assert tensor.dtype == expected[name].dtype
+            tolerance = 0.0 if kind in ("adam", "adamw") else 1e-6
+            torch.testing.assert_close(tensor, expected[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+@pytest.mark.parametrize("settings", BY_LAYER.values(), ids=BY_LAYER)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_the_device_forbids_changes_nothing(kind: str, settings: dict[str, Any]) -> None:
+    each = Updated(kind, **settings)
+    each.step(torch.tensor(0.5), torch.zeros(()))
+    before = each.tensors()
+    each.step(torch.tensor(0.5), torch.ones(()), spoilt=True)
+    after = each.tensors()
+    assert after.keys() == before.keys()
+    assert [name for name, tensor in after.items() if not torch.equal(tensor, before[name])] == []
+    each.step(torch.tensor(0.5), torch.zeros(()))  # nothing remembers that step
+    assert all(tensor.isfinite().all() for tensor in each.tensors().values())
+
+
+class Reads(TorchDispatchMode):
+    """Counts operations, and those that wait for a device to tell the host a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+        self.n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += "view" not in str(func) and not func.is_view and "profiler" not in str(func)
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default, torch.ops.aten.nonzero.default):
+            self.waits.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("settings", BY_LAYER.values(), ids=BY_LAYER)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_with_tensors_never_waits_and_learning_rates_stay_where_they_are(kind: str, settings: dict[str, Any]) -> None:
+    each, rate, found_inf = Updated(kind, **settings), torch.tensor(0.5), torch.ones(())
+    each.step(rate, found_inf)
+
+    def rates() -> list[Tensor]:
+        return [group["lr"] for part in each.optimizers.parts for group in part.param_groups]
+
+    addresses = [lr.data_ptr() for lr in rates()]
+    with Reads() as reads:
+        _, found_inf = clipped(each.model.parameters(), 1.0)
+        each.optimizers.step(rate.fill_(0.25), found_inf=found_inf)
+    assert reads.n and reads.waits == []
+    assert [lr.data_ptr() for lr in rates()] == addresses
+    assert max(map(float, rates())) == 0.125 * 0.25
+    each.step(1.0)  # and with a number they are numbers again
+    assert max(lr for lr in rates()) == 0.125 and all(isinstance(lr, float) for lr in rates())
+
+
+def test_muon_takes_few_operations_for_many_matrices() -> None:
+    """The same number for 3 layers and 6."""
+    counts = []
+    for n_layer in (3, 6):
+        model = tiny_model(n_layer=n_layer)
+        optimizers = Optimizers(model, OptimConfig(optimizer="muon"))
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizers.step(torch.tensor(1.0), found_inf=torch.zeros(()))
+        n_shape = len({p.shape for group in optimizers.parts[0].param_groups for p in group["params"]})
+        with Reads() as reads:
+            optimizers.parts[0].step()
+        counts.append(reads.n)
+    assert counts[0] == counts[1] <= 40 * n_shape, counts
+
+
 def shape(step: int, progress: float, **settings: Any) -> float:
     return Schedule(OptimConfig(**settings)).factor(step, progress)
 
@@ -400,3 +519,5 @@ def test_gradients_are_clipped_to_the_norm_and_measured_before() -> None:
         torch.testing.assert_close(parameters[1].grad, torch.tensor([4.0 * scale]))
     parameters[0].grad = torch.tensor([0.0, math.nan])
     assert not finite_norm(iter(parameters), 1.0)[1]
+    norm, found_inf = clipped(iter(parameters), 1.0)
+    assert norm.isnan() and (found_inf.dtype, found_inf.item()) == (torch.float32, 1.0)
