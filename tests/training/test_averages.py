@@ -115,3 +115,46 @@ def test_weights_of_few_bits_are_averaged_in_more_and_used_in_as_few() -> None:
     assert average.weights["weight"].tolist() == [[1.00390625] * 2]
     with average.in_place_of(model):
         assert model.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_a_count_on_the_device_gives_the_same_average(kind: Any) -> None:
+    """Also after numbers on the host, and before them; what the device forbids changes nothing."""
+    config = TrainConfig(max_steps=9, average=kind, average_decay=0.75, average_start=0.0)
+    plain, mixed, on_device = (Average(config) for _ in range(3))
+    model, zero, one = nn.Linear(300, 3), torch.zeros(()), torch.ones(())
+    on_device.update(model, progress=1.0, found_inf=one)
+    assert (on_device.count, on_device.weights, on_device.state_dict()) == (0, {}, {"kind": kind, "count": 0})
+    for step in range(7):
+        nn.init.normal_(model.weight)
+        plain.update(model, progress=1.0)
+        mixed.update(model, progress=1.0, found_inf=zero if step in (3, 4) else None)
+        on_device.update(model, progress=1.0, found_inf=zero)
+        if step == 0:  # the first is the weights themselves
+            assert torch.equal(on_device.weights["weight"], model.weight)
+        before = {name: tensor.clone() for name, tensor in on_device.weights.items()}
+        on_device.update(nn.Linear(300, 3).requires_grad_(False).apply(_spoil), progress=1.0, found_inf=one)
+        assert all(torch.equal(on_device.weights[name], tensor) for name, tensor in before.items())
+        for each in (mixed, on_device):
+            assert each.state_dict() == {"kind": kind, "count": step + 1}
+            for name, tensor in plain.weights.items():
+                torch.testing.assert_close(each.weights[name], tensor, rtol=1e-6, atol=1e-6)
+
+
+def _spoil(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.fill_(float("nan"))
+
+
+def test_an_average_on_the_device_waits_for_its_share_of_the_budget_and_comes_back() -> None:
+    config = TrainConfig(max_steps=9, average="swa", average_start=0.5)
+    average, again, model = Average(config), Average(config), nn.Linear(2, 1)
+    average.update(model, progress=0.4, found_inf=torch.zeros(()))
+    assert (average.count, average.weights) == (0, {})
+    average.update(model, progress=0.5, found_inf=torch.zeros(()))
+    again.load_state_dict(average.state_dict(), average.weights, model)
+    for each in (average, again):
+        nn.init.ones_(model.weight)
+        each.update(model, progress=1.0, found_inf=torch.zeros(()))
+    assert again.count == average.count == 2
+    assert torch.equal(again.weights["weight"], average.weights["weight"])

@@ -24,8 +24,13 @@ class Average:
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self.weights: dict[str, Tensor] = {}  # by parameter, at least fp32; empty until the average begins
+        self._weights: dict[str, Tensor] = {}
         self.count: int | Tensor = 0  # updates in the average; on the device if that knows which there were
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """By parameter, at least fp32; empty until the average begins."""
+        return self._weights if self.count else {}
 
     def is_due(self, progress: float) -> bool:
         """Say whether an update is added; `swa` begins at a certain `progress` (share of the budget)."""
@@ -50,10 +55,10 @@ class Average:
         share = 1 / self.count if config.average == "swa" else max(1 - config.average_decay, 1 / self.count)
         for name, parameter in model.named_parameters():
             latest = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
-            if name in self.weights:
-                self.weights[name].lerp_(latest, share)
+            if name in self._weights:
+                self._weights[name].lerp_(latest, share)
             else:
-                self.weights[name] = latest.clone()
+                self._weights[name] = latest.clone()
 
     def _update_there(self, model: nn.Module, found_inf: Tensor) -> None:
         """Do as `update` with a few kernels, which find out by themselves whether there was one."""
@@ -61,15 +66,16 @@ class Average:
         latest = {name: p.detach().to(torch.promote_types(p.dtype, torch.float32)) for name, p in model.named_parameters()}
         if not isinstance(self.count, Tensor):
             self.count = torch.tensor(self.count, device=device)
-        if not self.weights:
-            self.weights = {name: torch.zeros_like(weight) for name, weight in latest.items()}
+        if not self._weights:
+            self._weights = {name: torch.zeros_like(weight) for name, weight in latest.items()}
         self.count += (found_inf == 0).long()
         share = 1 / self.count.clamp(min=1)
         if config.average == "ema":
             share = share.clamp(min=1 - config.average_decay)
-        changes = torch._foreach_sub(list(latest.values()), list(self.weights.values()))
-        torch._foreach_mul_(changes, torch.where(found_inf > 0, 0.0, share))
-        torch._foreach_add_(list(self.weights.values()), changes)
+        # w - lr (g + decay w) with a decay of -1 is a lerp from w to g, and this kernel leaves alone what `found_inf` says
+        plain: dict[str, Any] = {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": False, "is_first_step": False}
+        average, towards = list(self._weights.values()), list(latest.values())
+        torch._fused_sgd_(average, towards, [], lr=-share.float(), weight_decay=-1.0, found_inf=found_inf, **plain)
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
@@ -81,7 +87,7 @@ class Average:
         }
         try:
             for name, parameter in _parameters(model).items():
-                _put(self.weights[name], parameter)
+                _put(self._weights[name], parameter)
             yield
         finally:
             for name, parameter in _parameters(model).items():
@@ -103,7 +109,7 @@ class Average:
             check_names(weights, parameters if self.count else {})
             for name, weight in weights.items():
                 check_like(name, weight, torch.promote_types(parameters[name].dtype, torch.float32), parameters[name].shape)
-            self.weights = {name: own_part(weight, parameters[name]).clone() for name, weight in weights.items()}
+            self._weights = {name: own_part(weight, parameters[name]).clone() for name, weight in weights.items()}
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
