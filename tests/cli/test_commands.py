@@ -209,6 +209,34 @@ def test_a_model_without_training_text_cannot_take_steps_of_rms(txl: Txl, workbe
     (workbench / "exported" / "tokenizer.json").write_bytes((workbench / "run" / "tokenizer.json").read_bytes())
     answer = txl("eval", "exported", "--file", "text.txt", "--dynamic", "rms", "--quiet")
     assert "--dynamic rms reads training text, and 'exported' is a model without any; use --dynamic sgd" in answer.complaint
+    answer = txl("eval", "exported", "--file", "text.txt", "--temperature", "auto", "--quiet")
+    assert answer.complaint == (
+        "--temperature auto reads a validation split, and 'exported' is a model without a corpus; give a number"
+    )
+
+
+def test_eval_divides_scores_by_a_temperature(txl: Txl, home: Path) -> None:
+    def score(*options: str) -> dict[str, Any]:
+        return json.loads(txl("eval", "run", "--json", "--precision", "fp32", *options).out)
+
+    plain, given, best = score(), score("--temperature", "1.25"), score("--temperature", "auto")
+    assert "temperature" not in plain
+    assert (given["temperature"], given["temperature_chosen_on"]) == (1.25, None)
+    assert best["temperature_chosen_on"] == f"valid split of {home / 'text.txt'}"
+    for each in (given, best):
+        assert each["plain"]["loss"] == pytest.approx(plain["loss"], abs=1e-6)
+        assert each["loss"] != each["plain"]["loss"]
+    of_valid = {t: score("--split", "valid", "--temperature", f"{t}")["loss"] for t in (0.9, best["temperature"], 1.1)}
+    assert min(of_valid, key=of_valid.__getitem__) == best["temperature"]
+    said = txl("eval", "run", "--precision", "fp32", "--temperature", "auto", "--compare-memory").out.splitlines()
+    assert f", temperature {best['temperature']:g}, fp32: " in said[0]
+    worth = f"worth {plain['loss'] - best['loss']:z.4f} nats per token"
+    assert said[-2] == (
+        f"with temperature {best['temperature']:g}, the best on the {best['temperature_chosen_on']}, "
+        f"{best['loss']:.4f} nats per token, without {plain['loss']:.4f}: {worth}"
+    )
+    without = score("--temperature", f"{best['temperature']}", "--mem-len", "0")["loss"]
+    assert said[-1].endswith(f"({without - best['loss']:z.4f} nats per token)")
 
 
 def test_eval_of_a_file_counts_all_its_tokens(txl: Txl, workbench: Path) -> None:
@@ -373,6 +401,12 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
             "from beginning to end in one lane; leave --batch-size (2) out",
         ),
         ("eval run --dynamic sgd --precision int8", "dynamic evaluation needs bf16 or fp32, and precision is int8"),
+        ("eval run --temperature 0", "--temperature (0) must be above 0 and finite; 1 leaves the scores as they are"),
+        ("eval run --temperature nan", "--temperature (nan) must be above 0 and finite"),
+        (
+            "eval run --temperature 1.1 --cache 9",
+            "--temperature is for a model that stays as it is; leave it or the cache out",
+        ),
         ("eval run --dynamic-lr 0.1", "--dynamic-lr is for dynamic evaluation; add --dynamic rms or --dynamic sgd"),
         ("eval run --dynamic rms --dynamic-lr 0", "lr (0) and epsilon (1) of dynamic evaluation must be numbers above 0"),
         ("eval run --cache 0", "size of a cache (0) must be at least 1"),
