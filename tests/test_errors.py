@@ -48,6 +48,17 @@ def test_of_a_gpu_it_says_which_and_who_holds_how_much(error: Exception, said: s
     assert str(caught.value) == f"{said} for a table; lower --rows"
 
 
+@pytest.mark.gpu
+def test_a_real_gpu_says_so_in_these_words() -> None:
+    with (
+        pytest.raises(
+            ConfigError, match=r"^not enough memory on GPU 0 \([\d.]+ \w+ of [\d.]+ \w+ free, .* held by this process\)"
+        ),
+        room_for("a table", "lower --rows"),
+    ):
+        torch.zeros(10**13, device="cuda:0")
+
+
 @pytest.mark.parametrize(
     "error", [RuntimeError("an illegal memory access"), TypeError("of a wrong type"), ValueError("overflow")]
 )
