@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transformer_xl.errors import ConfigError, one_line, room_for
+from transformer_xl.errors import ConfigError, lacks_memory, no_memory, one_line, room_for
 
 
 @pytest.mark.parametrize("n", [10**14, 10**18, 10**19, 10**30])
@@ -19,6 +19,44 @@ def test_what_cannot_be_allocated(n: int) -> None:
 def test_errors_of_memory(error: Exception) -> None:
     with pytest.raises(ConfigError), room_for("a table", "lower --rows"):
         raise error
+
+
+FULL = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 1.95 GiB. GPU 1 has a total capacity of 14.57 GiB of which 1.58 GiB is free. "
+    "Process 2493055 has 12.02 GiB memory in use. Including non-PyTorch memory, this process has 966.00 MiB memory in use. Of "
+    "the allocated memory 734.07 MiB is allocated by PyTorch, and 33.93 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FULL, "not enough memory on GPU 1 (1.58 GiB of 14.57 GiB free, 966.00 MiB held by this process)"),
+        (torch.OutOfMemoryError("CUDA out of memory."), "not enough memory on the GPU"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "not enough memory on the GPU",
+        ),
+        (MemoryError(), "not enough memory"),
+    ],
+)
+def test_of_a_gpu_it_says_which_and_who_holds_how_much(error: Exception, said: str) -> None:
+    assert lacks_memory(error)
+    assert no_memory(error) == said
+    with pytest.raises(ConfigError) as caught, room_for("a table", "lower --rows"):
+        raise error
+    assert str(caught.value) == f"{said} for a table; lower --rows"
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_says_so_in_these_words() -> None:
+    with (
+        pytest.raises(
+            ConfigError, match=r"^not enough memory on GPU 0 \([\d.]+ \w+ of [\d.]+ \w+ free, .* held by this process\)"
+        ),
+        room_for("a table", "lower --rows"),
+    ):
+        torch.zeros(10**13, device="cuda:0")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ exits with status 1, so a traceback always means a bug in the package.
 
 import difflib
 import errno
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -167,9 +168,28 @@ def room_for(what: str, remedy: str) -> Iterator[None]:
         # a size may overflow before memory runs out
         if not (isinstance(error, OverflowError) or lacks_memory(error) or "verflow" in str(error)):
             raise
-        raise ConfigError(f"not enough memory for {what}; {remedy}") from None
+        raise ConfigError(f"{no_memory(error)} for {what}; {remedy}") from None
 
 
 def lacks_memory(error: Exception) -> bool:
     """Return whether an error says that memory ran out; torch has a class of its own for that of GPUs only."""
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in ("allocate", "out of memory"))
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in ("allocate", "out of memory", "ALLOC_FAILED"))
+
+
+_OF_GPU = re.compile(r"(GPU \d+) has a total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
+_OWN = re.compile(r"this process has ([\d.]+ \w+) memory in use")
+
+
+def no_memory(error: Exception) -> str:
+    """Return that memory ran out and, if torch says it of a GPU, of which one, and how much of it is whose.
+
+    Example:
+        >>> no_memory(RuntimeError("CUDA out of memory. GPU 0 has a total capacity of 14.57 GiB of which 1.58 GiB is free."))
+        'not enough memory on GPU 0 (1.58 GiB of 14.57 GiB free)'
+    """
+    text = str(error)
+    if not (gpu := _OF_GPU.search(text)):
+        return f"not enough memory{' on the GPU' if 'CUDA' in text or 'CUBLAS' in text else ''}"
+    own = _OWN.search(text)
+    held = f", {own[1]} held by this process" if own else ""
+    return f"not enough memory on {gpu[1]} ({gpu[3]} of {gpu[2]} free{held})"

@@ -4,7 +4,9 @@ import errno
 import gzip
 import json
 import math
+import re
 import shlex
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model_config import HeadConfig, TransformerXLConfig
 from transformer_xl.opening import Text, beginning
+from transformer_xl.training.trainer import Trainer
 
 
 def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workbench: Path) -> None:
@@ -209,6 +212,34 @@ def test_a_model_without_training_text_cannot_take_steps_of_rms(txl: Txl, workbe
     (workbench / "exported" / "tokenizer.json").write_bytes((workbench / "run" / "tokenizer.json").read_bytes())
     answer = txl("eval", "exported", "--file", "text.txt", "--dynamic", "rms", "--quiet")
     assert "--dynamic rms reads training text, and 'exported' is a model without any; use --dynamic sgd" in answer.complaint
+    answer = txl("eval", "exported", "--file", "text.txt", "--temperature", "auto", "--quiet")
+    assert answer.complaint == (
+        "--temperature auto reads a validation split, and 'exported' is a model without a corpus; give a number"
+    )
+
+
+def test_eval_divides_scores_by_a_temperature(txl: Txl, home: Path) -> None:
+    def score(*options: str) -> dict[str, Any]:
+        return json.loads(txl("eval", "run", "--json", "--precision", "fp32", *options).out)
+
+    plain, given, best = score(), score("--temperature", "1.25"), score("--temperature", "auto")
+    assert "temperature" not in plain
+    assert (given["temperature"], given["temperature_chosen_on"]) == (1.25, None)
+    assert best["temperature_chosen_on"] == f"valid split of {home / 'text.txt'}"
+    for each in (given, best):
+        assert each["plain"]["loss"] == pytest.approx(plain["loss"], abs=1e-6)
+        assert each["loss"] != each["plain"]["loss"]
+    of_valid = {t: score("--split", "valid", "--temperature", f"{t}")["loss"] for t in (0.9, best["temperature"], 1.1)}
+    assert min(of_valid, key=of_valid.__getitem__) == best["temperature"]
+    said = txl("eval", "run", "--precision", "fp32", "--temperature", "auto", "--compare-memory").out.splitlines()
+    assert f", temperature {best['temperature']:g}, fp32: " in said[0]
+    worth = f"worth {plain['loss'] - best['loss']:z.4f} nats per token"
+    assert said[-2] == (
+        f"with temperature {best['temperature']:g}, the best on the {best['temperature_chosen_on']}, "
+        f"{best['loss']:.4f} nats per token, without {plain['loss']:.4f}: {worth}"
+    )
+    without = score("--temperature", f"{best['temperature']}", "--mem-len", "0")["loss"]
+    assert said[-1].endswith(f"({without - best['loss']:z.4f} nats per token)")
 
 
 def test_eval_of_a_file_counts_all_its_tokens(txl: Txl, workbench: Path) -> None:
@@ -373,6 +404,12 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
             "from beginning to end in one lane; leave --batch-size (2) out",
         ),
         ("eval run --dynamic sgd --precision int8", "dynamic evaluation needs bf16 or fp32, and precision is int8"),
+        ("eval run --temperature 0", "--temperature (0) must be above 0 and finite; 1 leaves the scores as they are"),
+        ("eval run --temperature nan", "--temperature (nan) must be above 0 and finite"),
+        (
+            "eval run --temperature 1.1 --cache 9",
+            "--temperature is for a model that stays as it is; leave it or the cache out",
+        ),
         ("eval run --dynamic-lr 0.1", "--dynamic-lr is for dynamic evaluation; add --dynamic rms or --dynamic sgd"),
         ("eval run --dynamic rms --dynamic-lr 0", "lr (0) and epsilon (1) of dynamic evaluation must be numbers above 0"),
         ("eval run --cache 0", "size of a cache (0) must be at least 1"),
@@ -468,6 +505,10 @@ def test_an_unknown_option_is_explained(txl: Txl, command: str, complaint: str) 
     [
         (MemoryError(), "not enough memory for what was asked; lower its numbers, such as --mem-len or --batch-size"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory for what was asked"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. GPU 0 has a total capacity of 8 GiB of which 1.5 GiB is free."),
+            "not enough memory on GPU 0 (1.5 GiB of 8 GiB free) for what was asked; lower its numbers, such as --mem-len",
+        ),
         (OSError(errno.ENOSPC, "No space left on device", "x"), "[Errno 28] No space left on device: 'x'; free disk space"),
         (OSError(errno.ENOENT, "No such file or directory", "x"), None),
         (RuntimeError("a bug"), None),
@@ -489,6 +530,76 @@ def test_only_a_lack_of_memory_and_faults_of_the_system_are_told(
             main(["eval", "run"])
     else:
         assert txl("eval", "run").complaint.startswith(complaint)
+
+
+FULL = torch.OutOfMemoryError("CUDA out of memory. GPU 0 has a total capacity of 8 GiB of which 1.5 GiB is free.")
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let memory run out in a step."""
+    train_step = Trainer.train_step
+
+    def run_out(at: int) -> None:
+        def step(trainer: Trainer) -> Any:
+            if trainer.step + 1 >= at:
+                raise FULL
+            return train_step(trainer)
+
+        monkeypatch.setattr(Trainer, "train_step", step)
+
+    return run_out
+
+
+REMEDY = "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len"
+
+
+def test_training_that_runs_out_of_memory_says_what_to_change(txl: Txl, full: Callable[[int], None]) -> None:
+    """At the first step, and later; what was saved stays, and a larger machine goes on with it."""
+    command = ("train", "tiny.toml", "--corpus", "text.txt", "--quiet")
+    full(1)
+    lacking = f"not enough memory on GPU 0 (1.5 GiB of 8 GiB free) for 4 lanes of 5 tokens at once; {REMEDY}"
+    assert txl(*command, "--out", "first").complaint == lacking
+    full(20)
+    assert txl(*command, "--out", "later").complaint == f"{lacking}; step 16 is saved, and --resume goes on from it"
+    assert sorted(path.name for path in Path("later", "checkpoints").iterdir())[-1].endswith("16")
+    full(1000)
+    assert txl("train", "--resume", "--out", "later", "--quiet").status == 0
+    logs = [Path(run, "metrics.jsonl").read_text().splitlines() for run in ("later", "run")]
+    assert [json.loads(line).get("loss") for line in logs[0]] == [json.loads(line).get("loss") for line in logs[1]]
+
+
+def test_the_plan_of_training_that_ran_out_of_memory_is_told(
+    txl: Txl, full: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full(1)
+    # how many characters there are is known only to the run
+    command = ("train", "tiny.toml", "--corpus", "text.txt", "--quiet", "--set", "tokenizer.kind=char")
+    monkeypatch.setattr("transformer_xl.model.room.free_bytes", lambda device: 45_000)
+    said = txl(*command, "--out", "small").complaint
+    assert re.search(
+        r"train.tgt_len; by txl plan it does not fit: 0.0 GB of 0.0 usable; with train.accumulate=[24].* it takes", said
+    )
+    monkeypatch.setattr("transformer_xl.model.room.free_bytes", lambda device: None)
+    assert txl(*command, "--out", "unknown").complaint.endswith(REMEDY)
+
+
+def test_memory_runs_out_before_the_first_step(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that has no room on its device leaves no directory behind."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise FULL
+
+    monkeypatch.setattr("transformer_xl.training.loop.Trainer", fail)
+    said = txl("train", "tiny.toml", "--corpus", "text.txt", "--quiet", "--out", "none").complaint
+    assert said.startswith("not enough memory on GPU 0 (1.5 GiB of 8 GiB free) for 4 lanes of 5 tokens at once; ")
+    assert not Path("none", "config.json").exists()
+
+
+def test_a_shared_gpu_is_warned_of(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.training.loop.shared", lambda device: f"others fill {device}")
+    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--quiet", "--out", "new")
+    assert (answer.status, answer.err) == (0, "warning: others fill cpu\n")
 
 
 @pytest.mark.parametrize("command", ["", "train", "eval", "generate", "corpus list", "corpus get", "corpus prepare"])

@@ -288,3 +288,5 @@ def test_scores_of_a_fine_tuned_model(txl: Txl, model: Callable[[str], TaskModel
     assert txl("eval", "mood", "--file", "lines.txt").complaint.startswith("'lines.txt': which column holds the label?")
     refused = txl("eval", "mood", "--file", "texts.tsv", "--mem-len", "3")
     assert refused.complaint == "--mem-len is for models that predict tokens; 'mood' is fine-tuned and reads whole texts"
+    refused = txl("eval", "mood", "--file", "texts.tsv", "--temperature", "1.1")
+    assert refused.complaint.startswith("--temperature is for models that predict tokens; 'mood' is fine-tuned")

@@ -225,6 +225,7 @@ def test_what_cannot_be_translated_is_refused_before_a_model_is_opened(
     assert txl("eval", str(run), "--dynamic", "sgd").complaint == (
         "--dynamic is for streams; 'learned' has learned answers, and reads documents one by one"
     )
+    assert txl("eval", str(run), "--temperature", "1.1").complaint.startswith("--temperature is for streams; 'learned' has")
 
 
 def test_what_may_not_be_meant_is_warned_of(txl: Txl, run: Path) -> None:

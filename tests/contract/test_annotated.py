@@ -12,6 +12,9 @@ from urllib.parse import unquote
 import pytest
 import torch
 
+for package in ("latex2mathml", "markdown_it", "pygments"):
+    pytest.importorskip(package, reason=f"{package} is not installed; it comes with the extra docs")
+
 ROOT = Path(__file__).parents[2]
 PROSE = ROOT / "docs" / "annotated"
 

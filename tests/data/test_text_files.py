@@ -5,7 +5,6 @@ import re
 from itertools import pairwise
 
 import pytest
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,8 @@ from transformer_xl.data.text_files import (
     read_chunks,
 )
 from transformer_xl.errors import CorpusError
+
+zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed; it comes with the extra zstd")
 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
 ENDINGS = pytest.mark.parametrize("ending", list(COMPRESS))

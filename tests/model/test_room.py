@@ -13,7 +13,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model import room
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.room import check_room, check_unasked, free_bytes
+from transformer_xl.model.room import check_room, check_unasked, free_bytes, shared
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import LstmConfig, TransformerXLConfig
@@ -133,3 +133,20 @@ def test_what_is_counted_is_at_least_what_is_allotted() -> None:
         mems = model.init_mems(3)
         assert isinstance(mems, Mems)
         assert 2 * sum(x.nbytes for x in mems.hidden) <= 3 * model.mem_len * model.config.numbers_per_position * 4
+
+
+@pytest.mark.parametrize(
+    ("free", "own", "is_told"), [(79, 0, False), (61, 0, False), (19, 60, False), (59, 0, True), (1, 20, True)]
+)
+def test_a_gpu_that_others_fill_is_told(free: int, own: int, is_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In GB of 80; what this process holds is no reason."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * 10**9, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: own * 10**9)
+    told = shared(torch.device("cuda:0"))
+    assert (told is not None) == is_told
+    if told:
+        assert told == (
+            f"other processes hold {80 - free - own} GB of the 80 GB of cuda:0, and {free} GB are free, so this may be slow "
+            "or run out of memory"
+        )
+    assert shared(torch.device("cpu")) is None

@@ -10,16 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import examples, tiny_model
+from tests.helpers import examples, random_weights, tiny_model
 from transformer_xl.config import load_recipe
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
+from transformer_xl.generation.sampling import Sampling
 from transformer_xl.model.attention.relative import RelativeAttention
 from transformer_xl.model.call import Execution
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
-from transformer_xl.reading.evaluation import Reading, Score, evaluate, write_token_nats
+from transformer_xl.model_config import LstmConfig, TransformerXLConfig
+from transformer_xl.reading.adapting import Cache, Dynamic
+from transformer_xl.reading.evaluation import TEMPERATURES, Reading, Score, best_temperature, evaluate, write_token_nats
 
 
 def some_ids(n: int, seed: int = 0) -> np.ndarray:
@@ -326,3 +330,86 @@ def test_segments_are_computed_as_asked(monkeypatch: pytest.MonkeyPatch) -> None
     model = tiny_model()
     evaluate(model, np.arange(40) % 8, tgt_len=8, ext_len=4, execution=Execution(backend="sdpa"))
     assert set(asked) == {"sdpa"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"cutoffs": (4, 9), "div_val": 2}, {"cutoffs": (4, 9)}, {"mem_len": 0}, {"kind": "lstm"}],
+    ids=["plain", "adaptive", "adaptive of one width", "without memory", "lstm"],
+)
+def test_nats_at_a_temperature_are_those_of_what_is_drawn_at_it(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the softmax: generation and scoring mean the same distribution."""
+    if "kind" in changes:
+        config = LstmConfig(vocab_size=13, n_layer=1, d_model=8)
+        model: LanguageModel = random_weights(Lstm(config).eval())
+    else:
+        model = tiny_model(**changes)
+    monkeypatch.setattr("transformer_xl.model.frozen_softmax._CHUNK_ELEMENTS", 30)  # several chunks in a segment
+    ids, mems, drawn = some_ids(30), model.init_mems(1), []
+    with torch.no_grad():
+        for segment in range(0, 29, 7):
+            out = model(torch.from_numpy(ids[None, segment : min(segment + 7, 29)].astype(np.int64)), mems=mems)
+            assert out.logits is not None
+            mems = out.mems
+            drawn.append(Sampling(temperature=1.3).probabilities(out.logits[0]).log())
+    expected = -torch.cat(drawn)[torch.arange(29), torch.from_numpy(ids[1:].astype(np.int64))].numpy()
+    score = evaluate(model, ids, tgt_len=7, temperature=(1.3, 1.0), per_token=True)
+    assert score.token_nats is not None
+    np.testing.assert_allclose(score.token_nats, expected, atol=1e-4)
+    assert score.nats == score.nats_at[1.3] == pytest.approx(expected.sum(), abs=1e-3)
+    plain = evaluate(model, ids, tgt_len=7)
+    assert plain.nats_at == {1.0: plain.nats}
+    assert score.nats_at[1.0] == pytest.approx(plain.nats, abs=1e-3)
+    assert evaluate(model, ids, tgt_len=7, temperature=1.3, batch_size=3).nats == pytest.approx(score.nats, abs=0.5)
+
+
+def test_lanes_do_not_change_what_a_temperature_gives() -> None:
+    model, ids = tiny_model(same_length=True), some_ids(60)
+    one, lanes = (evaluate(model, ids, tgt_len=5, batch_size=n, temperature=(0.8,)) for n in (1, 4))
+    assert lanes.nats == pytest.approx(one.nats, abs=1e-3)
+
+
+@pytest.mark.parametrize("sharpness", [0.8, 1.0, 1.37])
+def test_the_best_temperature_undoes_a_wrong_sharpness(sharpness: float) -> None:
+    """Labels drawn from known scores; a model whose scores are too sharp by a factor is right at that temperature."""
+    model = tiny_model(n_layer=1)
+    with torch.no_grad():
+        model.get_parameter("embedding.weight").zero_()
+        model.softmax.bias.mul_(4)
+        probabilities = model.softmax.bias.softmax(0)
+        ids = torch.multinomial(probabilities, 4000, replacement=True, generator=torch.Generator().manual_seed(1)).numpy()
+        counts = torch.from_numpy(np.bincount(ids[1:], minlength=13)).double()
+        model.softmax.bias.mul_(sharpness)
+    score = evaluate(model, ids, tgt_len=100, temperature=TEMPERATURES)
+    chosen = best_temperature(score.nats_at)
+
+    def nats(t: float) -> float:
+        return -float(counts @ (model.softmax.bias.detach().double() / t).log_softmax(0))
+
+    finest = min((i / 1000 for i in range(700, 1501)), key=nats)
+    assert chosen == pytest.approx(finest, abs=0.003)
+    assert nats(chosen) == pytest.approx(nats(finest), rel=1e-6)
+    assert chosen == pytest.approx(sharpness, abs=0.1)
+    for t in (0.7, 1.15, 1.5):
+        assert score.nats_at[t] == pytest.approx(nats(t), rel=1e-5)
+
+
+def test_the_best_temperature_at_an_end_stays_in_the_range() -> None:
+    assert best_temperature({t: t for t in TEMPERATURES}) == 0.7
+    assert best_temperature({t: -t for t in TEMPERATURES}) == 1.5
+    assert best_temperature(dict.fromkeys((0.9, 1.0, 1.1), 2.0)) in (0.9, 1.0, 1.1)
+
+
+@pytest.mark.parametrize("temperature", [0, -1.0, math.inf, math.nan, (), (1.0, 0.0)])
+def test_what_is_no_temperature_is_refused(temperature: Any) -> None:
+    with pytest.raises(ConfigError, match=r"temperature \(.*\) must be above 0 and finite; 1 changes nothing"):
+        evaluate(tiny_model(), some_ids(9), tgt_len=4, temperature=temperature)
+
+
+@pytest.mark.parametrize("adapts", [{"dynamic": Dynamic()}, {"cache": Cache(5)}])
+def test_a_temperature_is_for_a_model_that_stays_as_it_is(adapts: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="without dynamic evaluation and without a cache; leave one of them out"):
+        evaluate(tiny_model(), some_ids(9), tgt_len=4, temperature=1.1, **adapts)
+    assert evaluate(tiny_model(), some_ids(9), tgt_len=4, temperature=1, **adapts).tokens == 8

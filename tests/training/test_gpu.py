@@ -44,6 +44,11 @@ def start(home: Path, out: Path, *settings: str, device: str = DEVICE, resume: b
     return out
 
 
+def with_source() -> dict[str, str]:
+    """The environment of a child that imports this source first, and whatever else this process finds by PYTHONPATH."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))}
+
+
 def losses(run: Path) -> list[float]:
     return [entry["loss"] for entry in entries(run) if entry["kind"] in ("train", "valid")]
 
@@ -143,7 +148,7 @@ def test_decoding_is_that_of_a_cpu_and_continues_to_the_last_bit(
 
 def test_commands_run_there(home: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "transformer_xl"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = with_source()
     environment.pop("TRITON_INTERPRET", None)
     run = str(tmp_path / "run")
     for arguments in (
@@ -162,7 +167,7 @@ def test_one_process_of_torchrun_uses_its_gpu(home: Path, tmp_path: Path) -> Non
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "transformer_xl"]
     command += ["train", str(home / "tiny.toml"), "--corpus", str(home / "text.txt"), "--out", str(tmp_path / "run")]
     command += ["--set", f"train.device={DEVICE}", "--set", "model.dropout=0"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = with_source()
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "run") == pytest.approx(losses(alone), abs=1e-4)

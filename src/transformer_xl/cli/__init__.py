@@ -38,6 +38,7 @@ from transformer_xl.errors import (
     ToldElsewhereError,
     TxlError,
     lacks_memory,
+    no_memory,
     one_line,
     system_reason,
 )
@@ -138,7 +139,7 @@ def _call(arguments: list[str] | None) -> None:
     except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
-        _complain(error, "not enough memory for what was asked; lower its numbers, such as --mem-len or --batch-size")
+        _complain(error, f"{no_memory(error)} for what was asked; lower its numbers, such as --mem-len or --batch-size")
         sys.exit(1)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import Parameter
 
@@ -89,6 +89,7 @@ def evaluate(
     clamp_len: int | None = None,
     ext_len: int | None = None,
     precision: Precision = "auto",
+    temperature: float | Literal["auto"] | None = None,
     adapting: Adapting = Adapting(),
     opening: Opening = Opening(),
     compare_memory: Flag = False,
@@ -105,6 +106,7 @@ def evaluate(
         txl eval runs/mine --file other.txt --json
         txl eval runs/mine --dynamic rms
         txl eval runs/mine --cache 2000
+        txl eval runs/mine --temperature auto
         txl eval runs/mine --per-token nats.tsv
         txl eval runs/mood --file test.tsv
 
@@ -124,6 +126,7 @@ def evaluate(
         clamp_len: largest distance told apart.
         ext_len: tokens before each segment read again with it instead of remembered.
         precision: of the matrix products; auto takes what the processor does fast, int8 rounds the weights.
+        temperature: divides the scores, as in txl generate; auto takes the best one for the validation split.
         adapting: what adapts to the text while it is read; the run itself stays as it is.
         opening: how the run is opened.
         compare_memory: score once more without memory, and say what it is worth.
@@ -139,13 +142,17 @@ def evaluate(
         batch_size = 1 if batch_size is None else batch_size
         if batch_size > 1:
             raise ConfigError(f"--dynamic reads from beginning to end in one lane; leave --batch-size ({batch_size}) out")
+    if temperature is not None and adapting:
+        raise ConfigError(f"--temperature is for a model that stays as it is; leave it or {adapting.in_words} out")
+    if isinstance(temperature, float) and not 0 < temperature < math.inf:
+        raise ConfigError(f"--temperature ({temperature:g}) must be above 0 and finite; 1 leaves the scores as they are")
     check_run(run)
     from transformer_xl.model.precision import precision_of_segments
     from transformer_xl.opening import not_scored
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.reading.dynamic import precision_of_learning
+    from transformer_xl.reading.evaluation import TEMPERATURES, best_temperature, write_token_nats
     from transformer_xl.reading.evaluation import evaluate as score_stream
-    from transformer_xl.reading.evaluation import write_token_nats
     from transformer_xl.world import joined
 
     with joined() as world:
@@ -157,7 +164,7 @@ def evaluate(
         if opened.any_model.config.head is not None:
             own = {"tgt-len": tgt_len, "mem-len": mem_len, "same-length": same_length, "clamp-len": clamp_len}
             own |= {"ext-len": ext_len, "per-token": per_token, "compare-memory": compare_memory or None}
-            own |= {"dynamic": dynamic, "cache": cache}
+            own |= {"dynamic": dynamic, "cache": cache, "temperature": temperature}
             if given := next((name for name, value in own.items() if value is not None), None):
                 raise ConfigError(f"--{given} is for models that predict tokens; '{run}' is fine-tuned and reads whole texts")
             asked = {"batch_size": batch_size, "precision": precision, "quiet": quiet, "json_": json_}
@@ -165,7 +172,7 @@ def evaluate(
             return
         if opened.any_model.config.predicts == "target":
             own = {"tgt-len": tgt_len, "same-length": same_length, "clamp-len": clamp_len, "ext-len": ext_len}
-            _check_rows(own | {"per-token": per_token, "dynamic": dynamic, "cache": cache})
+            _check_rows(own | {"per-token": per_token, "dynamic": dynamic, "cache": cache, "temperature": temperature})
             asked = {"mem_len": mem_len, "batch_size": batch_size, "precision": precision, "compare_memory": compare_memory}
             _evaluate_targets(opened, choice, world, **asked, quiet=quiet, json_=json_)
             return
@@ -185,9 +192,11 @@ def evaluate(
             chosen = (precision_of_learning if dynamic else precision_of_segments)(precision, opened.device)
             text = choice.text(opened)
             training_text = _training_text(opened, choice) if adapting.dynamic == "rms" else None
+            chosen_on = _validation_text(opened, choice) if temperature == "auto" else None
             mind_busy_cores(opened, quiet=not world.first)
         if opened.config.predicts == "answer token":
             own = {"dynamic": dynamic, "cache": cache, "per-token": per_token, "ext-len": ext_len}
+            own |= {"temperature": temperature}
             if given := next((name for name, value in own.items() if value is not None), None):
                 raise ConfigError(f"--{given} is for streams; '{run}' has learned answers, and reads documents one by one")
             asked = {"compare_memory": compare_memory, "quiet": quiet, "json_": json_}
@@ -195,9 +204,10 @@ def evaluate(
             return
         if not world.alone:
             model = opened.model.config.model_dump(mode="json")
-            world.check_same(model=model, text=text.digest(), precision=chosen)
+            texts = {"text": text.digest(), "validation": chosen_on and chosen_on.digest()}
+            world.check_same(model=model, **texts, precision=chosen)
 
-        def measure(reading: "Reading", what: str = "scoring", **adapts: Any) -> "Score":
+        def measure(reading: "Reading", what: str = "scoring", text: "Text" = text, **adapts: Any) -> "Score":
             with progress(what, (len(text.ids) - 1) // world.size, hidden=quiet or not world.first) as bar:
                 return score_stream(
                     opened.model,
@@ -212,7 +222,12 @@ def evaluate(
                     **adapts,
                 )
 
-        score = plain = measure(reading)
+        divisor = temperature
+        if chosen_on is not None:
+            tried = measure(reading, "choosing the temperature", chosen_on, temperature=TEMPERATURES)
+            divisor = best_temperature(tried.nats_at)
+        divides: dict[str, Any] = {} if divisor is None else {"temperature": (divisor, 1.0)}
+        score = plain = measure(reading, **divides)
         with world.agreed():
             if not math.isfinite(score.loss):
                 raise TrainingError(f"the loss of '{run}' in {chosen} is not a finite number; {score.doubt}")
@@ -226,7 +241,7 @@ def evaluate(
             score = replace(score, seconds=score.seconds + training_seconds)
         without = None
         if compare_memory:
-            without = measure(reading.without_memory(), "scoring without memory", dynamic=dynamic, cache=cache)
+            without = measure(reading.without_memory(), "scoring without memory", dynamic=dynamic, cache=cache, **divides)
     if not world.first:
         return
     if score.doubt:
@@ -235,16 +250,27 @@ def evaluate(
         write_token_nats(per_token, text.ids, score.token_nats, opened.tokenizer)
     if json_:
         figures = {"run": str(run), "text": text.what, "precision": chosen, "reading": vars(reading), **score.as_dict()}
+        if divisor is not None:
+            figures |= {"temperature": divisor, "temperature_chosen_on": chosen_on and chosen_on.what}
+            figures |= {"plain": replace(score, nats=score.nats_at[1.0]).as_dict()}
         if adapting:
             figures |= {"dynamic": dynamic and dynamic.as_dict(), "cache": cache and cache.as_dict(), "plain": plain.as_dict()}
         print(json.dumps(figures | ({"without_memory": without.as_dict()} if without else {})))
         return
     settings = [f"dynamic evaluation ({_listed(dynamic.as_dict())})"] if dynamic else []
     settings += [f"cache ({_listed(cache.as_dict())})"] if cache else []
+    settings += [] if divisor is None else [f"temperature {divisor:g}"]
     unit = opened.tokenizer.counts
     _print(score, ", ".join([text.what, reading.in_words(opened.model.config), *settings, chosen]), unit)
     if left_out := not_scored(opened.tokenizer):
         print(f"  {left_out}")
+    if divisor is not None:
+        undivided = score.nats_at[1.0] / score.tokens
+        how = f"temperature {divisor:g}" + (f", the best on the {chosen_on.what}," if chosen_on else "")
+        print(
+            f"with {how} {score.loss:.4f} nats per token, without {undivided:.4f}: "
+            f"worth {undivided - score.loss:z.4f} nats per token"
+        )
     if adapting:
         print(
             f"without {adapting.in_words} {plain.loss:.4f} nats per token in {plain.seconds:.1f} s, with "
@@ -266,6 +292,14 @@ def _training_text(opened: "Opened", choice: TextChoice) -> "Text":
     if not opened.is_run and choice.corpus is None:
         raise ConfigError(f"--dynamic rms reads training text, and '{opened.source}' is a model without any; use --dynamic sgd")
     return opened.text(split="train", corpus=choice.corpus, limit=_TRAINING_TOKENS)
+
+
+def _validation_text(opened: "Opened", choice: TextChoice) -> "Text":
+    if not opened.is_run and choice.corpus is None:
+        raise ConfigError(
+            f"--temperature auto reads a validation split, and '{opened.source}' is a model without a corpus; give a number"
+        )
+    return opened.text(split="valid", corpus=choice.corpus)
 
 
 def _mean_squares(opened: "Opened", text: "Text", reading: "Reading", precision: Any, *, quiet: bool) -> "dict[str, Tensor]":

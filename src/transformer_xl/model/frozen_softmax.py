@@ -1,9 +1,9 @@
 """The softmax with frozen weights, as inference computes it; an adaptive one cluster by cluster.
 
-Shapes: X tokens, D d_model, E width of a cluster's vectors, V vocabulary.
+Shapes: X tokens, D d_model, E width of a cluster's vectors, V vocabulary, K temperatures.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -92,6 +92,26 @@ class FrozenSoftmax:
         n_chunk = max(1, _CHUNK_ELEMENTS // max(len(cluster.bias) for cluster in self.clusters))
         chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
         return torch.cat([self._nll(h, label) for h, label in chunks])
+
+    def nll_at(self, h_XD: Tensor, label_X: Tensor, temperatures: Sequence[float]) -> Tensor:
+        """Return nats (K, X) of each token's label at some temperatures, all above 0; 0 where the label is -100.
+
+        At temperature t a token has probability p^(1/t) / Σ p^(1/t), summed over the whole vocabulary, as in `Sampling`. With
+        an adaptive softmax this needs the scores of every tail for every token.
+
+        Raises:
+            TokenizerError: another label outside the vocabulary.
+        """
+        check_ids(label_X[label_X != _NOT_SCORED], vocab_size=self.borders[-1])
+        n_chunk = max(1, _CHUNK_ELEMENTS // self.borders[-1])
+        chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
+        nats_KX = torch.cat([self._nll_at(h, label, temperatures) for h, label in chunks], dim=-1)
+        return nats_KX.masked_fill(label_X == _NOT_SCORED, 0.0)
+
+    def _nll_at(self, h_XD: Tensor, label_X: Tensor, temperatures: Sequence[float]) -> Tensor:
+        scores = self.logits(h_XD)
+        own = scores.gather(-1, label_X.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return torch.stack([(scores / t).logsumexp(-1) - own / t for t in temperatures])
 
     def _nll(self, h_XD: Tensor, label_X: Tensor) -> Tensor:
         own, tails = self.head(h_XD)

@@ -2,6 +2,7 @@
 
 import contextlib
 import platform
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -9,7 +10,9 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.console import warn
+from transformer_xl.errors import ConfigError, did_you_mean, lacks_memory
+from transformer_xl.process import is_reporter
 
 Precision = Literal["fp32", "bf16", "fp16"]
 """The type of matrix products in training."""
@@ -25,20 +28,37 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.bfloat16
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of a name; `auto` takes a GPU if there is one.
+    """Return the device of a name; `auto` takes a GPU if there is one, and warns of one that cannot be used.
 
     Raises:
         ConfigError: no such device here.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        for each in told if name == "cpu" else ():
+            reason, remedy = _why_not(str(each.message).removeprefix("CUDA initialization: "))
+            warn(f"the GPU cannot be used ({reason}), so this computes on the CPU; {remedy}", quiet=not is_reporter())
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # "meta" makes tensors, but computes nothing
     except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0].partition(". ")[0]
-        raise ConfigError(f"device '{name}' cannot be used here ({reason}); use auto or cpu") from None
+        reason, remedy = _why_not(str(error), full=lacks_memory(error))
+        raise ConfigError(f"device '{name}' cannot be used here ({reason}); {remedy}") from None
     return device
+
+
+def _why_not(message: str, *, full: bool = False) -> tuple[str, str]:
+    """Return why a device cannot be used, from what torch says about it, and what to do."""
+    reason = message.strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
+    if full:
+        return reason, "other processes fill it: wait for them, choose another GPU with CUDA_VISIBLE_DEVICES, or use cpu"
+    if "driver" in reason and "too old" in reason:
+        return reason, f"update the driver, install a torch for it (this one is for CUDA {torch.version.cuda}), or use cpu"
+    if "not compiled with CUDA" in reason:
+        return reason, "use auto or cpu, or install a torch for CUDA"
+    return reason, "use auto or cpu"
 
 
 def processor() -> str:

@@ -78,6 +78,24 @@ def free_bytes(device: torch.device) -> int | None:
     return min(known) + _held() if known else None
 
 
+_MUCH = 1 / 4
+"""Share of a GPU's memory; what a desktop and CUDA itself take is less."""
+
+
+def shared(device: torch.device) -> str | None:
+    """Say how much of a GPU's memory other processes hold, if that is much; None if it is not, or there is no GPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
+    if others <= _MUCH * total:
+        return None
+    return (
+        f"other processes hold {in_bytes(others)} of the {in_bytes(total)} of {device}, and {in_bytes(free)} are free, so this "
+        "may be slow or run out of memory"
+    )
+
+
 def _available() -> Iterator[int]:
     """Yield what the system says that it could give."""
     with suppress(OSError, ValueError, StopIteration):

@@ -8,7 +8,7 @@ holds what it would hold if one lane had read everything.
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -117,6 +117,7 @@ class Score:
         token_nats: float32 (tokens,), nats of each token in order; None unless asked for.
         share: part of the text that was read, where `tokens` does not say it, because they are targets.
         state: from which `evaluate` goes on: tensors on the CPU by name; None unless asked for.
+        nats_at: total nats by temperature, of all temperatures asked for.
     """
 
     nats: float
@@ -127,6 +128,7 @@ class Score:
     token_nats: np.ndarray | None = field(default=None, repr=False)
     share: float = 1.0
     state: dict[str, torch.Tensor] | None = field(default=None, repr=False)
+    nats_at: Mapping[float, float] = field(default_factory=dict, repr=False)
 
     @property
     def loss(self) -> float:
@@ -198,6 +200,7 @@ def evaluate(
     cache: Cache | None = None,
     state: Mapping[str, torch.Tensor] | None = None,
     keep_state: bool = False,
+    temperature: float | Sequence[float] = 1.0,
     per_token: bool = False,
     on_tokens: Callable[[int], object] | None = None,
     world: World | None = None,
@@ -229,6 +232,9 @@ def evaluate(
             of that text, whose length, less 1, must be a multiple of `tgt_len` to give the score of one text. `batch_size`
             must be 1.
         keep_state: return what is needed to go on, as `Score.state`; `batch_size` must be 1.
+        temperature: divides the scores before the softmax, as `Sampling.temperature` does: p becomes p^(1/t) / Σ p^(1/t). Of
+            several, the score is that of the first, and `Score.nats_at` has the total nats of each. Neither dynamic evaluation
+            nor a cache goes with another than 1.
         per_token: keep the nats of every token.
         on_tokens: called with the number of tokens just scored here, for progress bars.
         world: the processes that score the stream together, each with the same arguments; None: this one alone.
@@ -240,8 +246,9 @@ def evaluate(
     Raises:
         CorpusError: fewer than two tokens.
         TokenizerError: ids outside the model's vocabulary.
-        ConfigError: sizes below 1, an unknown precision, `mem_len`, `clamp_len` and `same_length` that cannot work together, a
-            model that does not read from left to right, or what cannot be done with dynamic evaluation, a cache or a state.
+        ConfigError: sizes below 1, a temperature that is not above 0, an unknown precision, `mem_len`, `clamp_len` and
+            `same_length` that cannot work together, a model that does not read from left to right, or what cannot be done with
+            dynamic evaluation, a cache or a state.
         TrainingError: dynamic evaluation diverged.
         ValueError: ids that are not integers, or of another shape.
 
@@ -263,6 +270,8 @@ def evaluate(
             f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1, and ext_len ({ext_len}) at least 0"
         )
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    temperatures = tuple(map(float, temperature if isinstance(temperature, Sequence) else [temperature]))
+    _check_temperatures(temperatures, model, adapts=dynamic is not None or cache is not None)
     everyone = world or World()
     carried = state is not None or keep_state
     _check_alone(model, everyone, batch_size, dynamic=dynamic is not None, cache=cache is not None, carried=carried)
@@ -271,7 +280,7 @@ def evaluate(
     chosen = (precision_of_learning if dynamic else precision_of_segments)(precision, model.device)
     world = World() if model.is_sharded else everyone
     token_nats = torch.zeros(n_predicted, dtype=torch.float32) if per_token else None
-    begin, total = time.perf_counter(), 0.0
+    begin, totals = time.perf_counter(), [0.0] * len(temperatures)
     with scoring(model):
         view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
         view.check_memory()
@@ -280,23 +289,60 @@ def evaluate(
         n_before = view.reach(tgt_len) + (math.ceil(cache.size / tgt_len) * tgt_len if cache else 0)
         n_lane = max(1, min(batch_size, n_predicted // max(n_before + ext_len, 1)))
         lanes = Lanes(ids, n_lane, tgt_len=tgt_len, ext_len=ext_len, world=world)
-        rows = _Rows(view, lanes, n_before, dynamic, cache, tgt_len=tgt_len, precision=chosen, execution=execution)
+        how: dict[str, Any] = {"tgt_len": tgt_len, "precision": chosen, "execution": execution}
+        rows = _Rows(view, lanes, n_before, dynamic, cache, temperatures, **how)
         if state is not None:
             rows.put(state)
         for segment, nll in rows.nats():
-            total += float(nll.double().sum())
+            totals = [total + float(own.double().sum()) for total, own in zip(totals, nll, strict=True)]
             if token_nats is not None:
-                token_nats[segment.places[segment.is_scored]] = nll[segment.is_scored].float()
+                token_nats[segment.places[segment.is_scored]] = nll[0][segment.is_scored].float()
             if on_tokens:
                 on_tokens(int(segment.is_scored.sum()))
         left = rows.take() if keep_state else None
     # all processes need the same bits: if each has read all lanes, devices may differ in the last bit
-    (total,) = (everyone.from_first(total),) if model.is_sharded else world.sum(total)
+    totals = everyone.from_first(totals) if model.is_sharded else world.sum(*totals)
     if token_nats is not None:
         world.add_(token_nats)
     seconds = time.perf_counter() - begin
     kept = None if token_nats is None else token_nats.numpy()
-    return Score(total, n_predicted, n_characters or n_predicted, n_bytes, seconds, kept, state=left)
+    nats_at = dict(zip(temperatures, totals, strict=True))
+    return Score(totals[0], n_predicted, n_characters or n_predicted, n_bytes, seconds, kept, state=left, nats_at=nats_at)
+
+
+TEMPERATURES = tuple(i / 20 for i in range(14, 31))
+"""Candidates for `best_temperature`, from 0.7 to 1.5; reading a text once scores it at all of them."""
+
+
+def best_temperature(nats_at: Mapping[float, float]) -> float:
+    """Return the temperature with the fewest nats, to three digits; see `Score.nats_at`.
+
+    In 1/t the nats are convex: a sum of linear functions and of log Σ exp. So the least is beside the best candidate, at the
+    vertex of the parabola through it and its neighbors; an end of the range stays what it is.
+
+    Example:
+        >>> best_temperature({t: (1 / t - 0.8) ** 2 for t in TEMPERATURES})
+        1.25
+    """
+    tried = sorted(nats_at, reverse=True)
+    best = min(range(len(tried)), key=lambda i: nats_at[tried[i]])
+    if not 0 < best < len(tried) - 1:
+        return tried[best]
+    near = tried[best - 1 : best + 2]
+    curve = np.polyfit([1 / t - 1 / tried[best] for t in near], [nats_at[t] - nats_at[tried[best]] for t in near], 2)
+    return round(float(1 / (1 / tried[best] - curve[1] / (2 * curve[0]))), 3) if curve[0] > 0 else tried[best]
+
+
+def _check_temperatures(temperatures: tuple[float, ...], model: LanguageModel, *, adapts: bool) -> None:
+    """Refuse temperatures that are no divisors, and others than 1 where scores are not all at hand or are mixed."""
+    if not temperatures or not all(0 < t < math.inf for t in temperatures):
+        raise ConfigError(f"temperature ({', '.join(map(str, temperatures))}) must be above 0 and finite; 1 changes nothing")
+    if temperatures == (1.0,):
+        return
+    if adapts:
+        raise ConfigError("a temperature is for a model without dynamic evaluation and without a cache; leave one of them out")
+    if model.is_sharded:
+        raise ConfigError("a temperature needs all weights in one process; do not shard the model")
 
 
 def _check_alone(model: LanguageModel, world: World, batch_size: int, *, dynamic: bool, cache: bool, carried: bool) -> None:
@@ -321,12 +367,13 @@ class _Rows:
         n_before: int,
         dynamic: Dynamic | None,
         cache: Cache | None,
+        temperatures: tuple[float, ...],
         *,
         tgt_len: int,
         precision: InferencePrecision,
         execution: Execution,
     ) -> None:
-        self._lanes, self._n_before = lanes, n_before
+        self._lanes, self._n_before, self._temperatures = lanes, n_before, temperatures
         self._n_cold = lanes.n_cold if n_before else lanes.n_lane  # rows that begin without memory
         n_row = lanes.n_lane - self._n_cold or self._n_cold or 1
         self.stream: Stream
@@ -340,7 +387,10 @@ class _Rows:
         self.cache = CacheRows(cache, n_row, **sizes, dtype=dtype, device=view.device) if cache else None
 
     def nats(self) -> Iterator[tuple[Cut, torch.Tensor]]:
-        """Yield each segment of all lanes with the nats of its tokens (lanes, W) on the CPU, 0 where there is no label."""
+        """Yield each segment of all lanes with the nats of its tokens at each temperature, (K, lanes, W) on the CPU.
+
+        They are 0 where there is no label.
+        """
         if not self._lanes.n_lane:
             return
         if self._n_cold < self._lanes.n_lane:  # let the other lanes read what stands before them
@@ -385,11 +435,13 @@ class _Rows:
         self.stream.put(0, memory)
 
     def _score(self, segment: Cut) -> torch.Tensor:
+        if self._temperatures != (1.0,):
+            return self.stream.score_at(segment.ids, segment.labels, self._temperatures, n_pad=segment.n_pad)
         if not self.cache:
-            return self.stream.score(segment.ids, segment.labels, n_pad=segment.n_pad)
+            return self.stream.score(segment.ids, segment.labels, n_pad=segment.n_pad)[None]
         h_BTD, nats_BT = self.stream.read_and_score(segment.ids, segment.labels, n_pad=segment.n_pad)
         n = segment.n_context
-        return torch.cat([nats_BT[:, :n], self.cache.mix(nats_BT[:, n:], *_new(segment, h_BTD))], dim=1)
+        return torch.cat([nats_BT[:, :n], self.cache.mix(nats_BT[:, n:], *_new(segment, h_BTD))], dim=1)[None]
 
 
 def _new(segment: Cut, h_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

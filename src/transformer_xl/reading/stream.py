@@ -115,6 +115,13 @@ class Stream(ABC):
         h_BTD = self.read(ids.to(device), n_pad=None if n_pad is None else n_pad.to(device))
         return h_BTD, self.nll(h_BTD, labels.to(device)) if (labels >= 0).any() else h_BTD.new_zeros(labels.shape)
 
+    @torch.no_grad()
+    def score_at(self, ids: Tensor, labels: Tensor, temperatures: Sequence[float], *, n_pad: Tensor | None = None) -> Tensor:
+        """Read one segment (B, T) in all rows, and return the nats (K, B, T) of its labels at K temperatures."""
+        device = self.model.device
+        h_BTD = self.read(ids.to(device), n_pad=None if n_pad is None else n_pad.to(device))
+        return self.softmax.nll_at(h_BTD.flatten(0, 1), labels.to(device).flatten(), temperatures).unflatten(1, labels.shape)
+
     def prepend(self, n: int) -> None:
         """Put `n` rows that have read nothing before the others, so that all can be read at once."""
         raise NotImplementedError("only streams that read segments score lanes")

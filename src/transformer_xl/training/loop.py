@@ -6,8 +6,8 @@ first process writes files and prints.
 
 import math
 import signal
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -15,8 +15,9 @@ from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.checkpoint.store import Checkpoint
 from transformer_xl.config import RunConfig, merge
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError
+from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, lacks_memory, no_memory
 from transformer_xl.model.precision import Precision
+from transformer_xl.model.room import shared
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.process import stop_signals
 from transformer_xl.training.display import Display
@@ -31,6 +32,30 @@ from transformer_xl.world import World
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 Ending = TypeVar("Ending")
+
+
+class NoRoomError(TrainingError):
+    """Memory ran out in a run with these settings."""
+
+    def __init__(self, message: str, config: RunConfig) -> None:
+        super().__init__(message)
+        self.config = config
+
+
+@contextmanager
+def _room(config: RunConfig, directory: RunDirectory) -> Iterator[None]:
+    """Turn a lack of memory into a `NoRoomError` with what to change; what was saved stays."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        steps = directory.store().steps() if directory.holds_run else ()
+        goes_on = f"; step {max(steps):,} is saved, and --resume goes on from it" if steps else ""
+        config = directory.config() if directory.holds_run else config  # with the size of the vocabulary
+        lanes = f"{config.train.batch_size // config.train.accumulate:,} lanes of {config.train.tgt_len:,} tokens at once"
+        remedy = "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len"
+        raise NoRoomError(f"{no_memory(error)} for {lanes}; {remedy}{goes_on}", config) from None
 
 
 def conduct(
@@ -59,7 +84,7 @@ def conduct(
     Returns:
         What `end` returns.
     """
-    with ExitStack() as held:
+    with _room(config, directory), ExitStack() as held:
         with world.agreed():
             lock = held.enter_context(directory.locked()) if world.first else None
         held.enter_context(deterministic(config.train.deterministic))
@@ -115,6 +140,8 @@ def open_files(
         The settings, with the number of threads that was chosen; the trainer; the log, in the first process; the bytes of a
         checkpoint.
     """
+    if told := shared(device):
+        display.warn(told)
     size = checkpoint_bytes(model, train=config.train, optim=config.optim)
     trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision, world=world, device=device)
     if fresh and (threads := choose_threads(trainer, warn=display.warn)):
