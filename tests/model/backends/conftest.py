@@ -21,7 +21,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let short sequences have several tiles."""
     from transformer_xl.model.backends import fused
 
-    monkeypatch.setattr(fused, "tile_of", lambda d_head, dtype: fused.Tile(16, 4, 4))
+    tiles = fused.Tiles(fused.Tile(32, 16, 4), fused.Tile(16, 32, 4), fused.Tile(16, 16, 4))
+    monkeypatch.setattr(fused, "tiles_of", lambda d_head, dtype: tiles)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from transformer_xl.model.attention.equation import hidden_keys, relative_attent
 pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
 
 from transformer_xl.model.backends import fused, fused_kernels, fused_ranked_kernels
-from transformer_xl.model.backends.fused import fused_attention, tile_of
+from transformer_xl.model.backends.fused import fused_attention, tiles_of
 
 # where there is a GPU, `make test-gpu` runs the kernels on it
 pytestmark = [
@@ -176,7 +176,7 @@ def test_a_compiled_layer_calls_the_kernels_as_they_are():
 
 def test_wide_heads_in_fp32_take_smaller_tiles(monkeypatch):
     monkeypatch.undo()
-    assert tile_of(128, torch.float32).width < tile_of(64, torch.float32).width < tile_of(64, torch.bfloat16).width
+    assert tiles_of(128, torch.float32) < tiles_of(64, torch.float32) < tiles_of(64, torch.bfloat16)
 
 
 @pytest.mark.slow
