@@ -52,6 +52,7 @@ class Tile(NamedTuple):
     keys: int
     warps: int
     stages: int = 3
+    registers: int | None = None
 
 
 class Tiles(NamedTuple):
@@ -97,7 +98,7 @@ class _FusedAttention(torch.autograd.Function):
         for part in parts(q, launch.n_column):
             k_, v_, out_ = (x[part.rows, :, part.heads] for x in (k, v, out))
             log_sum_ = log_sum[part.rows, part.heads]
-            qu, qv = _with_biases(q, u, v_bias, out, log_sum, seed, launch, part)
+            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part)
             position = qv @ _position_keys(r, part, launch).transpose(1, 2)
             tensors = (qu, k_, v_, position, first[part.rows], out_, log_sum_, seed)
             strided = (qu, k, v, out, log_sum, first)
@@ -120,10 +121,11 @@ class _FusedAttention(torch.autograd.Function):
             of_rows = (k, v, grad, grad_q, grad_k, grad_v)
             k_, v_, grad_, grad_q_, grad_k_, grad_v_ = (x[part.rows, :, part.heads] for x in of_rows)
             first_, log_sum_, mean_ = first[part.rows], log_sum[part.rows, part.heads], mean[part.rows, part.heads]
-            qu, qv = _with_biases(q, u, v_bias, out, log_sum, seed, launch, part, grad=grad, mean=mean)
             r_windows = _position_keys(r, part, launch)
+            grad_position = torch.empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), launch.n_column, dtype=q.dtype, device=q.device)
+            gradients = (grad, mean, grad_position)
+            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part, gradients)
             position = qv @ r_windows.transpose(1, 2)
-            grad_position = torch.zeros_like(position)  # kernels write what is seen
             tensors = (qu, k_, v_, position, first_, grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position, seed)
             strided = (qu, k, v, out, log_sum, first, grad_k)
             constants = {"SPLIT": KEY_SPLIT, "AHEAD": AHEAD, "KEYS_FIRST": KEYS_FIRST}
@@ -137,8 +139,8 @@ class _FusedAttention(torch.autograd.Function):
 
 
 def _with_biases(
-    q: Tensor, u: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, seed: Tensor, launch: "Launch", part: "Part",
-    *, grad: Tensor | None = None, mean: Tensor | None = None,
+    q: Tensor, u: Tensor, v: Tensor, first: Tensor, out: Tensor, log_sum: Tensor, seed: Tensor, launch: "Launch", part: "Part",
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the scaled queries of a part with u, (B, T, N, H), and with v by phase, (8·N, B·U, H); see `fused_kernels.py`.
 
@@ -146,12 +148,13 @@ def _with_biases(
     weight * (grad_weight - sum(grad_weight * weight)), and that sum over keys is also grad · out.
     """
     _, T, _, H = q.shape
+    grad, mean, grad_position = gradients
     qu = torch.empty(part.n_row, T, part.n_head, H, dtype=q.dtype, device=q.device)
     qv = torch.empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), H, dtype=q.dtype, device=q.device)
     q_, out_, grad_ = (None if x is None else x[part.rows, :, part.heads] for x in (q, out, grad))
     mean_ = None if mean is None else mean[part.rows, part.heads]
-    tensors = (q_, u[part.heads], v[part.heads], out_, grad_, qu, qv, mean_, seed)
-    launch(kernels.query_kernel, "queries", part, tensors, (q, u, v, qu, out, log_sum))
+    tensors = (q_, u[part.heads], v[part.heads], out_, grad_, first[part.rows], qu, qv, mean_, grad_position, seed)
+    launch(kernels.query_kernel, "queries", part, tensors, (q, u, v, qu, out, log_sum, first))
     return qu, qv
 
 
@@ -259,6 +262,7 @@ class Launch(NamedTuple):
                 PRECISION=self.precision,
                 num_warps=tile.warps,
                 num_stages=tile.stages,
+                maxnreg=tile.registers,
                 **constants,
             )
 

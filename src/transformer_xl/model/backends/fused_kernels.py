@@ -128,14 +128,15 @@ def score_gradient(
 
 @jit
 def query_kernel(
-    q, u, v, out, grad, qu, qv, mean, seed_at,
-    q_row, q_head, q_t, u_head, v_head, qu_row, qu_head, qu_t, out_row, out_head, out_t, sum_row, sum_head,
+    q, u, v, out, grad, first, qu, qv, mean, grad_position, seed_at,
+    q_row, q_head, q_t, u_head, v_head, qu_row, qu_head, qu_t, out_row, out_head, out_t, sum_row, sum_head, first_row,
     T, S, C, B, part, dropatt,
     H: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add u and v to a block of queries and scale them; those with v are written in phases, with zeros after the last.
 
-    Before the backward pass, also sum the products of an output and its gradient.
+    Before the backward pass, also sum the products of an output and its gradient, and write zeros as the gradients of scores
+    that no program of keys writes: those of positions before the first key that a query sees, and after its own.
     """
     n_tile = tl.cdiv(T, Q)  # also of all phases together, because Q is a multiple of eight
     x, row = tl.program_id(0) % n_tile * Q + tl.arange(0, Q), tl.program_id(0) // n_tile
@@ -151,7 +152,8 @@ def query_kernel(
     with_v = (query + tl.load(v + head * v_head + h, mask=h < H, other=0.0).to(tl.float32)[None, :]) * (SCALE * LOG2_E)
     store(qu + batch * qu_row + head * qu_head, with_u, t, T, qu_t, H, P)
     of_phase = tl.cdiv(T, 8)
-    at = ((x % 8 * N + head) * B + batch) * of_phase + x // 8
+    phase, moved = x % 8, x // 8 * 8
+    at = ((phase * N + head) * B + batch) * of_phase + x // 8
     mask = (x < of_phase * 8)[:, None] & (h < H)[None, :]
     with_v = tl.where((t >= 0)[:, None], with_v, 0.0)
     tl.store(qv + (at * H)[:, None] + h[None, :], with_v.to(qv.dtype.element_ty), mask=mask)
@@ -160,6 +162,18 @@ def query_kernel(
         products = tl.load(grad + places, mask=inside, other=0.0).to(tl.float32)
         products *= tl.load(out + places, mask=inside, other=0.0).to(tl.float32)
         tl.store(mean + batch * sum_row + head * sum_head + t, tl.sum(products, 1), mask=t >= 0)
+        C = C // 8 * 8
+        is_query = x < of_phase * 8
+        unseen = tl.where(t >= 0, moved + tl.load(first + batch * first_row + t, mask=t >= 0, other=0), C)
+        unseen = tl.where(is_query, tl.minimum(unseen, C), 0)
+        rows = grad_position + (at * C)[:, None]
+        nothing = tl.zeros([Q, K], grad_position.dtype.element_ty)
+        for column in range(0, tl.max(unseen), K):
+            c = column + tl.arange(0, K)
+            tl.store(rows + c[None, :], nothing, mask=c[None, :] < unseen[:, None])
+        c = C - 16 + tl.arange(0, 16)
+        after = (c[None, :] > (S - 1 - phase)[:, None]) & (c >= 0)[None, :] & is_query[:, None]
+        tl.store(rows + c[None, :], tl.zeros([Q, 16], grad_position.dtype.element_ty), mask=after)
 
 
 @jit
