@@ -70,15 +70,17 @@ def measure(kernel: Any, dtype: str, d_head: int, tile: Any, capability: int, *,
     constants = {"H": d_head, "P": max(16, triton.next_power_of_2(d_head)), "Q": tile.queries, "K": tile.keys}
     constants |= {"DROPS": drops, "PRECISION": "ieee"}
     from transformer_xl.model.backends import fused
-    constants |= {"SPLIT": fused.KEY_SPLIT if "key" in kernel.fn.__name__ else fused.SPLIT, "AHEAD": fused.AHEAD, "KEYS_FIRST": fused.KEYS_FIRST}
+    constants |= {"SPLIT": fused.KEY_SPLIT if "key" in kernel.fn.__name__ else fused.SPLIT, "AHEAD": fused.KEY_AHEAD if "key" in kernel.fn.__name__ else fused.AHEAD, "KEYS_FIRST": fused.KEYS_FIRST}
     constants = {k: v for k, v in constants.items() if k in inspect.signature(kernel.fn).parameters}
     signature = {name: kind_of(name, dtype, constants) for name in inspect.signature(kernel.fn).parameters}
     target = GPUTarget("cuda", capability, 32)
     # what Triton sees when it is called: tensors and strides of whole vectors, so that a load takes eight numbers at once
-    aligned = [i for i, name in enumerate(signature) if name.split("_")[-1] not in (*COUNTS, *constants, "dropatt")]
+    aligned = [
+        i for i, name in enumerate(signature) if name not in (*constants, "dropatt") and name.split("_")[-1] not in COUNTS
+    ]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=target, options={"num_warps": tile.warps, "num_stages": tile.stages})
+    compiled = triton.compile(source, target=target, options={"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers})
     with tempfile.TemporaryDirectory() as folder:
         assembly = Path(folder, "kernel.ptx")
         assembly.write_text(compiled.asm["ptx"])
@@ -98,7 +100,7 @@ def kind_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
     if name in constants:
         return "constexpr"
     kinds = {"seed_at": "*i64", "dropatt": "fp32"}
-    kinds |= dict.fromkeys(("first", "last", "queries", "keys"), "*i32")
+    kinds |= dict.fromkeys(("first", "queries", "keys"), "*i32")
     kinds |= dict.fromkeys(("log_sum", "mean", "more", "grad_more", "grad_biases"), "*fp32")
     if name in kinds:
         return kinds[name]

@@ -1,12 +1,24 @@
 """What tests of kernels share: where they run, with what tiles, and bf16 in Triton's interpreter."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def first_product() -> None:
+    """Multiply once on the GPU: PyTorch warns when the first product of a process is autograd's, whose thread has no context."""
+    if not torch.cuda.is_available():
+        return
+    with warnings.catch_warnings(action="ignore"):
+        one = torch.ones(1, 1, device="cuda", requires_grad=True)
+        (one @ one).sum().backward()
+        torch.cuda.synchronize()
 
 
 @pytest.fixture

@@ -73,13 +73,14 @@ def tiles_of(d_head: int, dtype: torch.dtype) -> Tiles:
         width = 16 if d_head > 64 else 32
         return Tiles(*[Tile(width, width, 8)] * 3)
     if d_head <= 64:
-        return Tiles(Tile(64, 64, 4), Tile(64, 64, 8), Tile(64, 64, 4))
+        return Tiles(Tile(64, 64, 4, 2, 168), Tile(64, 64, 4, 2), Tile(64, 64, 4))
     return Tiles(*[Tile(32, 32, 4 if d_head <= 128 else 8)] * 3)
 
 
 SPLIT = True
 KEY_SPLIT = True
-AHEAD = True
+AHEAD = False
+KEY_AHEAD = False
 KEYS_FIRST = False
 
 
@@ -90,7 +91,7 @@ class _FusedAttention(torch.autograd.Function):
         B, T, N, _ = q.shape
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         u, v_bias = u.contiguous(), v_bias.contiguous()
-        first = first_BT.to(torch.int32).contiguous().expand(B, T)
+        first = first_BT.contiguous().expand(B, T)
         seed = drawn_seed(dropatt, q.device)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         log_sum = torch.empty(B, N, T, dtype=torch.float32, device=q.device)
@@ -128,7 +129,7 @@ class _FusedAttention(torch.autograd.Function):
             position = qv @ r_windows.transpose(1, 2)
             tensors = (qu, k_, v_, position, first_, grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position, seed)
             strided = (qu, k, v, out, log_sum, first, grad_k)
-            constants = {"SPLIT": KEY_SPLIT, "AHEAD": AHEAD, "KEYS_FIRST": KEYS_FIRST}
+            constants = {"SPLIT": KEY_SPLIT, "AHEAD": KEY_AHEAD, "KEYS_FIRST": KEYS_FIRST}
             launch(kernels.key_gradient_kernel, "keys", part, tensors, strided, **constants)
             grad_qv = grad_position @ r_windows
             tensors = (k_, grad_position, first_, grad_qv, grad_q_, grad_biases[part.rows, :, part.heads], seed)
@@ -169,7 +170,7 @@ def _add_by_distance(grad_r_SNH: Tensor, grad_position: Tensor, qv: Tensor) -> N
     """Add the gradients of position keys, of all phases, each moved by its number of rows."""
     n, C, H = len(qv) // 8, grad_position.shape[2], qv.shape[2]
     by_phase = torch.empty(8 * n, 8 + C, H, dtype=qv.dtype, device=qv.device)
-    by_phase[:, :8] = 0  # a phase gives nothing to the rows before its first
+    by_phase[:, :8].zero_()  # a phase gives nothing to the rows before its first
     torch.bmm(grad_position.transpose(1, 2), qv, out=by_phase[:, 8:])
     strides = (n * (8 + C) * H - H, H, (8 + C) * H, 1)
     moved = by_phase.as_strided((8, len(grad_r_SNH), n, H), strides, 8 * H)
@@ -181,7 +182,7 @@ def drawn_seed(dropatt: float, device: torch.device) -> Tensor:
 
     It stays on the device, so that the host does not wait for it and a graph can be captured.
     """
-    return torch.randint(2**62, (1,), device=device) if dropatt else torch.zeros(1, dtype=torch.int64, device=device)
+    return torch.randint(2**62, (1,), device=device) if dropatt else torch.empty(1, dtype=torch.int64, device=device)
 
 
 class Part(NamedTuple):

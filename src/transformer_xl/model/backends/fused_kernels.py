@@ -74,7 +74,7 @@ def _is_visible(s, t, lowest, M):
 @triton.jit
 def _lowest(first, t, T):
     """Load the lowest key that each query sees; queries outside see none, not even those beyond S that fill a tile."""
-    return tl.load(first + t, mask=t < T, other=2147483647)
+    return tl.load(first + t, mask=t < T, other=2147483647).to(tl.int32)
 
 
 @triton.jit
@@ -164,7 +164,7 @@ def query_kernel(
         tl.store(mean + batch * sum_row + head * sum_head + t, tl.sum(products, 1), mask=t >= 0)
         C = C // 8 * 8
         is_query = x < of_phase * 8
-        unseen = tl.where(t >= 0, moved + tl.load(first + batch * first_row + t, mask=t >= 0, other=0), C)
+        unseen = tl.where(t >= 0, moved + tl.load(first + batch * first_row + t, mask=t >= 0, other=0).to(tl.int32), C)
         unseen = tl.where(is_query, tl.minimum(unseen, C), 0)
         rows = grad_position + (at * C)[:, None]
         nothing = tl.zeros([Q, K], grad_position.dtype.element_ty)
@@ -198,7 +198,7 @@ def forward_kernel(
 
     begin, end = tl.min(lowest) // K * K, tl.minimum(S, M + t0 + Q)
     seen_end = tl.maximum((M + t0 + 1) // K * K, begin)
-    seen_begin = tl.minimum(tl.cdiv(tl.max(tl.load(first + t, mask=t < T, other=0)), K) * K, seen_end)
+    seen_begin = tl.minimum(tl.cdiv(tl.max(tl.load(first + t, mask=t < T, other=0).to(tl.int32)), K) * K, seen_end)
     highest, total, attended = begun(Q, P)
     at, inside = _columns(batch, head, t, begin + b, T, C, B, N)
     ahead = tl.load(position + at, mask=inside, other=0.0)
@@ -216,7 +216,12 @@ def forward_kernel(
             else:
                 at, inside = _columns(batch, head, t, s, T, C, B, N)
                 by_position = tl.load(position + at, mask=inside, other=0.0)
-            score = tl.dot(qu_tile, tl.trans(load(k, s, S, k_s, H, P, stage != 1)), input_precision=PRECISION) + by_position
+            k_tile = load(k, s, S, k_s, H, P, stage != 1)
+            score = tl.dot(qu_tile, tl.trans(k_tile), input_precision=PRECISION)
+            if AHEAD:
+                score += by_position
+            else:  # an addition would become the product's initial value, and its load would not be pipelined
+                score = tl.fma(score, 1.0, by_position.to(tl.float32))
             if stage != 1:
                 score = tl.where(_is_visible(s, t, lowest, M), score, float("-inf"))
             v_tile = load(v, s, S, v_s, H, P, stage != 1)
