@@ -40,7 +40,8 @@ def main() -> None:
         given = [Tile(*map(int, tile.split("x"))) for tile in options.tiles]
         for kernel in kernels:
             name = kernel.fn.__name__
-            own = chosen.forward if "forward" in name else chosen.keys if "key" in name else chosen.queries
+            own = chosen.ranked_keys if "ranked_key" in name else chosen.keys if "key" in name else chosen.queries
+            own = chosen.forward if "forward" in name else own
             for tile in given or [own]:
                 row = measure(kernel, dtype, options.d_head, tile, options.capability, drops=options.dropout)
                 say(", ".join(row))
@@ -69,8 +70,6 @@ def measure(kernel: Any, dtype: str, d_head: int, tile: Any, capability: int, *,
 
     constants = {"H": d_head, "P": max(16, triton.next_power_of_2(d_head)), "Q": tile.queries, "K": tile.keys}
     constants |= {"DROPS": drops, "PRECISION": "ieee"}
-    from transformer_xl.model.backends import fused
-    constants |= {"SPLIT": fused.KEY_SPLIT if "key" in kernel.fn.__name__ else fused.SPLIT, "AHEAD": fused.KEY_AHEAD if "key" in kernel.fn.__name__ else fused.AHEAD, "KEYS_FIRST": fused.KEYS_FIRST}
     constants = {k: v for k, v in constants.items() if k in inspect.signature(kernel.fn).parameters}
     signature = {name: kind_of(name, dtype, constants) for name in inspect.signature(kernel.fn).parameters}
     target = GPUTarget("cuda", capability, 32)
@@ -80,7 +79,9 @@ def measure(kernel: Any, dtype: str, d_head: int, tile: Any, capability: int, *,
     ]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=target, options={"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers})
+    compiled = triton.compile(
+        source, target=target, options={"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
+    )
     with tempfile.TemporaryDirectory() as folder:
         assembly = Path(folder, "kernel.ptx")
         assembly.write_text(compiled.asm["ptx"])

@@ -12,7 +12,7 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def first_product() -> None:
-    """Multiply once on the GPU: PyTorch warns when the first product of a process is autograd's, whose thread has no context."""
+    """Multiply once on the GPU: PyTorch warns where the first product of a process is autograd's, in a thread of its own."""
     if not torch.cuda.is_available():
         return
     with warnings.catch_warnings(action="ignore"):
@@ -33,7 +33,8 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let short sequences have several tiles."""
     from transformer_xl.model.backends import fused
 
-    tiles = fused.Tiles(fused.Tile(32, 16, 4), fused.Tile(16, 32, 4), fused.Tile(16, 16, 4))
+    wide, high, square = fused.Tile(16, 32, 4), fused.Tile(32, 16, 4), fused.Tile(16, 16, 4)
+    tiles = fused.Tiles(forward=high, queries=square, keys=wide, ranked_keys=high)
     monkeypatch.setattr(fused, "tiles_of", lambda d_head, dtype: tiles)
 
 

@@ -1,8 +1,8 @@
 """`relative_attention` by the fused kernels of `fused_kernels.py`, which keep no scores and no weights.
 
 Scores of positions P, and what follows from their gradients, are products of the library: (q + v)·rᵀ before a kernel reads P,
-dP·r and dPᵀ·(q + v) after a kernel has written dP. P and dP are computed for a few rows and heads at a time, so that they take
-little memory and are still in the GPU's cache when they are read.
+dP·r and dPᵀ·(q + v) after a kernel has written dP. Where they would take more than `SCRATCH_BYTES`, P and dP are computed for
+some rows and heads at a time.
 
 Results are the same to the last bit every time. Needs Triton and a GPU; with TRITON_INTERPRET=1 it runs on any device, slowly.
 
@@ -56,11 +56,13 @@ class Tile(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The tiles of three kernels: of the forward pass, and for the gradients of keys and values, and of queries."""
+    """The tiles of the kernels: of the forward pass, and for the gradients of queries, and of keys and values."""
 
     forward: Tile
-    keys: Tile
     queries: Tile
+    keys: Tile
+    ranked_keys: Tile
+    """For XLNet, whose kernel holds four more numbers of each query."""
 
 
 def tiles_of(d_head: int, dtype: torch.dtype) -> Tiles:
@@ -71,17 +73,10 @@ def tiles_of(d_head: int, dtype: torch.dtype) -> Tiles:
     """
     if dtype == torch.float32:
         width = 16 if d_head > 64 else 32
-        return Tiles(*[Tile(width, width, 8)] * 3)
+        return Tiles(*[Tile(width, width, 8, 2)] * 4)
     if d_head <= 64:
-        return Tiles(Tile(64, 64, 4, 2, 168), Tile(64, 64, 4, 2), Tile(64, 64, 4))
-    return Tiles(*[Tile(32, 32, 4 if d_head <= 128 else 8)] * 3)
-
-
-SPLIT = True
-KEY_SPLIT = True
-AHEAD = False
-KEY_AHEAD = False
-KEYS_FIRST = False
+        return Tiles(Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 4), Tile(64, 64, 4, 3), Tile(64, 64, 8, 2))
+    return Tiles(*[Tile(32, 32, 4 if d_head <= 128 else 8)] * 4)
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -103,7 +98,7 @@ class _FusedAttention(torch.autograd.Function):
             position = qv @ _position_keys(r, part, launch).transpose(1, 2)
             tensors = (qu, k_, v_, position, first[part.rows], out_, log_sum_, seed)
             strided = (qu, k, v, out, log_sum, first)
-            launch(kernels.forward_kernel, "forward", part, tensors, strided, SPLIT=SPLIT, AHEAD=AHEAD)
+            launch(kernels.forward_kernel, "forward", part, tensors, strided)
         ctx.save_for_backward(q, k, v, r, u, v_bias, first, out, log_sum, seed)
         return out
 
@@ -123,14 +118,13 @@ class _FusedAttention(torch.autograd.Function):
             k_, v_, grad_, grad_q_, grad_k_, grad_v_ = (x[part.rows, :, part.heads] for x in of_rows)
             first_, log_sum_, mean_ = first[part.rows], log_sum[part.rows, part.heads], mean[part.rows, part.heads]
             r_windows = _position_keys(r, part, launch)
-            grad_position = torch.empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), launch.n_column, dtype=q.dtype, device=q.device)
+            grad_position = q.new_empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), launch.n_column)
             gradients = (grad, mean, grad_position)
             qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part, gradients)
             position = qv @ r_windows.transpose(1, 2)
             tensors = (qu, k_, v_, position, first_, grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position, seed)
             strided = (qu, k, v, out, log_sum, first, grad_k)
-            constants = {"SPLIT": KEY_SPLIT, "AHEAD": KEY_AHEAD, "KEYS_FIRST": KEYS_FIRST}
-            launch(kernels.key_gradient_kernel, "keys", part, tensors, strided, **constants)
+            launch(kernels.key_gradient_kernel, "keys", part, tensors, strided)
             grad_qv = grad_position @ r_windows
             tensors = (k_, grad_position, first_, grad_qv, grad_q_, grad_biases[part.rows, :, part.heads], seed)
             launch(kernels.query_gradient_kernel, "queries", part, tensors, (k, out, first, grad_biases))
@@ -160,7 +154,7 @@ def _with_biases(
 
 
 def _position_keys(r_SNH: Tensor, part: "Part", launch: "Launch") -> Tensor:
-    """Return the position keys of a part for each phase, (8·N, C, H): those of phase w begin at row w; zeros follow the last."""
+    """Return a part's position keys for each phase, (8·N, C, H): those of phase w begin at row w; zeros follow the last."""
     padded = F.pad(r_SNH[:, part.heads], (0, 0, 0, 0, 0, launch.n_column + 8 - len(r_SNH)))
     _, n, H = padded.shape
     return padded.as_strided((8 * n, launch.n_column, H), (H, n * H, 1))
@@ -239,11 +233,10 @@ class Launch(NamedTuple):
         part: Part,
         tensors: tuple[Tensor | None, ...],
         strided: tuple[Tensor, ...],
-        **constants: bool,
     ) -> None:
-        """Launch a kernel for all tiles, those of a name in `Tiles`, of a part's rows and heads, with strides of some tensors."""
+        """Launch a kernel for a part's rows and heads, in tiles of a name in `Tiles`, with the strides of some tensors."""
         tile = getattr(self.tiles, name)
-        n_tile = triton.cdiv(self.n_key, tile.keys) if name == "keys" else triton.cdiv(self.tgt_len, tile.queries)
+        n_tile = triton.cdiv(self.n_key, tile.keys) if "keys" in name else triton.cdiv(self.tgt_len, tile.queries)
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with on_device:  # Triton launches on the current device, which may not be that of the tensors
             kernel[n_tile * part.n_row * part.n_head,](
@@ -264,7 +257,6 @@ class Launch(NamedTuple):
                 num_warps=tile.warps,
                 num_stages=tile.stages,
                 maxnreg=tile.registers,
-                **constants,
             )
 
 

@@ -21,6 +21,7 @@ longer than 65,535. Offsets are 64-bit wherever they are multiplied by a stride.
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, C columns of a score of positions, at least S and a
 multiple of eight, Q queries and K keys of a tile, P H rounded up to a power of two.
 """
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -35,7 +36,7 @@ def load(matrix, at, n, stride, H: tl.constexpr, P: tl.constexpr, MASKED: tl.con
     """Load the rows `at` of a matrix (n, H), with zeros for those outside; unmasked, all are inside."""
     h = tl.arange(0, P)
     places = (matrix + at.to(tl.int64) * stride)[:, None] + h[None, :]
-    if MASKED or P != H:
+    if MASKED or P != H:  # noqa: SIM108 (the compiler knows no such expression)
         tile = tl.load(places, mask=(at < n)[:, None] & (h < H)[None, :], other=0.0)
     else:
         tile = tl.load(places)
@@ -106,24 +107,16 @@ def gathered(score, v_tile, highest, total, attended, seed, row, t, s, dropatt, 
 
 @triton.jit
 def score_gradient(
-    score, v_tile, grad_tile, log_sum, mean, seed, row, t, s, dropatt,
-    KEYS_FIRST: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    score, v_tile, grad_tile, log_sum, mean, seed, row, t, s, dropatt, DROPS: tl.constexpr, PRECISION: tl.constexpr
+):
     """Return the gradients of a tile of scores, -inf where they are hidden, and the weights with which values were gathered."""
-    if KEYS_FIRST:
-        weight = tl.exp2(score - log_sum[None, :])
-        grad_weight = tl.dot(v_tile, tl.trans(grad_tile), input_precision=PRECISION)
-    else:
-        weight = tl.exp2(score - log_sum[:, None])
-        grad_weight = tl.dot(grad_tile, tl.trans(v_tile), input_precision=PRECISION)
+    weight = tl.exp2(score - log_sum[:, None])
+    grad_weight = tl.dot(grad_tile, tl.trans(v_tile), input_precision=PRECISION)
     dropped = weight
     if DROPS:
         kept = _kept(seed, row, t, s, dropatt)
-        if KEYS_FIRST:
-            kept = tl.trans(kept)
         grad_weight, dropped = grad_weight * kept, weight * kept
-    grad_score = weight * (grad_weight - (mean[None, :] if KEYS_FIRST else mean[:, None]))
-    return grad_score.to(grad_tile.dtype), dropped.to(grad_tile.dtype)
+    return (weight * (grad_weight - mean[:, None])).to(grad_tile.dtype), dropped.to(grad_tile.dtype)
 
 
 @jit
@@ -182,7 +175,6 @@ def forward_kernel(
     qu_row, qu_head, qu_t, k_row, k_head, k_s, v_row, v_head, v_s, out_row, out_head, out_t, sum_row, sum_head, first_row,
     T, S, C, B, part, dropatt,
     H: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
-    SPLIT: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Attend with one block of queries of one head; one program each."""
     n_tile, M = tl.cdiv(T, Q), S - T
@@ -200,28 +192,17 @@ def forward_kernel(
     seen_end = tl.maximum((M + t0 + 1) // K * K, begin)
     seen_begin = tl.minimum(tl.cdiv(tl.max(tl.load(first + t, mask=t < T, other=0).to(tl.int32)), K) * K, seen_end)
     highest, total, attended = begun(Q, P)
-    at, inside = _columns(batch, head, t, begin + b, T, C, B, N)
-    ahead = tl.load(position + at, mask=inside, other=0.0)
-    for stage in tl.static_range(3 if SPLIT else 1):
-        low, high = begin, end
-        if SPLIT:
-            low = begin if stage == 0 else (seen_begin if stage == 1 else seen_end)
-            high = seen_begin if stage == 0 else (seen_end if stage == 1 else end)
+    for stage in tl.static_range(3):
+        low = begin if stage == 0 else (seen_begin if stage == 1 else seen_end)
+        high = seen_begin if stage == 0 else (seen_end if stage == 1 else end)
         for s0 in range(low, high, K):
             s = s0 + b
-            if AHEAD:
-                by_position = ahead
-                at, inside = _columns(batch, head, t, s + K, T, C, B, N)
-                ahead = tl.load(position + at, mask=inside, other=0.0)
-            else:
-                at, inside = _columns(batch, head, t, s, T, C, B, N)
-                by_position = tl.load(position + at, mask=inside, other=0.0)
+            at, inside = _columns(batch, head, t, s, T, C, B, N)
+            by_position = tl.load(position + at, mask=inside, other=0.0)
             k_tile = load(k, s, S, k_s, H, P, stage != 1)
             score = tl.dot(qu_tile, tl.trans(k_tile), input_precision=PRECISION)
-            if AHEAD:
-                score += by_position
-            else:  # an addition would become the product's initial value, and its load would not be pipelined
-                score = tl.fma(score, 1.0, by_position.to(tl.float32))
+            # an addition would become the product's initial value, and its load would not be pipelined
+            score = tl.fma(score, 1.0, by_position.to(tl.float32))
             if stage != 1:
                 score = tl.where(_is_visible(s, t, lowest, M), score, float("-inf"))
             v_tile = load(v, s, S, v_s, H, P, stage != 1)
@@ -240,7 +221,6 @@ def key_gradient_kernel(
     grad_k_row, grad_k_head, grad_k_s,
     T, S, C, B, part, dropatt,
     H: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
-    SPLIT: tl.constexpr, AHEAD: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one block of keys and values of one head, and of all scores of these keys."""
     n_tile, M = tl.cdiv(S, K), S - T
@@ -265,47 +245,24 @@ def key_gradient_kernel(
     begin = tl.maximum(s0 - M, 0) // Q * Q
     seen_begin = tl.minimum(tl.cdiv(tl.maximum(s0 + K - 1 - M, 0), Q) * Q, tl.maximum(begin, end))
     seen_end = tl.maximum(tl.minimum(unseen, end) // Q * Q, seen_begin)
-    t = begin + a
-    at, inside = _columns(batch, head, t, s, T, C, B, N)
-    ahead = tl.load(position + at, mask=inside, other=0.0)
-    ahead_sum, ahead_mean = tl.load(log_sum + t, mask=t < T, other=0.0), tl.load(mean + t, mask=t < T, other=0.0)
-    for stage in tl.static_range(3 if SPLIT else 1):
-        low, high = begin, end
-        if SPLIT:
-            low = begin if stage == 0 else (seen_begin if stage == 1 else seen_end)
-            high = seen_begin if stage == 0 else (seen_end if stage == 1 else end)
+    for stage in tl.static_range(3):
+        low = begin if stage == 0 else (seen_begin if stage == 1 else seen_end)
+        high = seen_begin if stage == 0 else (seen_end if stage == 1 else end)
         for t0 in range(low, high, Q):
             t = t0 + a
             qu_tile, grad_tile = load(qu, t, T, qu_t, H, P, stage != 1), load(grad, t, T, out_t, H, P, stage != 1)
-            if AHEAD:
-                by_position, log_sum_Q, mean_Q = ahead, ahead_sum, ahead_mean
-                next_t = t + Q
-                next_at, next_inside = _columns(batch, head, next_t, s, T, C, B, N)
-                ahead = tl.load(position + next_at, mask=next_inside, other=0.0)
-                ahead_sum = tl.load(log_sum + next_t, mask=next_t < T, other=0.0)
-                ahead_mean = tl.load(mean + next_t, mask=next_t < T, other=0.0)
-                at, inside = _columns(batch, head, t, s, T, C, B, N)
-            else:
-                at, inside = _columns(batch, head, t, s, T, C, B, N)
-                by_position = tl.load(position + at, mask=inside, other=0.0)
-                log_sum_Q, mean_Q = tl.load(log_sum + t, mask=t < T, other=0.0), tl.load(mean + t, mask=t < T, other=0.0)
-            if KEYS_FIRST:
-                score = tl.dot(k_tile, tl.trans(qu_tile), input_precision=PRECISION) + tl.trans(by_position)
-            else:
-                score = tl.dot(qu_tile, tl.trans(k_tile), input_precision=PRECISION) + by_position
+            at, inside = _columns(batch, head, t, s, T, C, B, N)
+            by_position = tl.load(position + at, mask=inside, other=0.0)
+            log_sum_Q, mean_Q = tl.load(log_sum + t, mask=t < T, other=0.0), tl.load(mean + t, mask=t < T, other=0.0)
+            score = tl.dot(qu_tile, tl.trans(k_tile), input_precision=PRECISION) + by_position
             if stage != 1:
                 visible = _is_visible(s, t, _lowest(first, t, T), M)
-                score = tl.where(tl.trans(visible) if KEYS_FIRST else visible, score, float("-inf"))
+                score = tl.where(visible, score, float("-inf"))
             grad_score, dropped = score_gradient(
-                score, v_tile, grad_tile, log_sum_Q, mean_Q, seed, row, t, s, dropatt, KEYS_FIRST, DROPS, PRECISION
+                score, v_tile, grad_tile, log_sum_Q, mean_Q, seed, row, t, s, dropatt, DROPS, PRECISION
             )
-            if KEYS_FIRST:
-                grad_k_tile = tl.dot(grad_score, qu_tile, grad_k_tile, input_precision=PRECISION)
-                grad_v_tile = tl.dot(dropped, grad_tile, grad_v_tile, input_precision=PRECISION)
-                grad_score = tl.trans(grad_score)
-            else:
-                grad_k_tile = tl.dot(tl.trans(grad_score), qu_tile, grad_k_tile, input_precision=PRECISION)
-                grad_v_tile = tl.dot(tl.trans(dropped), grad_tile, grad_v_tile, input_precision=PRECISION)
+            grad_k_tile = tl.dot(tl.trans(grad_score), qu_tile, grad_k_tile, input_precision=PRECISION)
+            grad_v_tile = tl.dot(tl.trans(dropped), grad_tile, grad_v_tile, input_precision=PRECISION)
             if stage != 1:
                 inside = inside & (t < T)[:, None]
                 tl.store(grad_position + at, grad_score, mask=inside)
@@ -323,7 +280,7 @@ def query_gradient_kernel(
     T, S, C, B, part, dropatt,
     H: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of one block of queries of one head, from those of their scores; their sums are those of u and v."""
+    """Compute the gradients of one block of queries of one head, whose sums are those of u and v, from those of the scores."""
     n_tile, M = tl.cdiv(T, Q), S - T
     tile, row = n_tile - 1 - tl.program_id(0) % n_tile, tl.program_id(0) // n_tile
     t0, N = tile * Q, tl.num_programs(0) // (n_tile * B)

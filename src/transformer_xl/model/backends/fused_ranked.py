@@ -140,7 +140,7 @@ class _FusedRankedAttention(torch.autograd.Function):
             grad_position = torch.zeros_like(position)  # kernels write what is seen
             tensors = (qu_, k_, v_, position, more_, *seen, grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position)
             strided = (qu, k, v, log_sum, grad_k)
-            launch(kernels.ranked_key_gradient_kernel, "keys", part, (*tensors, seed), strided)
+            launch(kernels.ranked_key_gradient_kernel, "ranked_keys", part, (*tensors, seed), strided)
             tensors = (k_, grad_position, *seen, grad_qu_, grad_more_)
             launch(kernels.ranked_query_gradient_kernel, "queries", part, (*tensors, seed), (qu, k, log_sum))
             grad_qv_.copy_((grad_position @ r_NGCH).view(part.n_head, part.n_row, *grad_qv_.shape[1::2]).permute(1, 2, 0, 3))

@@ -7,9 +7,9 @@ They do what the kernels of `fused_kernels.py` do, and share their steps. What d
 - Queries stand at any places. So each says in which column the scores of its positions begin, and key s has the s-th after it.
 - Keys of another text than the query's get one number more, the query's. Its gradient is the sum of their scores' gradients.
 
-Shapes: B batch, T queries of both streams, S keys, N heads, H d_head, C columns of a score of positions, Q queries
-and K keys of a tile, P H rounded up to a power of two. Two int32 tables say what queries and keys are: `queries` (B, 4, T), column, sees, own key and
-text; `keys` (B, 2, S), rank and text.
+Shapes: B batch, T queries of both streams, S keys, N heads, H d_head, C columns of a score of positions, Q queries and K keys of
+a tile, P H rounded up to a power of two. Two int32 tables say what queries and keys are: `queries` (B, 4, T), column, sees, own
+key and text; `keys` (B, 2, S), rank and text.
 """
 
 import triton
@@ -112,21 +112,19 @@ def ranked_key_gradient_kernel(
         log_sum_Q = tl.load(log_sum + t, mask=t < T, other=0.0)
         mean_Q = tl.load(mean + t, mask=t < T, other=0.0)
         column, sees, own, text = _of_queries(queries, t, T)
-        # keys come first here, so that the products with queries and gradients below take tiles as they are
-        visible = tl.trans(_is_visible(rank, s, sees, own))
-        at = tl.trans(_positions(position, column, batch, head, t0, s, T, C, B, Q))
-        score = tl.dot(k_tile, tl.trans(qu_tile), input_precision=PRECISION) + tl.load(at, mask=visible, other=0.0)
+        visible = _is_visible(rank, s, sees, own)
+        at = _positions(position, column, batch, head, t0, s, T, C, B, Q)
+        score = tl.dot(qu_tile, tl.trans(k_tile), input_precision=PRECISION) + tl.load(at, mask=visible, other=0.0)
         if more is not None:
             more_Q = tl.load(more + sum_at + t, mask=t < T, other=0.0)
-            score += tl.where(key_text[:, None] == text[None, :], 0.0, more_Q[None, :])
+            score += tl.where(text[:, None] == key_text[None, :], 0.0, more_Q[:, None])
         score = tl.where(visible, score * LOG2_E, float("-inf"))
         grad_score, dropped = score_gradient(
-            score, v_tile, grad_tile, log_sum_Q, mean_Q, seed, row, t, s, dropatt, True, DROPS, PRECISION
+            score, v_tile, grad_tile, log_sum_Q, mean_Q, seed, row, t, s, dropatt, DROPS, PRECISION
         )
-        at = tl.trans(_positions(grad_position, column, batch, head, t0, s, T, C, B, Q))
-        tl.store(at, grad_score, mask=visible)
-        grad_k_tile += tl.dot(grad_score, qu_tile, input_precision=PRECISION)
-        grad_v_tile += tl.dot(dropped, grad_tile, input_precision=PRECISION)
+        tl.store(_positions(grad_position, column, batch, head, t0, s, T, C, B, Q), grad_score, mask=visible)
+        grad_k_tile = tl.dot(tl.trans(grad_score), qu_tile, grad_k_tile, input_precision=PRECISION)
+        grad_v_tile = tl.dot(tl.trans(dropped), grad_tile, grad_v_tile, input_precision=PRECISION)
     own_at = batch * grad_k_row + head * grad_k_head
     store(grad_k + own_at, grad_k_tile, s, S, grad_k_s, H, P)
     store(grad_v + own_at, grad_v_tile, s, S, grad_k_s, H, P)
