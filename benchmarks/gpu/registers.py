@@ -1,6 +1,6 @@
 """What compilers make of the fused kernels: registers, spills and shared memory, for GPUs that need not be here.
 
-Spilled registers are kept in memory and slow a kernel down; `fused.tile_of` takes tiles that spill little. Needs Triton.
+Spilled registers are kept in memory and slow a kernel down; `fused.tiles_of` takes tiles that spill little. Needs Triton.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 from transformer_xl.console import say, table
 
 COUNTS, STRIDES = ("T", "S", "C", "B", "part"), ("row", "head", "t", "s")
-COLUMNS = ("kernel", "dtype", "tile", "warps", "registers", "spilled bytes", "shared bytes")
+COLUMNS = ("kernel", "dtype", "tile", "registers", "spilled bytes", "shared bytes")
 
 
 def main() -> None:
@@ -30,18 +30,20 @@ def main() -> None:
         print("skipped: Triton is not installed; pip install triton")
         return
     from transformer_xl.model.backends import fused_kernels, fused_ranked_kernels
-    from transformer_xl.model.backends.fused import tile_of
+    from transformer_xl.model.backends.fused import Tile, tiles_of
 
     modules = (fused_kernels, fused_ranked_kernels)  # of Transformer-XL, and of XLNet
     kernels = [getattr(module, name) for module in modules for name in dir(module) if name.endswith("_kernel")]
     rows = []
     for dtype in options.dtypes:
-        chosen = tile_of(options.d_head, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
-        for tile in options.tiles or [f"{chosen.width}x{chosen.warps}x{chosen.key_warps}"]:
-            width, warps, *key_warps = map(int, tile.split("x"))
-            for kernel in kernels:
-                own = key_warps[0] if key_warps and kernel.fn.__name__.endswith("key_gradient_kernel") else warps
-                row = measure(kernel, dtype, options.d_head, width, own, options.capability, drops=options.dropout)
+        chosen = tiles_of(options.d_head, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+        given = [Tile(*map(int, tile.split("x"))) for tile in options.tiles]
+        for kernel in kernels:
+            name = kernel.fn.__name__
+            own = chosen.ranked_keys if "ranked_key" in name else chosen.keys if "key" in name else chosen.queries
+            own = chosen.forward if "forward" in name else own
+            for tile in given or [own]:
+                row = measure(kernel, dtype, options.d_head, tile, options.capability, drops=options.dropout)
                 say(", ".join(row))
                 rows.append(row)
     print(table([COLUMNS, *rows]))
@@ -50,7 +52,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16", "fp16"], default=["bf16", "fp32"])
-    parser.add_argument("--tiles", nargs="+", metavar="WxWARPS", help="such as 32x4 64x4x8 (default: those of fused.tile_of)")
+    parser.add_argument("--tiles", nargs="+", default=[], metavar="QxKxWARPSxSTAGES", help="(default: those of fused.tiles_of)")
     parser.add_argument("--d-head", type=int, default=64, help="width of heads (default: %(default)s)")
     parser.add_argument(
         "--capability", type=int, default=90, help="of the GPU: 80 is an A100, 90 an H100 (default: %(default)s)"
@@ -59,21 +61,27 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(kernel: Any, dtype: str, d_head: int, width: int, warps: int, capability: int, *, drops: bool) -> list[str]:
+def measure(kernel: Any, dtype: str, d_head: int, tile: Any, capability: int, *, drops: bool) -> list[str]:
     """Compile a kernel, assemble it, and read what the assembler says."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import get_ptxas
     from triton.compiler import ASTSource
 
-    constants = {"H": d_head, "P": max(16, triton.next_power_of_2(d_head)), "W": width, "DROPS": drops, "PRECISION": "ieee"}
+    constants = {"H": d_head, "P": max(16, triton.next_power_of_2(d_head)), "Q": tile.queries, "K": tile.keys}
+    constants |= {"DROPS": drops, "PRECISION": "ieee"}
+    constants = {k: v for k, v in constants.items() if k in inspect.signature(kernel.fn).parameters}
     signature = {name: kind_of(name, dtype, constants) for name in inspect.signature(kernel.fn).parameters}
     target = GPUTarget("cuda", capability, 32)
     # what Triton sees when it is called: tensors and strides of whole vectors, so that a load takes eight numbers at once
-    aligned = [i for i, name in enumerate(signature) if name.split("_")[-1] not in (*COUNTS, *constants, "dropatt")]
+    aligned = [
+        i for i, name in enumerate(signature) if name not in (*constants, "dropatt") and name.split("_")[-1] not in COUNTS
+    ]
     attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=target, options={"num_warps": warps})
+    compiled = triton.compile(
+        source, target=target, options={"num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers}
+    )
     with tempfile.TemporaryDirectory() as folder:
         assembly = Path(folder, "kernel.ptx")
         assembly.write_text(compiled.asm["ptx"])
@@ -85,7 +93,7 @@ def measure(kernel: Any, dtype: str, d_head: int, width: int, warps: int, capabi
     assert registers is not None
     assert spilled is not None
     name = kernel.fn.__name__.removesuffix("_kernel")
-    return [name, dtype, str(width), str(warps), registers[1], spilled[1], f"{compiled.metadata.shared:,}"]
+    return [name, dtype, "x".join(map(str, tile)), registers[1], spilled[1], f"{compiled.metadata.shared:,}"]
 
 
 def kind_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
@@ -93,8 +101,8 @@ def kind_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
     if name in constants:
         return "constexpr"
     kinds = {"seed_at": "*i64", "dropatt": "fp32"}
-    kinds |= dict.fromkeys(("first", "last", "queries", "keys"), "*i32")
-    kinds |= dict.fromkeys(("log_sum", "mean", "more", "grad_more"), "*fp32")
+    kinds |= dict.fromkeys(("first", "queries", "keys"), "*i32")
+    kinds |= dict.fromkeys(("log_sum", "mean", "more", "grad_more", "grad_biases"), "*fp32")
     if name in kinds:
         return kinds[name]
     return "i32" if name.split("_")[-1] in (*COUNTS, *STRIDES) else f"*{dtype}"

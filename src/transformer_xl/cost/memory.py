@@ -110,7 +110,9 @@ def _attention_bytes(work: Work) -> int:
     if not kind.compares_distances:
         n_mask = B * config.n_head if kind.biases_heads else B
         return n + n_mask * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # and a sum of each query
-    n += X * A * e + S * A * e  # queries with another bias, and keys of distances
+    n += S * A * e  # keys of distances
+    if work.backend != "triton" or not kind.has_backends:
+        n += X * A * e  # queries with another bias
     if kind.has_backends:
         n += (S * D * e if is_lowered else 0) + _scores_bytes(work)
     else:
@@ -135,7 +137,7 @@ def _scores_bytes(work: Work) -> int:
     """Return the bytes that a backend keeps besides queries, keys and values."""
     config, T, e = work.model.config, work.tgt_len, work.element
     if work.backend == "triton" and config.attention_kind.has_backends:
-        return work.n_token * config.n_head * _FP32 + work.n_token * _FP32  # a sum, and the first key, for each query
+        return work.n_token * config.n_head * _FP32  # a sum for each query
     n_weight = work.rows * config.n_head * T * work.n_key
     kept = (n_weight * e if e != _FP32 else 0) + (n_weight if config.dropatt else 0)
     # the result a second time, as the output projection reads it; weights; the mask of hidden keys

@@ -1,12 +1,24 @@
 """What tests of kernels share: where they run, with what tiles, and bf16 in Triton's interpreter."""
 
 import os
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def first_product() -> None:
+    """Multiply once on the GPU: PyTorch warns where the first product of a process is autograd's, in a thread of its own."""
+    if not torch.cuda.is_available():
+        return
+    with warnings.catch_warnings(action="ignore"):
+        one = torch.ones(1, 1, device="cuda", requires_grad=True)
+        (one @ one).sum().backward()
+        torch.cuda.synchronize()
 
 
 @pytest.fixture
@@ -21,7 +33,9 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let short sequences have several tiles."""
     from transformer_xl.model.backends import fused
 
-    monkeypatch.setattr(fused, "tile_of", lambda d_head, dtype: fused.Tile(16, 4, 4))
+    wide, high, square = fused.Tile(16, 32, 4), fused.Tile(32, 16, 4), fused.Tile(16, 16, 4)
+    tiles = fused.Tiles(forward=high, queries=square, keys=wide, ranked_keys=high)
+    monkeypatch.setattr(fused, "tiles_of", lambda d_head, dtype: tiles)
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from transformer_xl.errors import ConfigError, did_you_mean
 
 Attention = Callable[..., Tensor]
 
-SCRATCH_BYTES = 32 << 20
-"""Fused kernels take scores of positions of about so many bytes at a time, which stay in an H100's cache of 50 MB."""
+SCRATCH_BYTES = 1 << 30
+"""Fused kernels take scores of positions of at most so many bytes at a time, unless those of one head of one row are more."""
 
 _FUNCTIONS = {
     "equation": ("attention.equation", "relative_attention"),

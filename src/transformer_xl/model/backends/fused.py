@@ -1,8 +1,8 @@
 """`relative_attention` by the fused kernels of `fused_kernels.py`, which keep no scores and no weights.
 
 Scores of positions P, and what follows from their gradients, are products of the library: (q + v)·rᵀ before a kernel reads P,
-dP·r and dPᵀ·(q + v) after a kernel has written dP. P and dP are computed for a few rows and heads at a time, so that they take
-little memory and are still in the GPU's cache when they are read.
+dP·r and dPᵀ·(q + v) after a kernel has written dP. Where they would take more than `SCRATCH_BYTES`, P and dP are computed for
+some rows and heads at a time.
 
 Results are the same to the last bit every time. Needs Triton and a GPU; with TRITON_INTERPRET=1 it runs on any device, slowly.
 
@@ -36,10 +36,7 @@ def fused_attention(
     dropatt: float = 0.0,
 ) -> Tensor:
     """Compute `relative_attention`; the same arguments and result."""
-    dtype, scale = q_BTNH.dtype, q_BTNH.shape[-1] ** -0.5
-    content_query = (q_BTNH + r_w_bias.to(dtype)) * scale
-    position_query = (q_BTNH + r_r_bias.to(dtype)) * scale
-    return _attend(content_query, position_query, k_BSNH, v_BSNH, r_SNH.to(dtype), first_BT, dropatt)
+    return _attend(q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), r_w_bias, r_r_bias, first_BT, dropatt)
 
 
 @torch.compiler.disable(reason="the kernels are compiled already")
@@ -49,72 +46,129 @@ def _attend(*inputs: Any) -> Tensor:
 
 
 class Tile(NamedTuple):
-    """How the work is divided: W, queries and keys of a tile, and the number of warps that share it."""
+    """How the work of a kernel is divided: queries and keys of a tile, the number of warps that share it, tiles under way."""
 
-    width: int
+    queries: int
+    keys: int
     warps: int
-    key_warps: int
-    """Warps for the gradients of keys and values, which take more registers."""
+    stages: int = 3
+    registers: int | None = None
 
 
-def tile_of(d_head: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for a width of heads: the largest that spills no registers, of those tried.
+class Tiles(NamedTuple):
+    """The tiles of the kernels: of the forward pass, and for the gradients of queries, and of keys and values."""
 
-    It is not chosen by timing when a program runs, because another tile has another order of sums. Wide heads in fp32 take
+    forward: Tile
+    queries: Tile
+    keys: Tile
+    ranked_keys: Tile
+    """For XLNet, whose kernel holds four more numbers of each query."""
+
+
+def tiles_of(d_head: int, dtype: torch.dtype) -> Tiles:
+    """Return the tiles for a width of heads: the largest that spill no registers, of those tried.
+
+    They are not chosen by timing when a program runs, because other tiles have another order of sums. Wide heads in fp32 take
     smaller tiles, to fit the 99 KB of shared memory of desktop GPUs.
     """
     if dtype == torch.float32:
-        return Tile(16 if d_head > 64 else 32, 8, 8)
+        width = 16 if d_head > 64 else 32
+        return Tiles(*[Tile(width, width, 8, 2)] * 4)
     if d_head <= 64:
-        return Tile(64, 4, 8)
-    return Tile(32, 4, 4) if d_head <= 128 else Tile(32, 8, 8)
+        return Tiles(Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 4), Tile(64, 64, 4, 3), Tile(64, 64, 8, 2))
+    return Tiles(*[Tile(32, 32, 4 if d_head <= 128 else 8)] * 4)
 
 
 class _FusedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
-        qu, qv, k, v, r, first_BT, dropatt = args
-        B, T, N, _ = qu.shape
-        qu, qv = qu.contiguous(), qv.contiguous()
-        k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
-        first = first_BT.to(torch.int32).contiguous().expand(B, T)
-        seed = drawn_seed(dropatt, qu.device)
-        out, log_sum = torch.empty_like(qu), torch.empty(B, N, T, dtype=torch.float32, device=qu.device)
-        ctx.launch = Launch.of(qu, k, dropatt, n_distance=k.shape[1])
-        for part in parts(qu, ctx.launch.n_column):
-            qu_, qv_, k_, v_, out_ = (x[part.rows, :, part.heads] for x in (qu, qv, k, v, out))
-            position = _heads_first(qv_) @ _padded(r[:, part.heads], ctx.launch.n_column).transpose(1, 2)
-            tensors = (qu_, k_, v_, position, first[part.rows], out_, log_sum[part.rows, part.heads])
-            ctx.launch(kernels.forward_kernel, T, part, tensors, (qu, k, v, log_sum, first), seed)
-        ctx.save_for_backward(qu, qv, k, v, r, first, out, log_sum, seed)
+        q, k, v, r, u, v_bias, first_BT, dropatt = args
+        B, T, N, _ = q.shape
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        u, v_bias = u.contiguous(), v_bias.contiguous()
+        first = first_BT.contiguous().expand(B, T)
+        seed = drawn_seed(dropatt, q.device)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        log_sum = torch.empty(B, N, T, dtype=torch.float32, device=q.device)
+        ctx.launch = launch = Launch.of(q, k, dropatt, n_distance=k.shape[1])
+        for part in parts(q, launch.n_column):
+            k_, v_, out_ = (x[part.rows, :, part.heads] for x in (k, v, out))
+            log_sum_ = log_sum[part.rows, part.heads]
+            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part)
+            position = qv @ _position_keys(r, part, launch).transpose(1, 2)
+            tensors = (qu, k_, v_, position, first[part.rows], out_, log_sum_, seed)
+            strided = (qu, k, v, out, log_sum, first)
+            launch(kernels.forward_kernel, "forward", part, tensors, strided)
+        ctx.save_for_backward(q, k, v, r, u, v_bias, first, out, log_sum, seed)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        qu, qv, k, v, r, first, out, log_sum, seed = ctx.saved_tensors
+        q, k, v, r, u, v_bias, first, out, log_sum, seed = ctx.saved_tensors
         grad, launch = grad_outputs[0].contiguous(), ctx.launch
-        # softmax backward, weight * (grad_weight - sum(grad_weight * weight)); that sum over keys is also grad · out
-        mean = (grad.float() * out.float()).sum(-1).transpose(1, 2).contiguous()
-        grad_qu, grad_qv = torch.empty_like(qu), torch.empty_like(qv)
+        B, T, N, H = q.shape
+        grad_q, mean = torch.empty_like(out), torch.empty_like(log_sum)
         grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
         grad_r = torch.zeros(r.shape, dtype=torch.float32, device=r.device)
-        last = _last_queries(first, launch)
-        for part in parts(qu, launch.n_column):
-            of_rows = (qu, qv, k, v, grad, grad_qu, grad_qv, grad_k, grad_v)
-            qu_, qv_, k_, v_, grad_, grad_qu_, grad_qv_, grad_k_, grad_v_ = (x[part.rows, :, part.heads] for x in of_rows)
+        n_tile = triton.cdiv(T, launch.tiles.queries.queries)
+        grad_biases = torch.empty(B, n_tile, N, 2 * H, dtype=torch.float32, device=q.device)  # of each tile of queries
+        for part in parts(q, launch.n_column):
+            of_rows = (k, v, grad, grad_q, grad_k, grad_v)
+            k_, v_, grad_, grad_q_, grad_k_, grad_v_ = (x[part.rows, :, part.heads] for x in of_rows)
             first_, log_sum_, mean_ = first[part.rows], log_sum[part.rows, part.heads], mean[part.rows, part.heads]
-            r_NCH, qv_NXH = _padded(r[:, part.heads], launch.n_column), _heads_first(qv_)
-            position = qv_NXH @ r_NCH.transpose(1, 2)
-            grad_position = torch.zeros_like(position)  # kernels write what is seen
-            tensors = (qu_, k_, v_, position, first_, last[part.rows], grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position)
-            strided = (qu, k, v, log_sum, first, last, grad_k)
-            launch(kernels.key_gradient_kernel, launch.n_key, part, tensors, strided, seed, by_key=True)
-            tensors = (k_, grad_position, first_, grad_qu_)
-            launch(kernels.query_gradient_kernel, launch.tgt_len, part, tensors, (qu, k, first), seed)
-            _heads_first(grad_qv_).copy_(grad_position @ r_NCH)
-            grad_r[:, part.heads] += (grad_position.transpose(1, 2) @ qv_NXH).transpose(0, 1)[: len(r)]
-        return grad_qu, grad_qv, grad_k, grad_v, grad_r.to(r.dtype), None, None
+            r_windows = _position_keys(r, part, launch)
+            grad_position = q.new_empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), launch.n_column)
+            gradients = (grad, mean, grad_position)
+            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part, gradients)
+            position = qv @ r_windows.transpose(1, 2)
+            tensors = (qu, k_, v_, position, first_, grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position, seed)
+            strided = (qu, k, v, out, log_sum, first, grad_k)
+            launch(kernels.key_gradient_kernel, "keys", part, tensors, strided)
+            grad_qv = grad_position @ r_windows
+            tensors = (k_, grad_position, first_, grad_qv, grad_q_, grad_biases[part.rows, :, part.heads], seed)
+            launch(kernels.query_gradient_kernel, "queries", part, tensors, (k, out, first, grad_biases))
+            _add_by_distance(grad_r[:, part.heads], grad_position, qv)
+        grad_u, grad_v_bias = grad_biases.sum((0, 1)).to(u.dtype).split(H, dim=1)
+        return grad_q, grad_k, grad_v, grad_r.to(r.dtype), grad_u, grad_v_bias, None, None
+
+
+def _with_biases(
+    q: Tensor, u: Tensor, v: Tensor, first: Tensor, out: Tensor, log_sum: Tensor, seed: Tensor, launch: "Launch", part: "Part",
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the scaled queries of a part with u, (B, T, N, H), and with v by phase, (8·N, B·U, H); see `fused_kernels.py`.
+
+    Given the gradient of the output, the kernel also writes the sum of their products. The gradient of a softmax is
+    weight * (grad_weight - sum(grad_weight * weight)), and that sum over keys is also grad · out.
+    """
+    _, T, _, H = q.shape
+    grad, mean, grad_position = gradients
+    qu = torch.empty(part.n_row, T, part.n_head, H, dtype=q.dtype, device=q.device)
+    qv = torch.empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), H, dtype=q.dtype, device=q.device)
+    q_, out_, grad_ = (None if x is None else x[part.rows, :, part.heads] for x in (q, out, grad))
+    mean_ = None if mean is None else mean[part.rows, part.heads]
+    tensors = (q_, u[part.heads], v[part.heads], out_, grad_, first[part.rows], qu, qv, mean_, grad_position, seed)
+    launch(kernels.query_kernel, "queries", part, tensors, (q, u, v, qu, out, log_sum, first))
+    return qu, qv
+
+
+def _position_keys(r_SNH: Tensor, part: "Part", launch: "Launch") -> Tensor:
+    """Return a part's position keys for each phase, (8·N, C, H): those of phase w begin at row w; zeros follow the last."""
+    padded = F.pad(r_SNH[:, part.heads], (0, 0, 0, 0, 0, launch.n_column + 8 - len(r_SNH)))
+    _, n, H = padded.shape
+    return padded.as_strided((8 * n, launch.n_column, H), (H, n * H, 1))
+
+
+def _add_by_distance(grad_r_SNH: Tensor, grad_position: Tensor, qv: Tensor) -> None:
+    """Add the gradients of position keys, of all phases, each moved by its number of rows."""
+    n, C, H = len(qv) // 8, grad_position.shape[2], qv.shape[2]
+    by_phase = torch.empty(8 * n, 8 + C, H, dtype=qv.dtype, device=qv.device)
+    by_phase[:, :8].zero_()  # a phase gives nothing to the rows before its first
+    torch.bmm(grad_position.transpose(1, 2), qv, out=by_phase[:, 8:])
+    strides = (n * (8 + C) * H - H, H, (8 + C) * H, 1)
+    moved = by_phase.as_strided((8, len(grad_r_SNH), n, H), strides, 8 * H)
+    grad_r_SNH.add_(moved.sum(0, dtype=torch.float32), alpha=kernels.LN_2.value)
 
 
 def drawn_seed(dropatt: float, device: torch.device) -> Tensor:
@@ -122,14 +176,7 @@ def drawn_seed(dropatt: float, device: torch.device) -> Tensor:
 
     It stays on the device, so that the host does not wait for it and a graph can be captured.
     """
-    return torch.randint(2**62, (1,), device=device) if dropatt else torch.zeros(1, dtype=torch.int64, device=device)
-
-
-def _last_queries(first_BT: Tensor, launch: "Launch") -> Tensor:
-    """Return, for each row and tile of keys, the number of queries up to the last one that sees any of these keys; int32."""
-    T, W, device = launch.tgt_len, launch.tile.width, first_BT.device
-    highest = torch.arange(W, launch.n_key + W, W, device=device)[:, None] - 1
-    return (first_BT[:, None] <= highest).mul(torch.arange(1, T + 1, device=device)).amax(-1).int()
+    return torch.randint(2**62, (1,), device=device) if dropatt else torch.empty(1, dtype=torch.int64, device=device)
 
 
 class Part(NamedTuple):
@@ -159,20 +206,10 @@ def _slices(n: int, most: int) -> list[slice]:
     return [slice(*edge) for edge in itertools.pairwise(edges)]
 
 
-def _heads_first(x_BTNH: Tensor) -> Tensor:
-    """View (B, T, N, H) as (N, B·T, H)."""
-    return x_BTNH.flatten(0, 1).transpose(0, 1)
-
-
-def _padded(r_SNH: Tensor, n_column: int) -> Tensor:
-    """Copy position keys to (N, C, H), with zeros at the end."""
-    return F.pad(r_SNH.transpose(0, 1), (0, 0, 0, n_column - len(r_SNH)))
-
-
 class Launch(NamedTuple):
     """The arguments that all kernels of one call have in common; `tgt_len` is the number of queries."""
 
-    tile: Tile
+    tiles: Tiles
     tgt_len: int
     n_key: int
     n_column: int
@@ -187,26 +224,23 @@ class Launch(NamedTuple):
         (_, T, _, H), S = q.shape, k.shape[1]
         n_column = -(-n_distance // 8) * 8  # products of other widths are slower
         precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-        return cls(tile_of(H, q.dtype), T, S, n_column, H, dropatt, precision, q.device)
+        return cls(tiles_of(H, q.dtype), T, S, n_column, H, dropatt, precision, q.device)
 
     def __call__(
         self,
         kernel: Any,
-        length: int,
+        name: str,
         part: Part,
         tensors: tuple[Tensor | None, ...],
         strided: tuple[Tensor, ...],
-        seed: Tensor,
-        *,
-        by_key: bool = False,
     ) -> None:
-        """Launch a kernel for all tiles along `length` of the rows and heads of a part, with the strides of some tensors."""
-        grid = (triton.cdiv(length, self.tile.width) * part.n_row * part.n_head,)
+        """Launch a kernel for a part's rows and heads, in tiles of a name in `Tiles`, with the strides of some tensors."""
+        tile = getattr(self.tiles, name)
+        n_tile = triton.cdiv(self.n_key, tile.keys) if "keys" in name else triton.cdiv(self.tgt_len, tile.queries)
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
         with on_device:  # Triton launches on the current device, which may not be that of the tensors
-            kernel[grid](
+            kernel[n_tile * part.n_row * part.n_head,](
                 *tensors,
-                seed,
                 *(stride for x in strided for stride in _strides(x)),
                 self.tgt_len,
                 self.n_key,
@@ -216,10 +250,13 @@ class Launch(NamedTuple):
                 self.dropatt,
                 H=self.d_head,
                 P=max(16, triton.next_power_of_2(self.d_head)),
-                W=self.tile.width,
+                Q=tile.queries,
+                K=tile.keys,
                 DROPS=self.dropatt > 0,
                 PRECISION=self.precision,
-                num_warps=self.tile.key_warps if by_key else self.tile.warps,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+                maxnreg=tile.registers,
             )
 
 

@@ -113,7 +113,7 @@ class _FusedRankedAttention(torch.autograd.Function):
             r_NGCH = _position_keys(r, tables.direction, part, ctx.launch.n_column)
             position = _grouped(qv_, r_NGCH) @ r_NGCH.transpose(2, 3)
             tensors = (qu_, k_, v_, position, _of_part(more, part), *_seen(tables, part), out_, _of_part(log_sum, part))
-            ctx.launch(kernels.ranked_forward_kernel, Q, part, tensors, (qu, k, v, log_sum), seed)
+            ctx.launch(kernels.ranked_forward_kernel, "forward", part, (*tensors, seed), (qu, k, v, log_sum))
         ctx.tables = tables
         ctx.save_for_backward(qu, qv, more, k, v, r, out, log_sum, seed)
         return out
@@ -140,9 +140,9 @@ class _FusedRankedAttention(torch.autograd.Function):
             grad_position = torch.zeros_like(position)  # kernels write what is seen
             tensors = (qu_, k_, v_, position, more_, *seen, grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position)
             strided = (qu, k, v, log_sum, grad_k)
-            launch(kernels.ranked_key_gradient_kernel, launch.n_key, part, tensors, strided, seed, by_key=True)
+            launch(kernels.ranked_key_gradient_kernel, "ranked_keys", part, (*tensors, seed), strided)
             tensors = (k_, grad_position, *seen, grad_qu_, grad_more_)
-            launch(kernels.ranked_query_gradient_kernel, launch.tgt_len, part, tensors, (qu, k, log_sum), seed)
+            launch(kernels.ranked_query_gradient_kernel, "queries", part, (*tensors, seed), (qu, k, log_sum))
             grad_qv_.copy_((grad_position @ r_NGCH).view(part.n_head, part.n_row, *grad_qv_.shape[1::2]).permute(1, 2, 0, 3))
             grad_r_NGCH = grad_position.transpose(2, 3) @ qv_NGYH
             grad_r[:, :, part.heads] += _by_direction(grad_r_NGCH[:, :, : r.shape[1]], tables.direction, part, len(r))
