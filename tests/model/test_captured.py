@@ -1,4 +1,4 @@
-"""A step in fixed places, as a CUDA graph needs it: the bits of any other step, and nothing in it that waits or depends on data."""
+"""A step in fixed places, as a CUDA graph needs it: the bits of any other step, and nothing that waits or depends on data."""
 
 from typing import Any
 

@@ -1,6 +1,5 @@
 """Reading single tokens by fused kernels, in Triton's interpreter or on a GPU: the numbers of the library's functions."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ class Both:
     def step(self, *active: bool) -> None:
         ids = tokens(len(active)).to(DEVICE)
         states = [reader.step(ids, memory, active=torch.tensor(active)) for reader, memory in self.readers]
-        self.compare("states", *states, active)
+        self.compare("states", states[0], states[1], active)
         heads = [reader.head(h) for (reader, _), h in zip(self.readers, states, strict=True)]
         for found, right in zip(*heads, strict=True):
             self.compare("scores", found, right, active)
@@ -51,7 +50,8 @@ class Both:
     def read(self, n: int, row: int) -> None:
         """Read a segment: what is remembered is what the library would remember."""
         ids = tokens(1, n).to(DEVICE)
-        self.compare("segment", *(reader.read(ids, memory, rows=slice(row, row + 1)) for reader, memory in self.readers))
+        found, right = (reader.read(ids, memory, rows=slice(row, row + 1)) for reader, memory in self.readers)
+        self.compare("segment", found, right)
 
     def reset(self, *rows: bool) -> None:
         for reader, memory in self.readers:
@@ -84,9 +84,7 @@ def test_steps_are_those_of_the_library(name: str) -> None:
     wander(Both(2, 1e-5, **{**OPTIONS[name], "mem_len": OPTIONS[name].get("mem_len", 40) and 40}))
 
 
-@pytest.mark.parametrize(
-    ("width", "n_run", "tiles"), [(16, 100, 1), (16, 2, 2), (32, 100, 1), (32, 1, 2), (64, 1, 1)]
-)
+@pytest.mark.parametrize(("width", "n_run", "tiles"), [(16, 100, 1), (16, 2, 2), (32, 100, 1), (32, 1, 2), (64, 1, 1)])
 def test_slots_are_divided_among_programs(width: int, n_run: int, tiles: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole tiles and parts of one, runs that end beyond the ring, and a single one."""
     both, launched = Both(2, 1e-5, clamp_len=9), []
