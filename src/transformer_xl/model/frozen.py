@@ -38,6 +38,9 @@ class Matrix(NamedTuple):
     scale: Tensor | None = None
 
 
+Norm = tuple[Tensor, Tensor]
+"""Weight and bias of a layer norm."""
+
 Product = Callable[[Tensor, Matrix, torch.dtype, Tensor | None], Tensor]
 """How vectors are multiplied by weights: `product` or `streamed_product`."""
 
@@ -47,12 +50,12 @@ class LayerWeights(NamedTuple):
 
     qkv: Matrix
     output: Matrix
-    attention_norm: tuple[Tensor, Tensor]
+    attention_norm: Norm
     inner: Matrix
     inner_bias: Tensor
     outer: Matrix
     outer_bias: Tensor
-    feed_forward_norm: tuple[Tensor, Tensor]
+    feed_forward_norm: Norm
     content_bias: Tensor | None
     """u, (N, H): added to queries that are compared with keys."""
     position_bias: Tensor | None
@@ -120,7 +123,7 @@ def freeze_vector(parameter: Tensor) -> Tensor:
     return at_least_fp32(parameter.detach())
 
 
-def freeze_norm(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+def freeze_norm(norm: nn.LayerNorm) -> Norm:
     """Return weight and bias of a layer norm."""
     return freeze_vector(norm.weight), freeze_vector(norm.bias)
 
@@ -226,16 +229,24 @@ def finish(
     options: LayerOptions,
     product: Product,
     dtype: torch.dtype,
+    *,
+    normalize_sum: Callable[[Tensor, Tensor, Norm, LayerOptions], Tensor] | None = None,
 ) -> Tensor:
-    """Add the output of the heads, then that of the feed-forward network."""
-    h = _join(h, product(attended.flatten(-2), weights.output, dtype, None), weights.attention_gate, product, dtype)
-    if not options.pre_lnorm:
-        h = normalize(h, weights.attention_norm, options)
+    """Add the output of the heads, then that of the feed-forward network; `normalize_sum` may do both steps of a norm."""
+
+    def close(h: Tensor, found: Tensor, gate: FrozenGate | None, norm: Norm) -> Tensor:
+        if normalize_sum and gate is None and not options.pre_lnorm:
+            return normalize_sum(h, found, norm, options)
+        h = _join(h, found, gate, product, dtype)
+        return h if options.pre_lnorm else normalize(h, norm, options)
+
+    found = product(attended.flatten(-2), weights.output, dtype, None)
+    h = close(h, found, weights.attention_gate, weights.attention_norm)
     x = shifted(h, joined, weights.feed_forward_shift)
     x = normalize(x, weights.feed_forward_norm, options) if options.pre_lnorm else x
     inner = activate(product(x, weights.inner, dtype, weights.inner_bias), options.activation)
-    h = _join(h, product(inner, weights.outer, dtype, weights.outer_bias), weights.feed_forward_gate, product, dtype)
-    return h if options.pre_lnorm else normalize(h, weights.feed_forward_norm, options)
+    found = product(inner, weights.outer, dtype, weights.outer_bias)
+    return close(h, found, weights.feed_forward_gate, weights.feed_forward_norm)
 
 
 def shifted(x: Tensor, joined_BLD: Tensor | None, kernel: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -250,7 +261,7 @@ def shifted(x: Tensor, joined_BLD: Tensor | None, kernel: tuple[Tensor, Tensor] 
     return own * x + torch.einsum("btdk,kd->btd", windows_BTDk, taps_kD.flip(0))
 
 
-def normalize(h: Tensor, norm: tuple[Tensor, Tensor], options: LayerOptions) -> Tensor:
+def normalize(h: Tensor, norm: Norm, options: LayerOptions) -> Tensor:
     """Apply a layer norm."""
     return F.layer_norm(h, h.shape[-1:], *norm, options.layer_norm_epsilon)
 

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from transformer_xl.model.attention.rotary import turned
-from transformer_xl.model.frozen import LayerOptions, LayerWeights, Matrix, Turns, finish, joined_with, product, project
+from transformer_xl.model.frozen import LayerOptions, LayerWeights, Matrix, Norm, Turns, finish, joined_with, product, project
 from transformer_xl.model.precision import at_least_fp32
 
 _TILE_ELEMENTS = 4096
@@ -125,6 +125,17 @@ def _product_kernel(x, weight, scale, bias, y, O, I: tl.constexpr, W: tl.constex
     tl.store(y + o, total, mask=o < O)
 
 
+@triton.jit
+def _norm_kernel(h, found, weight, bias, out, epsilon, D: tl.constexpr, P: tl.constexpr):
+    """Normalize the sum of one row's states and of what a block found."""
+    row, d = tl.program_id(0), tl.arange(0, P)
+    x = tl.load(h + row * D + d, mask=d < D, other=0.0) + tl.load(found + row * D + d, mask=d < D, other=0.0).to(tl.float32)
+    x = tl.where(d < D, x - tl.sum(x, 0) / D, 0.0)
+    x *= tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)
+    y = x * tl.load(weight + d, mask=d < D, other=0.0) + tl.load(bias + d, mask=d < D, other=0.0)
+    tl.store(out + row * D + d, y, mask=d < D)
+
+
 def fused_read_token(
     h_BD: Tensor,
     weights: LayerWeights,
@@ -137,10 +148,10 @@ def fused_read_token(
     before_BkD: Tensor | None = None,
     turns: Turns | None = None,
 ) -> Tensor:
-    """Run one layer over one token of each row; arguments and result are those of `frozen.read_token`, but for the places.
+    """Run one layer over one token of each row, as `frozen.read_token` does.
 
     Args:
-        h_BD: the layer's input.
+        h_BD: the layer's input, fp32.
         weights: of the layer.
         keys_NBCH: ring of keys; written in place.
         values_NBHC: ring of values; written in place.
@@ -153,48 +164,18 @@ def fused_read_token(
     Returns:
         The layer's output, (B, D).
     """
-    dtype = keys_NBCH.dtype
-    joined = joined_with(h_BD, before_BkD)
-    q_BNH, k_BNH, v_BNH = project(h_BD, joined, weights, options, fused_product, dtype)
-    if turns is not None:
-        q_BNH, k_BNH = turned(at_least_fp32(q_BNH), *turns), turned(k_BNH, *turns)
-    attended = attend_token(q_BNH, k_BNH, v_BNH, weights, keys_NBCH, values_NBHC, end_B=end_B, farthest_B=farthest_B)
-    return finish(h_BD, attended, joined, weights, options, fused_product, dtype)
-
-
-def attend_token(
-    q_BNH: Tensor,
-    k_BNH: Tensor,
-    v_BNH: Tensor,
-    weights: LayerWeights,
-    keys_NBCH: Tensor,
-    values_NBHC: Tensor,
-    *,
-    end_B: Tensor,
-    farthest_B: Tensor,
-) -> Tensor:
-    """Write each row's key and value, and return what its query gathers, (B, N, H).
-
-    Args:
-        q_BNH: queries.
-        k_BNH: keys.
-        v_BNH: values.
-        weights: of the layer, for what depends on distance.
-        keys_NBCH: ring of keys; written in place.
-        values_NBHC: ring of values; written in place.
-        end_B: int64, position of each row's token.
-        farthest_B: int64, the largest distance of a key that a row sees.
-    """
     N, B, C, H = keys_NBCH.shape
-    q, k, v = (x if x.stride()[1:] == (H, 1) else x.contiguous() for x in (q_BNH, k_BNH, v_BNH))
+    dtype, joined = keys_NBCH.dtype, joined_with(h_BD, before_BkD)
+    q, k, v = project(h_BD, joined, weights, options, fused_product, dtype)
+    if turns is not None:
+        q, k = turned(at_least_fp32(q), *turns), turned(k, *turns)
+    q, k, v = (x if x.stride()[1:] == (H, 1) else x.contiguous() for x in (q, k, v))
     P = max(16, triton.next_power_of_2(H))
     W = min(max(16, _TILE_ELEMENTS // P), triton.next_power_of_2(C))
     n_tile = triton.cdiv(C, W)
     tiles = triton.cdiv(n_tile, max(1, min(n_tile, _MOST_PROGRAMS // (N * B))))
     S = triton.cdiv(n_tile, tiles)
     found = torch.empty(N * B, S, H + 2, dtype=torch.float32, device=q.device)
-    # what a single row is multiplied by next takes fp32 as it is
-    out = torch.empty(B, N, H, dtype=torch.float32 if B == 1 else keys_NBCH.dtype, device=q.device)
     by_distance = (weights.content_bias, weights.position_bias, weights.position_keys, weights.distance_bias)
     _launch(
         _attend_kernel, (N * B, S),
@@ -202,7 +183,16 @@ def attend_token(
         H**-0.5, q.stride(0), k.stride(0), v.stride(0), B,
         C=C, D=weights.n_distance, H=H, P=P, W=W, TILES=tiles,
     )  # fmt: skip
-    _launch(_join_kernel, (N * B,), found, out, N * H, B, S, H=H, P=P, RUNS=triton.next_power_of_2(S))
+    # what a single row is multiplied by next takes fp32 as it is
+    attended = torch.empty(B, N, H, dtype=torch.float32 if B == 1 else dtype, device=q.device)
+    _launch(_join_kernel, (N * B,), found, attended, N * H, B, S, H=H, P=P, RUNS=triton.next_power_of_2(S))
+    return finish(h_BD, attended, joined, weights, options, fused_product, dtype, normalize_sum=_normalize_sum)
+
+
+def _normalize_sum(h_BD: Tensor, found_BD: Tensor, norm: Norm, options: LayerOptions) -> Tensor:
+    (B, D), out = h_BD.shape, torch.empty_like(h_BD)
+    tensors = (h_BD.contiguous(), found_BD.contiguous(), *norm, out)
+    _launch(_norm_kernel, (B,), *tensors, options.layer_norm_epsilon, D=D, P=triton.next_power_of_2(D))
     return out
 
 
