@@ -1,17 +1,20 @@
 """`compile="auto"` takes what is fastest in all by its own figures, tries what can win, and says what would be faster."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation import fastest
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.fastest import Found, captured_stream
 from transformer_xl.generation.speeds import Speeds
-from transformer_xl.model.precision import InferencePrecision
-from transformer_xl.reading.stream import KeptKeys
+from transformer_xl.model import reader as reader_module
+from transformer_xl.model.precision import InferencePrecision, choose_precision
+from transformer_xl.reading.stream import KeptKeys, open_stream
 
 FIGURES: dict[tuple[str, bool], float] = {
     ("fp32", False): 0.002,
@@ -146,3 +149,49 @@ def test_no_room_for_a_comparison_is_no_error(machine: Machine, monkeypatch: pyt
 
     monkeypatch.setattr(Decoder, "_open", refuse)
     assert decoder(1000, precision="bf16").reason == "compiling takes longer than this text"
+
+
+def on_a_gpu(precision: Any = "auto", compile: Any = "auto") -> Found:
+    model, told = tiny_model(), []
+    opened = captured_stream(
+        lambda chosen: cast(KeptKeys, open_stream(model, 1, tgt_len=4, precision=chosen, token_by_token=True)),
+        precision,
+        model.device,
+        compile=compile,
+        on_compile=lambda: told.append(1),
+    )
+    assert bool(told) == (compile is True)
+    return opened
+
+
+def test_on_a_gpu_steps_are_a_graph_and_nothing_is_timed(machine: Machine, tmp_path: Path) -> None:
+    """Tried out on a CPU, where a graph is the function itself."""
+    opened = on_a_gpu()
+    reader = opened.streams.reader
+    assert reader.captured and not reader.compiled
+    assert opened.reason == f"{choose_precision('auto', reader.device)[1]}; each step is one graph"
+    assert machine.timed == [] and list(tmp_path.iterdir()) == []
+    for precision in ("fp32", "int8"):
+        opened = on_a_gpu(precision, compile=False)
+        assert (opened.streams.precision, opened.reason) == (precision, "as set; each step is one graph")
+    with pytest.raises(ConfigError, match=r"compile \('no'\) must be True, False or 'auto'"):
+        on_a_gpu(compile="no")
+
+
+def test_on_a_gpu_code_is_compiled_only_when_asked_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = on_a_gpu("fp32", compile=True)
+    assert opened.streams.reader.compiled and opened.streams.reader.captured
+    monkeypatch.setattr(fastest, "cannot_compile", lambda device: "Triton is not installed")
+    with pytest.raises(ConfigError, match=r"compile \(True\) cannot work here: Triton is not installed"):
+        on_a_gpu("fp32", compile=True)
+
+
+def test_without_a_graph_steps_go_on_and_the_reason_says_why(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(function: Any, device: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
+
+    monkeypatch.setattr(reader_module, "Captured", refuse)
+    opened = on_a_gpu("fp32")
+    assert opened.reason == "as set; no graph of steps (operation not permitted when stream is capturing)"
+    assert not opened.streams.reader.captured
+    opened.streams.step(torch.tensor([3]))

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from tests.generation.test_scores import ALL_BORDERS, BORDERS, LOG_PROBABILITIES, adaptive_logits, clustered
 from transformer_xl.errors import ConfigError
+from transformer_xl.generation import scores as scores_module
 from transformer_xl.generation.drawing import _BLOCK, RejectionSampler, _place
 from transformer_xl.generation.requests import seeded_generator
-from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.sampling import Sampling, _drawn
 from transformer_xl.generation.scores import ROUNDING, Scores
 
 BAN = -math.inf
@@ -602,3 +603,67 @@ def test_the_callers_bias_is_copied() -> None:
     bias[2] = math.inf
     assert sampling.logit_bias == {1: -1.0}
     assert hash(sampling) == hash(Sampling(logit_bias={1: -1.0}))
+
+
+# draws on a GPU, tried out on a CPU
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scores_module, "_DRAWING", ("cpu",))
+    monkeypatch.setattr(scores_module, "_WORTH_DRAWING", 15)
+
+
+DRAWN_THERE: list[tuple[dict[str, Any], int]] = [
+    entry for entry in DRAWN if entry[0].keys().isdisjoint({"repetition_penalty", "logit_bias"})
+]
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize(("options", "n_draw"), [*DRAWN_THERE, ({"top_k": 9, "top_p": 0.8, "min_p": 0.2}, 8_000)])
+def test_draws_on_a_gpu_follow_the_definition(options: dict[str, Any], n_draw: int) -> None:
+    """A quarter of them at once."""
+    logits, sampling = torch.randn(4, 15), Sampling(**options)
+    logits[1:] = logits[0]
+    draws, scores = [seeded_generator(i) for i in range(4)], Scores(logits)
+    drawn = [sampling.choose_together(scores, range(4), draws) for _ in range(n_draw // 4)]
+    fits(torch.bincount(torch.tensor(drawn).flatten(), minlength=15), sampling.probabilities(logits[0], HISTORY))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.4, "top_p": 0.7}, {"top_k": 3}, {"temperature": 0}])
+def test_a_draw_on_a_gpu_depends_on_its_row_and_its_generator_alone(options: dict[str, Any]) -> None:
+    scores, sampling = Scores(torch.randn(5, 40)), Sampling(**options)
+    together = sampling.choose_together(scores, [3, 0, 4], [seeded_generator(i) for i in (3, 0, 4)])
+    assert together == [sampling.choose(scores, row, [], seeded_generator(row)) for row in (3, 0, 4)]
+    if options == {"temperature": 0}:
+        assert together == scores.full().argmax(1)[[3, 0, 4]].tolist()
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_row_on_a_gpu_that_is_no_numbers_harms_no_other(options: dict[str, Any], value: float) -> None:
+    sampling, scores = Sampling(**options), Scores(torch.stack([torch.randn(15), torch.full((15,), value)]))
+    drawn = sampling.choose_together(scores, range(2), [seeded_generator(0), seeded_generator(1)])
+    assert drawn is not None and drawn[0] >= 0 and drawn[1] == -1
+    with pytest.raises(ConfigError, match="no token can be drawn"):
+        sampling.choose(scores, 1, [], seeded_generator(0))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+def test_few_tokens_tails_and_penalties_are_left_to_the_cpu() -> None:
+    enough, draws = Scores(torch.zeros(1, 15)), [seeded_generator(0)]
+    assert enough.on_device is not None and Scores(torch.zeros(1, 14)).on_device is None
+    assert clustered(torch.zeros(1, 13)).on_device is None
+    for changed in (Sampling(repetition_penalty=1.1), Sampling(logit_bias={3: 9.0})):
+        assert changed.choose_together(enough, [0], draws) is None
+        assert changed.choose(enough, 0, HISTORY, draws[0]) >= 0
+    assert Sampling().choose_together(enough, [0], draws) is not None
+
+
+def test_a_draw_falls_where_the_number_lies() -> None:
+    """The last number below 1 still takes a token, and none of probability 0 is ever taken."""
+    nats = torch.tensor([BAN, math.log(0.5), BAN, 0.0, BAN], dtype=torch.float64)
+    numbers = torch.tensor([0.0, 0.3, 0.34, 1 - 2**-53], dtype=torch.float64)
+    assert _drawn(nats.expand(4, -1), numbers).tolist() == [1, 1, 3, 3]

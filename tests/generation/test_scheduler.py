@@ -13,6 +13,7 @@ import torch
 from tests.generation.test_decoder_rows import TEXT, feed, model_of
 from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.generation import scores as scores_module
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Event, Failed, Finished, Read, Request, seeded_generator
 from transformer_xl.generation.sampling import Sampling
@@ -568,3 +569,40 @@ def test_a_text_that_waits_writes_nothing_and_goes_on_as_before() -> None:
         assert not (3 <= turn < 20 and events)
         tokens += [event.token for event in events if isinstance(event, Chosen)]
     assert tokens == expected
+
+
+def test_what_a_gpu_draws_together_is_what_each_text_draws_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some with other settings, one that the CPU draws, and one that fails."""
+    monkeypatch.setattr(scores_module, "_DRAWING", ("cpu",))
+    monkeypatch.setattr(scores_module, "_WORTH_DRAWING", 2)
+    together: list[int] = []
+    choose = Sampling.choose_together
+
+    def noted(self: Sampling, scores: Any, rows: Any, generators: Any) -> Any:
+        together.append(len(rows))
+        return choose(self, scores, rows, generators)
+
+    monkeypatch.setattr(Sampling, "choose_together", noted)
+    settings = [Sampling(), Sampling(top_k=3), Sampling(repetition_penalty=1.2)]
+    requests = [Request(prompt=TEXT[i : i + 5], seed=i, max_new_tokens=8, sampling=settings[i // 2]) for i in range(6)]
+    alone = []
+    for row, request in enumerate(requests):
+        scheduler = Scheduler(decoder_of(batch_size=7))
+        alone.append(of((scheduler.submit(request, row=row), finish(scheduler))[1], 0))
+    scheduler = Scheduler(decoder := decoder_of(batch_size=7), likeliest=1)
+    numbers = [scheduler.submit(request) for request in requests]
+    failing = scheduler.submit(requests[0])
+    together.clear()
+    events = scheduler.tick()
+    while len(decoder._hidden.isnan().any(1).nonzero()):
+        events += scheduler.tick()
+    assert decoder.kept is not None
+    decoder.kept.memory.values[0][:, 6] = torch.nan
+    events += finish(scheduler)
+    assert max(together) == 3
+    for number, expected in zip(numbers, alone, strict=True):
+        assert [x[0] if isinstance(x, tuple) else x for x in of(events, number)] == [
+            x[0] if isinstance(x, tuple) else x for x in expected
+        ]
+    (failed,) = (event for event in events if isinstance(event, Failed))
+    assert failed.text == failing and "no token can be drawn" in str(failed.error)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.generation.fastest import Compile, fastest_stream
+from transformer_xl.generation.fastest import Compile, captured_stream, fastest_stream
 from transformer_xl.generation.inputs import (
     Ids,
     Mask,
@@ -41,9 +41,10 @@ class Decoder:
         mem_len: positions of memory; None: the model's.
         tgt_len: longest piece read at once; longer input is read in pieces. None: 64, with al_rfou the training's.
         precision: of weights and memory. int8 rounds the weights to 255 steps per output, and keys and values are bf16. auto:
-            fp32 or bf16, whichever steps faster here.
+            fp32 or bf16, whichever steps faster here; on a GPU, what it multiplies natively.
         compile: compile the reading of single tokens, which takes some seconds and needs a C++ compiler. auto: if that takes
-            less time in all, for `expected_tokens`, by what was measured here now and earlier (`generation.speeds`).
+            less time in all, for `expected_tokens`, by what was measured here now and earlier (`generation.speeds`); never on
+            a GPU, where each step is one CUDA graph of fused kernels.
         expected_tokens: about how many tokens will be read one by one.
         on_compile: called before something is compiled, to tell a person who waits.
 
@@ -82,7 +83,15 @@ class Decoder:
         self.model = model.eval().with_context(mem_len=mem_len, same_length=same_length, ext_len=0)
         self.mem_len, self.batch_size = self.model.mem_len, batch_size
         self.tgt_len = tgt_len or model.config.segment_length or _TGT_LEN
-        if self.model.keeps_keys and self.mem_len > 0:
+        if self.model.keeps_keys and self.mem_len > 0 and model.device.type == "cuda":
+            self._stream, self.reason, self._kept_speeds = captured_stream(
+                lambda chosen: cast(KeptKeys, self._open(chosen)),
+                precision,
+                model.device,
+                compile=compile,
+                on_compile=on_compile,
+            )
+        elif self.model.keeps_keys and self.mem_len > 0:
             precisions: list[InferencePrecision] = ["fp32", "bf16"] if precision == "auto" else [precision]
             self._stream, self.reason, self._kept_speeds = fastest_stream(
                 lambda chosen: cast(KeptKeys, self._open(chosen)),

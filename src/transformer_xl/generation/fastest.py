@@ -10,7 +10,7 @@ import torch
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.speeds import COMPILE_SECONDS, KeptSpeeds, Speeds
-from transformer_xl.model.precision import InferencePrecision, cannot_compile
+from transformer_xl.model.precision import InferencePrecision, PrecisionName, cannot_compile, choose_precision
 from transformer_xl.model.reader import has_not_compiled
 from transformer_xl.reading.stream import KeptKeys
 
@@ -47,14 +47,11 @@ def fastest_stream(
     `open_stream` opens empty streams in one of `precisions`, and `kept` says where its speeds are kept. A single precision
     without compilation is taken without a trial.
     """
-    if compile not in (True, False, "auto"):
-        raise ConfigError(f"compile ({compile!r}) must be True, False or 'auto'")
+    check_compile(compile)
     if compile is True:
         on_compile()
         tried = {precision: _compiled(open_stream(precision)) for precision in precisions}
-        best = min(tried.values(), key=lambda found: found.seconds)
-        if best.problem:
-            raise ConfigError(f"compile (True) cannot work here: {best.problem}; use compile='auto' or False")
+        best = _that_compiles(min(tried.values(), key=lambda found: found.seconds))
         figures = [f"{name} compiled {_ms(found.seconds)}" for name, found in tried.items()]
         return Found(best.streams, _measured(figures) if len(figures) > 1 else "as set")
     if compile is False:
@@ -65,6 +62,38 @@ def fastest_stream(
         figures = [f"{name} {_ms(seconds)}" for name, seconds in taken.items()]
         return Found(streams[min(taken, key=taken.__getitem__)], _measured(figures))
     return _Choice(open_stream, precisions, expected_tokens, kept, on_compile).made()
+
+
+def check_compile(compile: object) -> None:
+    """Raise a ConfigError unless this is a `Compile`."""
+    if compile not in (True, False, "auto"):
+        raise ConfigError(f"compile ({compile!r}) must be True, False or 'auto'")
+
+
+def captured_stream(
+    open_stream: Callable[[InferencePrecision], KeptKeys],
+    name: PrecisionName,
+    device: torch.device,
+    *,
+    compile: Compile,
+    on_compile: Callable[[], object] = lambda: None,
+) -> Found:
+    """Open streams on a GPU, where each step is one CUDA graph; the arguments are those of `fastest_stream`.
+
+    Nothing is timed: kernels of our own read as fast as compiled code, which takes half a minute, and what a GPU multiplies
+    natively is as fast as its bytes are few. Where no graph can be captured, steps are the same without one.
+    """
+    check_compile(compile)
+    precision, reason = (name, "as set") if name == "int8" else choose_precision(name, device)
+    streams = open_stream(precision)
+    if compile is True:
+        on_compile()
+        _that_compiles(_compiled(streams))
+    try:
+        streams.reader.capture(streams.memory)
+    except RuntimeError as error:  # that of a driver, or of an operation that a graph cannot hold
+        return Found(streams, f"{reason}; no graph of steps ({str(error).strip().partition(chr(10))[0]})")
+    return Found(streams, f"{reason}; each step is one graph")
 
 
 class _Choice:
@@ -163,6 +192,12 @@ class _Compiled(NamedTuple):
     streams: KeptKeys
     seconds: float
     problem: str | None = None
+
+
+def _that_compiles(found: _Compiled) -> _Compiled:
+    if found.problem:
+        raise ConfigError(f"compile (True) cannot work here: {found.problem}; use compile='auto' or False")
+    return found
 
 
 def _measured(figures: Sequence[str]) -> str:

@@ -67,6 +67,10 @@ def keep_min_p(scores: Tensor, p: float) -> Tensor:
     return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + (math.log(p) if p else -math.inf), float("-inf"))
 
 
+_LENGTH = 2.0**40
+"""Length of the likeliest token on the line that `_drawn` draws from; 8 million such tokens fit 64 bits."""
+
+
 class Sampling(SamplingSettings):
     """How to draw from the distribution of the next token; the settings apply in the order of the attributes.
 
@@ -108,14 +112,42 @@ class Sampling(SamplingSettings):
         require_drawable(bool(best.isfinite().all()))
         if self.temperature == 0:
             return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(logits.device, torch.float32)
+        return self._filtered(scores, best).softmax(-1).to(logits.device, torch.float32)
+
+    def _filtered(self, scores: Tensor, best: Tensor) -> Tensor:
+        """Return scores (…, V) less the best of each row, fp64, divided by the temperature; -inf where a filter removes."""
         scores = (scores.double() - best.double()) / self._temperature  # at most 0, so that nothing overflows
         if self.top_k is not None:
             scores = keep_top_k(scores, self.top_k)
         if self._top_p is not None:
             scores = keep_top_p(scores, self._top_p)
-        if self.min_p:
-            scores = keep_min_p(scores, self.min_p)
-        return scores.softmax(-1).to(logits.device, torch.float32)
+        return keep_min_p(scores, self.min_p) if self.min_p else scores
+
+    def choose_together(
+        self, scores: Scores, rows: Sequence[int], generators: Sequence[np.random.Generator]
+    ) -> Sequence[int] | None:
+        """Draw the next tokens of some rows on the GPU that scored them, and wait for it once; None: use `choose` for each.
+
+        A row's token depends on its own scores and its own generator alone, which gives one number for it.
+
+        Args:
+            scores: of the next token.
+            rows: the rows to draw for.
+            generators: of these rows.
+
+        Returns:
+            A token of each row, -1 where none can be drawn; None also if penalties or biases apply.
+        """
+        if (all_BV := scores.on_device) is None or self.logit_bias or self.repetition_penalty != 1:
+            return None
+        scores_RV = all_BV if list(rows) == list(range(len(all_BV))) else all_BV[list(rows)]
+        best_R1 = scores_RV.amax(-1, keepdim=True)
+        if self.temperature == 0:
+            token_R = scores_RV.argmax(-1)
+        else:
+            uniform_R = torch.tensor([generator.random() for generator in generators], dtype=torch.float64)
+            token_R = _drawn(self._filtered(scores_RV, best_R1), uniform_R.to(all_BV.device))
+        return torch.where(best_R1.squeeze(1).isfinite(), token_R, -1).tolist()
 
     def choose(self, scores: Scores, row: int, history: Sequence[int], generator: np.random.Generator) -> int:
         """Draw the next token of one row, whatever the other rows are and draw.
@@ -130,6 +162,9 @@ class Sampling(SamplingSettings):
             ConfigError: a bias that does not fit the vocabulary, or no token that can be drawn.
         """
         self.check(scores.vocab_size)
+        if (drawn := self.choose_together(scores, [row], [generator])) is not None:
+            require_drawable(drawn[0] >= 0)
+            return drawn[0]
         seen = self._penalized(history, scores.vocab_size)
         filters = {"top_k": self.top_k, "top_p": self._top_p, "min_p": self.min_p}
         known = scores.known(row)
@@ -192,3 +227,12 @@ class Sampling(SamplingSettings):
 
         touched = frozenset(penalized_in) | frozenset(biased_in)
         return RowScores(row.borders, row.totals, adjusted, opened=row.opened | frozenset(rising), lowered=touched)
+
+
+def _drawn(nats_RV: Tensor, uniform_R: Tensor) -> Tensor:
+    """Return a token of each row (R,), each as likely as e to the power of its score, which is at most 0."""
+    # whole numbers, because a GPU adds numbers in any order, and the same seed shall give the same text
+    ends_RV = (nats_RV.exp() * _LENGTH).long().cumsum(-1)
+    whole_R = ends_RV[:, -1]
+    point_R = (uniform_R * whole_R).long().minimum(whole_R - 1)
+    return torch.searchsorted(ends_RV, point_R.unsqueeze(1), right=True).squeeze(1)

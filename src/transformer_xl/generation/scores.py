@@ -7,6 +7,7 @@ likeliest tokens, or to draw one, without multiplying by the vectors of any tail
 Shapes: B rows, V vocabulary.
 """
 
+import functools
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,12 @@ from transformer_xl.model.softmax import check_ids
 
 ROUNDING = 1e-3
 """Nats by which the tokens of a tail, together or alone, may exceed the tail's total, because that is rounded to fp32."""
+
+_DRAWING = ("cuda",)
+"""Devices that draw tokens themselves."""
+
+_WORTH_DRAWING = 4096
+"""From so many tokens on. A dozen small kernels draw; to copy fewer scores, and to draw on the CPU, takes less time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +69,7 @@ class Scores:
 
     Args:
         head: (B, size), with an adaptive softmax the log-probabilities of the head's own tokens, with a plain one the
-            unnormalized scores of all tokens. On any device; copied to the CPU, where tokens are chosen.
+            unnormalized scores of all tokens. On any device; copied to the CPU when they are looked at. Not to be changed.
         tails: (B, n_tail), log-probability of each tail as a whole, normalized together with the head. None: no tails.
         compute_tail: given the index of a tail and int64 rows (R,) on the CPU, returns the log-probabilities (R, size) of its
             tokens, normalized over the vocabulary. Its inputs must not change while the scores are in use.
@@ -83,18 +90,31 @@ class Scores:
         borders: Sequence[int] | None = None,
     ) -> None:
         self.borders = (0, head.shape[1]) if borders is None else tuple(borders)
-        self._head = _array(head)
-        self._tails = np.zeros((len(head), 0), np.float32) if tails is None else _array(tails)
+        self._given = head
+        self._tails = np.zeros((len(head), 0), np.float32) if tails is None or not tails.shape[1] else _array(tails)
         self._compute_tail = compute_tail
         self._computed: dict[tuple[int, int], np.ndarray] = {}
         n_tail, size = self._tails.shape[1], self.borders[1]
-        assert len(self.borders) == n_tail + 2 and size == self._head.shape[1], f"borders {self.borders}, head {head.shape}"
+        assert len(self.borders) == n_tail + 2 and size == head.shape[1], f"borders {self.borders}, head {head.shape}"
         assert n_tail == 0 or compute_tail is not None, "tails need compute_tail"
 
     @property
     def batch_size(self) -> int:
         """Number of rows."""
-        return len(self._head)
+        return len(self._given)
+
+    @functools.cached_property
+    def _head(self) -> np.ndarray:
+        return _array(self._given)
+
+    @property
+    def on_device(self) -> Tensor | None:
+        """The scores of all tokens (B, V) on a GPU, if there are so many that it draws faster than it copies them; else None.
+
+        Other rows, and what is reported of a token, have no part in that: they must not change how a text is drawn.
+        """
+        is_worth = self._given.device.type in _DRAWING and self._given.shape[1] >= _WORTH_DRAWING
+        return self._given if is_worth and not self._tails.shape[1] else None
 
     @property
     def vocab_size(self) -> int:

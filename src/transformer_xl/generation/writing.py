@@ -16,6 +16,7 @@ import torch
 
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.drawing import require_drawable
 from transformer_xl.generation.requests import (
     EMPTY_PROMPT,
     Chosen,
@@ -275,9 +276,10 @@ class Scheduler:
             return
         self._scores = self._scores or self._decoder.scores
         chosen: list[tuple[_Draft, int]] = []
+        drawn = _drawn_together(self._scores, ready)
         for draft in ready:
             try:
-                chosen.append((draft, draft.choose(self._scores)))
+                chosen.append((draft, draft.choose(self._scores, drawn.get(draft.row))))
             except Exception as error:
                 yield self._fail(draft, error)
         tokens, active = [0] * len(self._drafts), [False] * len(self._drafts)
@@ -415,6 +417,21 @@ def _reported(
     return [Chosen(numbers[i], token, values.get(i), best.get(i, ())) for i, token in enumerate(tokens)]
 
 
+def _drawn_together(scores: Scores, drafts: Sequence["_Draft"]) -> dict[int, int]:
+    """Draw for all texts with the same settings at once where a GPU does that; return the tokens by row."""
+    if scores.on_device is None:
+        return {}
+    alike: dict[int, list[_Draft]] = {}
+    for draft in drafts:
+        alike.setdefault(id(draft.sampling), []).append(draft)
+    drawn: dict[int, int] = {}
+    for group in alike.values():
+        rows = [draft.row for draft in group]
+        tokens = group[0].sampling.choose_together(scores, rows, [draft.generator for draft in group])
+        drawn.update(zip(rows, tokens or (), strict=False))
+    return drawn
+
+
 class _Draft:
     """A text in one row of a decoder: its prompt is read piece by piece, then tokens are chosen one by one."""
 
@@ -434,11 +451,11 @@ class _Draft:
             raise ValueError(f"prompt, {prompt}, must be the token ids of one text; tokenizer.encode(text) makes them")
         vocab_size = decoder.model.config.vocab_size or 0
         check_ids(self._prompt, vocab_size=vocab_size)
-        self._decoder, self._sampling = decoder, request.sampling or sampling
-        self._sampling.check(vocab_size)
-        self._history = _History(self._sampling)
+        self._decoder, self.sampling = decoder, request.sampling or sampling
+        self.sampling.check(vocab_size)
+        self._history = _History(self.sampling)
         self._history.add(*request.history)
-        self._generator = request.generator or seeded_generator(request.seed)
+        self.generator = request.generator or seeded_generator(request.seed)
         self._begin = self._read = time.perf_counter()
 
     @property
@@ -473,9 +490,12 @@ class _Draft:
         self._read = time.perf_counter()
         return piece, scores
 
-    def choose(self, scores: Scores) -> int:
-        """Draw the next token."""
-        return self._sampling.choose(scores, self.row, self._history.last(), self._generator)
+    def choose(self, scores: Scores, drawn: int | None) -> int:
+        """Draw the next token, unless it is drawn already; see `_drawn_together`."""
+        if drawn is not None:
+            require_drawable(drawn >= 0)
+            return drawn
+        return self.sampling.choose(scores, self.row, self._history.last(), self.generator)
 
     def add(self, token: int) -> FinishReason | None:
         """Append a token that was chosen, and return why it was the last, or None."""

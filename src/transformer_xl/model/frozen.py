@@ -38,6 +38,9 @@ class Matrix(NamedTuple):
     scale: Tensor | None = None
 
 
+Norm = tuple[Tensor, Tensor]
+"""Weight and bias of a layer norm."""
+
 Product = Callable[[Tensor, Matrix, torch.dtype, Tensor | None], Tensor]
 """How vectors are multiplied by weights: `product` or `streamed_product`."""
 
@@ -47,12 +50,12 @@ class LayerWeights(NamedTuple):
 
     qkv: Matrix
     output: Matrix
-    attention_norm: tuple[Tensor, Tensor]
+    attention_norm: Norm
     inner: Matrix
     inner_bias: Tensor
     outer: Matrix
     outer_bias: Tensor
-    feed_forward_norm: tuple[Tensor, Tensor]
+    feed_forward_norm: Norm
     content_bias: Tensor | None
     """u, (N, H): added to queries that are compared with keys."""
     position_bias: Tensor | None
@@ -120,7 +123,7 @@ def freeze_vector(parameter: Tensor) -> Tensor:
     return at_least_fp32(parameter.detach())
 
 
-def freeze_norm(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+def freeze_norm(norm: nn.LayerNorm) -> Norm:
     """Return weight and bias of a layer norm."""
     return freeze_vector(norm.weight), freeze_vector(norm.bias)
 
@@ -208,17 +211,17 @@ def streamed_product(x_BI: Tensor, matrix: Matrix, dtype: torch.dtype, bias: Ten
     return y if bias is None else y + bias
 
 
-def _project(
+def project(
     h: Tensor, joined: Tensor | None, weights: LayerWeights, options: LayerOptions, product: Product, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values (…, N, H)."""
+    """Return a layer's queries, keys and values (…, N, H); `joined` are the inputs that a shift sees."""
     h = shifted(h, joined, weights.attention_shift)
     normalized = normalize(h, weights.attention_norm, options) if options.pre_lnorm else h
     q, k, v = product(normalized, weights.qkv, dtype, None).unflatten(-1, (3, options.n_head, options.d_head)).unbind(-3)
     return q, k, v
 
 
-def _finish(
+def finish(
     h: Tensor,
     attended: Tensor,
     joined: Tensor | None,
@@ -226,16 +229,24 @@ def _finish(
     options: LayerOptions,
     product: Product,
     dtype: torch.dtype,
+    *,
+    normalize_sum: Callable[[Tensor, Tensor, Norm, LayerOptions], Tensor] | None = None,
 ) -> Tensor:
-    """Add the output of the heads, then that of the feed-forward network."""
-    h = _join(h, product(attended.flatten(-2), weights.output, dtype, None), weights.attention_gate, product, dtype)
-    if not options.pre_lnorm:
-        h = normalize(h, weights.attention_norm, options)
+    """Add the output of the heads, then that of the feed-forward network; `normalize_sum` may do both steps of a norm."""
+
+    def close(h: Tensor, found: Tensor, gate: FrozenGate | None, norm: Norm) -> Tensor:
+        if normalize_sum and gate is None and not options.pre_lnorm:
+            return normalize_sum(h, found, norm, options)
+        h = _join(h, found, gate, product, dtype)
+        return h if options.pre_lnorm else normalize(h, norm, options)
+
+    found = product(attended.flatten(-2), weights.output, dtype, None)
+    h = close(h, found, weights.attention_gate, weights.attention_norm)
     x = shifted(h, joined, weights.feed_forward_shift)
     x = normalize(x, weights.feed_forward_norm, options) if options.pre_lnorm else x
     inner = activate(product(x, weights.inner, dtype, weights.inner_bias), options.activation)
-    h = _join(h, product(inner, weights.outer, dtype, weights.outer_bias), weights.feed_forward_gate, product, dtype)
-    return h if options.pre_lnorm else normalize(h, weights.feed_forward_norm, options)
+    found = product(inner, weights.outer, dtype, weights.outer_bias)
+    return close(h, found, weights.feed_forward_gate, weights.feed_forward_norm)
 
 
 def shifted(x: Tensor, joined_BLD: Tensor | None, kernel: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -250,7 +261,7 @@ def shifted(x: Tensor, joined_BLD: Tensor | None, kernel: tuple[Tensor, Tensor] 
     return own * x + torch.einsum("btdk,kd->btd", windows_BTDk, taps_kD.flip(0))
 
 
-def normalize(h: Tensor, norm: tuple[Tensor, Tensor], options: LayerOptions) -> Tensor:
+def normalize(h: Tensor, norm: Norm, options: LayerOptions) -> Tensor:
     """Apply a layer norm."""
     return F.layer_norm(h, h.shape[-1:], *norm, options.layer_norm_epsilon)
 
@@ -294,7 +305,7 @@ def read_segment(
     (B, T, _), (N, _, C, H) = h_BTD.shape, keys_NBCH.shape
     dtype = keys_NBCH.dtype
     joined = None if before_BkD is None else with_before(h_BTD, before_BkD, before_BkD.shape[1])
-    q, k, v = _project(h_BTD, joined, weights, options, product, dtype)
+    q, k, v = project(h_BTD, joined, weights, options, product, dtype)
     if turns is not None:
         q, k = turned(at_least_fp32(q), *turns), turned(k, *turns)
     _write(keys_NBCH, k.to(dtype).permute(2, 0, 1, 3), at, dim=2)
@@ -315,7 +326,7 @@ def read_segment(
         score_NBTC[..., slots] += bias
     torch.softmax(score, dim=-1, out=score)
     attended = torch.bmm(score, values_NBHC.flatten(0, 1).transpose(1, 2))
-    return _finish(h_BTD, attended.view(N, B, T, H).permute(1, 2, 0, 3), joined, weights, options, product, dtype)
+    return finish(h_BTD, attended.view(N, B, T, H).permute(1, 2, 0, 3), joined, weights, options, product, dtype)
 
 
 def _position_scores(query_NXH: Tensor, weights: LayerWeights, scale: float, *, tgt_len: int, n_slot: int) -> Tensor:
@@ -404,8 +415,8 @@ def read_token(
     N, B, C, H = keys_NBCH.shape
     dtype = keys_NBCH.dtype
     multiply = streamed_product if streamed else product
-    joined = None if before_BkD is None else torch.cat([before_BkD, h_BD.unsqueeze(1)], dim=1)
-    q_BNH, k_BNH, v_BNH = _project(h_BD, joined, weights, options, multiply, dtype)
+    joined = joined_with(h_BD, before_BkD)
+    q_BNH, k_BNH, v_BNH = project(h_BD, joined, weights, options, multiply, dtype)
     if turns is not None:
         q_BNH, k_BNH = turned(at_least_fp32(q_BNH), *turns), turned(k_BNH, *turns)
     # assigned by index, which a compiler does in place; it would copy the whole ring for scatter_
@@ -430,7 +441,12 @@ def read_token(
         attended = (weight_NBC.unsqueeze(-2) * values_NBHC.to(weight_NBC.dtype)).sum(-1)
     else:
         attended = torch.matmul(values_NBHC, weight_NBC.to(dtype).unsqueeze(-1)).squeeze(-1).to(weight_NBC.dtype)
-    return _finish(h_BD, attended.transpose(0, 1), joined, weights, options, multiply, dtype)
+    return finish(h_BD, attended.transpose(0, 1), joined, weights, options, multiply, dtype)
+
+
+def joined_with(h_BD: Tensor, before_BkD: Tensor | None) -> Tensor | None:
+    """Return a layer's inputs at the last k positions and at the token, (B, k + 1, D); None without a shift."""
+    return None if before_BkD is None else torch.cat([before_BkD, h_BD.unsqueeze(1)], dim=1)
 
 
 def _streamed_scores(q_NBH: Tensor, keys_NBCH: Tensor) -> Tensor:

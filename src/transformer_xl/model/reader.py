@@ -18,7 +18,9 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import common_rows
 from transformer_xl.model.attention.rotary import turned, turns
+from transformer_xl.model.backends import fused_problem
 from transformer_xl.model.call import Rows
+from transformer_xl.model.captured import Captured
 from transformer_xl.model.frozen import (
     LayerOptions,
     Turns,
@@ -127,21 +129,58 @@ class Reader:
         norm = model.final_norm
         self._final_norm = freeze_norm(norm) if isinstance(norm, nn.LayerNorm) else None
         self._model = model
-        self._read_token: Callable[..., Tensor] = read_token
-        self._compute_head: HeadFunction | None = None
+        self._graph: _StepGraph | None = None
+        self._read_token: Callable[..., Tensor]
+        self._compute_head: HeadFunction | None
+        self.interpret()
 
     @property
     def compiled(self) -> bool:
         """Whether single tokens are read by compiled code."""
-        return self._compute_head is not None
+        return self._way == "compiled"
+
+    @property
+    def captured(self) -> bool:
+        """Whether single tokens are read by one graph."""
+        return self._graph is not None
 
     def compile(self) -> None:
         """Compile the reading of single tokens; the compiler runs at the first `step`, for seconds, once per number of rows."""
+        self._way, self._graph = "compiled", None
         self._read_token, self._compute_head = compiled_functions()
 
     def interpret(self) -> None:
-        """Undo `compile`."""
+        """Undo `compile`: read single tokens by the library's functions, or on a GPU by kernels of our own."""
+        self._way, self._graph = "library", None
         self._read_token, self._compute_head = read_token, None
+        if self.device.type == "cuda" and fused_problem(self.device, self.dtype, self.config.d_head) is None:
+            self.fuse()
+
+    def fuse(self) -> None:
+        """Read single tokens by fused kernels, as a GPU does by itself; elsewhere Triton interprets them, for tests."""
+        from transformer_xl.model.backends.fused_token import fused_product, fused_read_token
+
+        self._way, self._graph = "fused", None
+        self._read_token, self._compute_head = fused_read_token, partial(compute_head, product=fused_product)
+
+    def capture(self, memory: KeyValueMemory) -> None:
+        """Let each `step` with a memory be one CUDA graph from now on, with the head's scores; call `compile` before.
+
+        The bits are those of other steps. With a memory of other tensors a graph is captured anew. On a CPU, steps take the
+        same way without a graph, for tests.
+
+        Args:
+            memory: of `empty_memory`; what its rows remember stays.
+
+        Raises:
+            RuntimeError: the device cannot capture it; steps are then as before.
+        """
+        self._graph = None  # a graph's memory is free before the next is captured
+        self._graph = _StepGraph(self, memory)
+
+    def release(self) -> None:
+        """Undo `capture`."""
+        self._graph = None
 
     @property
     def n_bytes(self) -> int:
@@ -342,13 +381,17 @@ class Reader:
         Returns:
             The input of the softmax, (B, D).
         """
+        if self._graph is not None:
+            if self._graph.memory is not memory:
+                self.capture(memory)
+            return self._graph.step(ids, active)
         # a tenth faster than no_grad where operations are small; the copy is an ordinary tensor again
         with torch.no_grad() if self.compiled else torch.inference_mode():
             h_BD = self._step(ids, memory, active)
         return h_BD.clone()
 
     def _step(self, ids: Tensor, memory: KeyValueMemory, active: Tensor | None) -> Tensor:
-        slot_B, column_BC, biases = self._places(memory)
+        places = self._places(memory)
         turning = self._turns(memory.end)
         h_BD = at_least_fp32(self._embed(memory, slice(None), ids.unsqueeze(1))).squeeze(1)
         for i, weights in enumerate(self.layers):
@@ -358,9 +401,7 @@ class Reader:
                 weights,
                 memory.keys[i],
                 memory.values[i],
-                slot_B=slot_B,
-                column_BC=column_BC,
-                bias_BC=biases[self._unseen[i]],
+                **places[self._unseen[i]],
                 options=self.options,
                 before_BkD=before_BkD,
                 turns=turning,
@@ -372,20 +413,24 @@ class Reader:
     @torch.no_grad()
     def head(self, h_BD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores of the softmax's head after a `step`; see `FrozenSoftmax.head`."""
-        return self.softmax.head(h_BD, compute=self._compute_head)
+        known = None if self._graph is None else self._graph.scores_of(h_BD)
+        return known or self.softmax.head(h_BD, compute=self._compute_head)
 
-    def _places(self, memory: KeyValueMemory) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-        """Return the slot of each row's next token, the column of each slot's distance, and -inf where a slot is hidden.
+    def _places(self, memory: KeyValueMemory) -> dict[int, dict[str, Tensor]]:
+        """Return where each row's token stands and what it sees, as `read_token` wants to know it.
 
         The latter depends on the number of positions that a layer does not see.
         """
+        most = {n: (self.window or self.mem_len + 1) - 1 - n for n in set(self._unseen)}
+        farthest = {n: torch.clamp(memory.n_valid, max=most[n]) for n in most}
+        if self._way == "fused":
+            return {n: {"end_B": memory.end, "farthest_B": farthest[n]} for n in most}
         slot_B = memory.end % self.n_slot
         distance_BC = (slot_B.unsqueeze(1) - torch.arange(self.n_slot, device=slot_B.device)) % self.n_slot
-        zero, biases = torch.zeros((), device=slot_B.device), {}
-        for n_unseen in set(self._unseen):
-            farthest = torch.clamp(memory.n_valid, max=(self.window or self.mem_len + 1) - 1 - n_unseen)
-            biases[n_unseen] = zero.where(distance_BC <= farthest.unsqueeze(1), float("-inf"))
-        return slot_B, (self.layers[0].n_distance - 1 - distance_BC).clamp(min=0), biases
+        column_BC = (self.layers[0].n_distance - 1 - distance_BC).clamp(min=0)
+        zero = torch.zeros((), device=slot_B.device)
+        biases = {n: zero.where(distance_BC <= farthest[n].unsqueeze(1), float("-inf")) for n in most}
+        return {n: {"slot_B": slot_B, "column_BC": column_BC, "bias_BC": biases[n]} for n in most}
 
     def _turns(self, position: Tensor) -> Turns | None:
         """Return what queries and keys of positions (…) are turned by, (…, 1, H / 2); None: they are not turned."""
@@ -419,6 +464,37 @@ class Reader:
         # with a full memory most slots are not hidden from any query
         borders = torch.nn.functional.pad(hidden_BTC.any(dim=0).any(dim=0).int(), (1, 1)).diff().nonzero().flatten().tolist()
         return [(slice(*run), bias_BTC[..., slice(*run)]) for run in zip(borders[::2], borders[1::2], strict=True)]
+
+
+class _StepGraph:
+    """A step of a reader with one memory, in fixed places: the id of each row and whether it reads."""
+
+    def __init__(self, reader: Reader, memory: KeyValueMemory) -> None:
+        self.memory = memory
+        self._ids = torch.zeros_like(memory.end)
+        self._active = torch.zeros_like(memory.end, dtype=torch.bool)  # so calls before the first step change nothing
+        self._scored: tuple[Tensor, ...] = ()
+
+        @torch.no_grad()
+        def step() -> tuple[Tensor, ...]:
+            h_BD = reader._step(self._ids, memory, self._active)
+            return h_BD, *reader.softmax.head(h_BD, compute=reader._compute_head)
+
+        self._step = Captured(step, reader.device)
+
+    def step(self, ids: Tensor, active: Tensor | None) -> Tensor:
+        """See `Reader.step`."""
+        self._ids.copy_(ids)
+        self._active.fill_(True) if active is None else self._active.copy_(active)
+        self._scored = self._step.run()
+        return self._scored[0]
+
+    def scores_of(self, h_BD: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return the scores of the head if these are the states of the last step."""
+        if not self._scored or h_BD is not self._scored[0]:
+            return None
+        _, own, tails = self._scored
+        return own, tails
 
 
 def _keys_and_values(block: AttentionBlock, hidden_BMD: Tensor) -> tuple[Tensor, Tensor]:

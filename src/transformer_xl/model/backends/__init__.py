@@ -51,7 +51,7 @@ def choose_backend(
     if name not in known:
         raise ConfigError(f"unknown attention backend '{name}'; {did_you_mean(name, known)}")
     problems = {
-        "triton": lambda: _triton_problem(device, dtype, d_head),
+        "triton": lambda: fused_problem(device, dtype, d_head),
         "flex": lambda: _flex_problem(device, dropatt),
     }
     return _load(*_FUNCTIONS[_runnable(name, device, problems)])
@@ -77,7 +77,7 @@ def choose_ranked_backend(
     known = ("auto", *_RANKED_FUNCTIONS)
     if name not in known:
         raise ConfigError(f"an xlnet has no attention backend '{name}'; {did_you_mean(name, known)}")
-    chosen = _runnable(name, device, {"triton": lambda: _triton_problem(device, dtype, d_head)})
+    chosen = _runnable(name, device, {"triton": lambda: fused_problem(device, dtype, d_head)})
     attend = _load(*_RANKED_FUNCTIONS[chosen])
     return _uncompiled(attend) if in_compiled and chosen == "matmul" else attend
 
@@ -102,7 +102,8 @@ def _load(module: str, function: str) -> Attention:
     return getattr(import_module(f"transformer_xl.model.{module}"), function)
 
 
-def _triton_problem(device: torch.device, dtype: torch.dtype, d_head: int) -> str | None:
+def fused_problem(device: torch.device, dtype: torch.dtype, d_head: int) -> str | None:
+    """Say why fused kernels cannot compute in this type, with heads of this width, on this device; None: they can."""
     if find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
     if device.type != "cuda" and not _is_interpreted():

@@ -1,0 +1,118 @@
+"""A step in fixed places, as a CUDA graph needs it: the bits of any other step, and nothing that waits or depends on data."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.model.test_reader import OPTIONS, clone, model_of, tokens
+from transformer_xl.model import reader as reader_module
+from transformer_xl.model.captured import Captured
+from transformer_xl.model.key_value_memory import KeyValueMemory
+from transformer_xl.model.precision import InferencePrecision
+from transformer_xl.model.reader import Reader
+
+WAITS = {
+    "_local_scalar_dense", "nonzero", "nonzero_static", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
+    "equal", "is_nonzero", "repeat_interleave", "lift_fresh", "lift_fresh_copy", "bincount",
+}  # fmt: skip
+"""Operations that read a value on the host, or make a tensor of the host's values."""
+
+
+class Strict(TorchDispatchMode):
+    """Refuses what a graph cannot hold, and notes what there was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        assert name not in WAITS, f"{name} waits for the device"
+        if name.startswith("index"):
+            flat = [x for arg in args for x in (arg if isinstance(arg, list | tuple) else [arg]) if isinstance(x, Tensor)]
+            assert all(x.dtype != torch.bool for x in flat[1:]), f"{name} by a mask has as many results as it has ones"
+        self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def pair(name: str, **options: Any) -> tuple[Reader, Reader]:
+    return Reader(model_of(name, torch.float32), **options), Reader(model_of(name, torch.float32), **options)
+
+
+def same(one: KeyValueMemory, other: KeyValueMemory) -> bool:
+    own, others = one.state_dict(), other.state_dict()
+    return all(torch.equal(x, others[name]) for name, x in own.items())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_steps_in_fixed_places_have_the_bits_of_others(name: str, precision: InferencePrecision) -> None:
+    """All rows and some, segments and resets in between, and a memory in other places in the middle."""
+    eager, fixed = pair(name, tgt_len=4, precision=precision)
+    memories = [reader.empty_memory(3) for reader in (eager, fixed)]
+    fixed.capture(memories[1])
+    assert fixed.captured and not eager.captured
+    kept: list[tuple[Tensor, ...]] = []
+    for i in range(24):
+        ids, active = tokens(3), torch.rand(3) < 0.6
+        states = [
+            reader.step(ids, memory, active=active if i % 3 else None)
+            for reader, memory in zip((eager, fixed), memories, strict=True)
+        ]
+        both = [(h, *reader.head(h)) for reader, h in zip((eager, fixed), states, strict=True)]
+        assert all(torch.equal(right, found) for right, found in zip(*both, strict=True))
+        assert same(*memories)
+        kept += both
+        if i % 7 == 6:
+            for reader, memory in zip((eager, fixed), memories, strict=True):
+                reader.reset(memory, torch.tensor([False, True, False]))
+                reader.read(ids[:2].unsqueeze(0), memory, rows=slice(1, 2))
+        if i == 15:
+            memories = [clone(memory) for memory in memories]
+    for right, found in zip(kept[::2], kept[1::2], strict=True):
+        assert all(map(torch.equal, right, found)), "results are copies, which later steps leave alone"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_step_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fused:
+        pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
+        monkeypatch.setattr("transformer_xl.model.backends.fused_token._launch", lambda *_, **__: None)
+    reader = Reader(model_of(name, torch.float32), tgt_len=4)
+    if fused:
+        reader.fuse()
+    memory = reader.empty_memory(2)
+    strict = Strict()
+    ran: list[int] = []
+
+    class Watched(Captured):
+        def __init__(self, function: Any, device: torch.device) -> None:
+            def watched() -> tuple[Tensor, ...]:
+                with strict:
+                    ran.append(1)
+                    return function()
+
+            super().__init__(watched, device)
+
+    monkeypatch.setattr(reader_module, "Captured", Watched)
+    reader.capture(memory)
+    reader.step(tokens(2), memory, active=torch.tensor([True, False]))
+    assert ran and "add_" in strict.names, "it has been watched"
+
+
+def test_compiling_and_interpreting_end_a_graph() -> None:
+    reader, _ = pair("paper", tgt_len=4)
+    for change in (reader.interpret, reader.release):
+        reader.capture(reader.empty_memory(1))
+        change()
+        assert not reader.captured
+
+
+def test_what_watches_steps_sees_waiting() -> None:
+    for wait in (lambda x: x.item(), lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: torch.tensor([1.0]) + x):
+        with pytest.raises(AssertionError), Strict():
+            wait(torch.ones(1))
