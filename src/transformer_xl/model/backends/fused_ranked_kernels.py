@@ -8,8 +8,8 @@ They do what the kernels of `fused_kernels.py` do, and share their steps. What d
 - Keys of another text than the query's get one number more, the query's. Its gradient is the sum of their scores' gradients.
 
 Shapes: B batch, T queries of both streams, S keys, N heads, H d_head, C columns of a score of positions, Q queries and K keys
-of a tile, P H rounded up to a power of two. Two int32 tables say what queries and keys are: `queries` (B, 4, T), column, sees, own
-key and text; `keys` (B, 2, S), rank and text.
+of a tile, P H rounded up to a power of two. Two int32 tables say what queries and keys are: `queries` (B, 4, T), column, sees,
+own key and text; `keys` (B, 2, S), rank and text.
 """
 
 import triton
