@@ -52,7 +52,8 @@ def test_of_a_gpu_it_says_which_and_who_holds_how_much(error: Exception, said: s
 def test_a_real_gpu_says_so_in_these_words() -> None:
     with (
         pytest.raises(
-            ConfigError, match=r"^not enough memory on GPU 0 \([\d.]+ \w+ of [\d.]+ \w+ free, .* held by this process\)"
+            ConfigError,
+            match=r"^not enough memory on GPU 0 \([\d.]+ \w+ of [\d.]+ \w+ free",  # who holds it, not every driver knows
         ),
         room_for("a table", "lower --rows"),
     ):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from common.training_shapes import N_SEGMENT
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.call import Execution
@@ -19,7 +20,9 @@ from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.training.trainer import Trainer
 
 CLIP, RATE = 0.25, 1e-5
-N_WARM_UP = 3
+N_REPEAT = 64
+N_WARM_UP = 2 * N_SEGMENT
+"""A graph is captured when the sizes of a segment's tails come for the second time."""
 FP16_SCALE = 2.0**12
 """Of the loss where gradients are compared: small ones would vanish in fp16, and larger scales overflow."""
 
@@ -96,7 +99,8 @@ class OurStep:
         self, model: TransformerXL, segments: list[Tensor], precision: Precision, *, backend: str, compiled: bool, graph: bool
     ) -> None:
         rows, tgt_len = segments[0].shape[0], segments[0].shape[1] - 1
-        lanes = torch.cat([segment[:, :-1] for segment in segments], 1).flatten()
+        text = torch.cat([segment[:, :-1] for segment in segments], 1)
+        lanes = text.repeat(1, N_REPEAT).flatten()  # memory begins anew where a text ends
         ids = torch.cat([lanes, lanes[:1]]).cpu().numpy()
         how: dict[str, Any] = {"attention": backend, "compile": compiled, "graph": "on" if graph else "off"}
         self._trainer = Trainer(

@@ -1,10 +1,9 @@
 """How long a training step takes on an accelerator, by each backend, eager, compiled and as a CUDA graph.
 
-A step is one of a `Trainer`: forward, backward and an update (clipping, Adam), with dropout and a memory that fills in the
-first steps. Its operations are compared with the rate of large matrix products, measured in each round; with --peer, NVIDIA's
-model takes steps at the same shape in the same run. All take turns, in an order that alternates. First, gradients without
-dropout are compared; what cannot run here, or does not agree, is named and not timed. Where there is no such device, this says
-so and ends.
+A step is one of a `Trainer`: forward, backward and an update (clipping, Adam), with dropout and a full memory. Its operations
+are compared with the rate of large matrix products, measured in each round; with --peer, NVIDIA's model takes steps at the same
+shape in the same run. All take turns, in an order that alternates. First, gradients without dropout are compared; what cannot
+run here, or does not agree, is named and not timed. Where there is no such device, this says so and ends.
 """
 
 import argparse

@@ -37,7 +37,7 @@ def assert_same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) 
 
 def as_bytes(tensor: Tensor) -> bytes:
     """The bits of a tensor: unlike ==, they differ between -0.0 and 0.0 and between NaNs."""
-    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def spelled(value: Any) -> str:

@@ -101,7 +101,8 @@ class Graphs:
         first = next(iter(self._captured.values()), None)
         pool: Any = None if first is None else first.graph.pool()  # graphs run one at a time, so they may share memory
         self._stream.synchronize()
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream):
+        # what other threads do meanwhile, such as NCCL's watchdog, is not this one's mistake
+        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             found = compute(places)
         return _Captured(graph, places, found)
 
