@@ -24,7 +24,8 @@ from transformer_xl.training.trainer import StepResult, Trainer
 class AtOnce(Graphs):
     """Does what graphs do, on a CPU; from the second time on, inputs are copied to the same places."""
 
-    def __init__(self, _: torch.device) -> None:
+    def __init__(self, _: torch.device, *, must: bool = False) -> None:
+        self.problem = None
         self.places: dict[Hashable, list[Tensor]] = {}
 
     def run(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> Told:

@@ -140,6 +140,8 @@ class Sampling(SamplingSettings):
         """
         if (all_BV := scores.on_device) is None or self.logit_bias or self.repetition_penalty != 1:
             return None
+        if self.top_p is not None and torch.are_deterministic_algorithms_enabled():
+            return None  # PyTorch refuses sums of a GPU whose order is not fixed
         scores_RV = all_BV if list(rows) == list(range(len(all_BV))) else all_BV[list(rows)]
         best_R1 = scores_RV.amax(-1, keepdim=True)
         if self.temperature == 0:

@@ -427,7 +427,10 @@ def _drawn_together(scores: Scores, drafts: Sequence["_Draft"]) -> dict[int, int
     drawn: dict[int, int] = {}
     for group in alike.values():
         rows = [draft.row for draft in group]
-        tokens = group[0].sampling.choose_together(scores, rows, [draft.generator for draft in group])
+        try:
+            tokens = group[0].sampling.choose_together(scores, rows, [draft.generator for draft in group])
+        except Exception:  # each draws alone then, so that only the one whose fault it is fails
+            continue
         drawn.update(zip(rows, tokens or (), strict=False))
     return drawn
 

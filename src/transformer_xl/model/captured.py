@@ -35,7 +35,9 @@ class Captured:
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             # what other threads do meanwhile, such as allotting memory, is not their mistake
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, stream=stream, capture_error_mode="thread_local"
+            ):  # by default a stream of another GPU
                 self._outputs = function()
         self._graph = graph
 

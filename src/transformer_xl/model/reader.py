@@ -151,10 +151,14 @@ class Reader:
 
     def interpret(self) -> None:
         """Undo `compile`: read single tokens by the library's functions, or on a GPU by kernels of our own."""
-        self._way, self._graph = "library", None
-        self._read_token, self._compute_head = read_token, None
+        self.use_library()
         if self.device.type == "cuda" and fused_problem(self.device, self.dtype, self.config.d_head) is None:
             self.fuse()
+
+    def use_library(self) -> None:
+        """Read single tokens by the library's functions, on any device."""
+        self._way, self._graph = "library", None
+        self._read_token, self._compute_head = read_token, None
 
     def fuse(self) -> None:
         """Read single tokens by fused kernels, as a GPU does by itself; elsewhere Triton interprets them, for tests."""

@@ -46,6 +46,7 @@ def why_no_graph(
         f"an {model.config.kind} is not captured": not (
             isinstance(model, LanguageModel) and model.config.attends and not model.adds_losses
         ),
+        "it has a kind of your own, which may look at values": not _is_own(model),
     }
     found = next((reason for reason, holds in reasons.items() if holds), None)
     if found and train.graph == "on":
@@ -53,14 +54,28 @@ def why_no_graph(
     return found
 
 
+def _is_own(model: SequenceModel) -> bool:
+    kinds = [type(model), *(type(block) for block in model.attention_blocks())]
+    return all(kind.__module__.startswith("transformer_xl.") for kind in kinds)
+
+
 class Graphs:
     """Runs a step's work on the device; what is asked for again in the same shapes is captured, and replayed from then on.
 
     The first time gives the same numbers, and makes what only a first step makes, such as moments and compiled kernels.
     Everything runs on one stream beside the default one, as capturing demands.
+
+    Args:
+        device: a GPU.
+        must: a capture that fails is an error; otherwise all goes on without captures.
+
+    Attributes:
+        problem: why a capture failed; None: none did.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, must: bool = False) -> None:
+        self._must = must
+        self.problem: str | None = None
         self._stream = torch.cuda.Stream(device)
         self._times: Counter[Hashable] = Counter()
         self._captured: dict[Hashable, _Captured] = {}
@@ -81,8 +96,9 @@ class Graphs:
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            if key not in self._captured and self._times[key] and len(self._captured) < _MOST_GRAPHS:
-                self._captured[key] = self._capture(compute, inputs)
+            is_new = key not in self._captured and self._times[key] > 0
+            if is_new and not self.problem and len(self._captured) < _MOST_GRAPHS:
+                self._try_to_capture(key, compute, inputs)
             self._times[key] += 1
             found = self._captured[key](inputs) if key in self._captured else compute(inputs)
             told = Told.of(found)
@@ -95,6 +111,14 @@ class Graphs:
         """Drop all graphs, because tensors that they read have been replaced by others."""
         self._captured.clear()
         self._times.clear()
+
+    def _try_to_capture(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> None:
+        try:
+            self._captured[key] = self._capture(compute, inputs)
+        except RuntimeError as error:
+            self.problem = str(error).strip().partition("\n")[0]
+            if self._must:
+                raise ConfigError(f"train.graph (on) cannot be: {self.problem}; use auto") from None
 
     def _capture(self, compute: Compute, inputs: Sequence[Tensor]) -> "_Captured":
         graph, places = torch.cuda.CUDAGraph(), [tensor.clone() for tensor in inputs]

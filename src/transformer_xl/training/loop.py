@@ -55,7 +55,9 @@ def _room(config: RunConfig, directory: RunDirectory) -> Iterator[None]:
         config = directory.config() if directory.holds_run else config  # with the size of the vocabulary
         lanes = f"{config.train.batch_size // config.train.accumulate:,} lanes of {config.train.tgt_len:,} tokens at once"
         remedy = "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len"
-        raise NoRoomError(f"{no_memory(error)} for {lanes}; {remedy}{goes_on}", config) from None
+        said = no_memory(error)
+        remedy += ", or set train.graph=off" if " on GPU" in said else ""  # a graph keeps its memory between steps
+        raise NoRoomError(f"{said} for {lanes}; {remedy}{goes_on}", config) from None
 
 
 def conduct(
@@ -213,7 +215,7 @@ def learn(run: Run, received: list[int]) -> signal.Signals | None:
     """Train until the budget is used up or a signal is received, save the last step, and return the signal."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
-    stopping, pace, skipped = False, Pace(), trainer.skipped
+    stopping, pace, skipped, told_of_graph = False, Pace(), trainer.skipped, False
     unread: list[tuple[StepResult, float]] = []
     while not run.is_over and not (stopping := run.world.any(received or run.display.is_lost)):
         before, length = trainer.seconds, trainer.lengths.due(trainer.progress)
@@ -229,8 +231,13 @@ def learn(run: Run, received: list[int]) -> signal.Signals | None:
         if told := pace.add(result.tokens, seconds, length=length):
             run.display.warn(told)
         if trainer.skipped > skipped:
-            run.display.warn(f"step {trainer.step}: loss or gradient not finite, step skipped ({trainer.skipped} so far)")
+            run.display.warn(
+                f"step {trainer.last_skipped}: loss or gradient not finite, step skipped ({trainer.skipped} so far)"
+            )
         skipped = trainer.skipped
+        if trainer.graph_problem and not told_of_graph:
+            run.display.warn(f"steps are launched kernel by kernel, because a graph fails: {trainer.graph_problem}")
+            told_of_graph = True
         if trainer.step % config.log_interval == 0 or last:
             _log(run, result, final=True)
         elif trainer.step % 10 == 0:

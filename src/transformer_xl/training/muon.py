@@ -17,6 +17,9 @@ from torch import Tensor
 
 from transformer_xl.model.precision import choose_precision
 
+_MOST_TOGETHER = 1 << 25
+"""Numbers of matrices that are multiplied together; each takes some 20 bytes meanwhile."""
+
 
 class Muon(torch.optim.Muon):
     """Momentum with orthogonal updates, computed in the precision that the device multiplies natively.
@@ -58,7 +61,10 @@ class Muon(torch.optim.Muon):
             for group in self.param_groups:
                 learning = [parameter for parameter in group["params"] if parameter.grad is not None]
                 for shape in dict.fromkeys(parameter.shape for parameter in learning):
-                    self._update_together([p for p in learning if p.shape == shape], group, self.found_inf > 0)
+                    alike = [parameter for parameter in learning if parameter.shape == shape]
+                    n_fit = max(1, _MOST_TOGETHER // alike[0].numel())
+                    for first in range(0, len(alike), n_fit):
+                        self._update_together(alike[first : first + n_fit], group, self.found_inf > 0)
             return
         if self.in_bf16:
             super().step()

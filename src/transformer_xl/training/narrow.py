@@ -1,6 +1,7 @@
 """Weights in bf16, copied once a step, instead of at each use and again for each gradient, as autocast does.
 
 The numbers are the same: a gradient was bf16 before it became fp32. Such copies are a fifth of the kernels of a small model.
+Weights that are dropped at random are not copied, because they are scaled before they become bf16.
 """
 # pyright: reportPrivateImportUsage=false
 
@@ -22,7 +23,9 @@ class NarrowWeights:
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         layers = getattr(model, "layers", [])
-        maps = [module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear)]
+        maps = [
+            module for layer in layers for module in layer.modules() if isinstance(module, nn.Linear) and not _drops(module)
+        ]
         self._places = [(module, name, p) for module in maps for name, p in module.named_parameters(recurse=False)]
         self._own: list[Tensor] = [p for _, _, p in self._places]
         self._copies: list[Tensor] = [nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad) for p in self._own]
@@ -48,7 +51,7 @@ class NarrowWeights:
         first = [(p, grad) for p, grad in pairs if p.grad is None]
         more = [(p.grad, grad) for p, grad in pairs if p.grad is not None]
         if more:
-            torch._foreach_add_([into for into, _ in more], [grad.to(into.dtype) for into, grad in more])
+            torch._foreach_add_([into for into, _ in more], [grad for _, grad in more])
         if first:
             gradients = [torch.empty_like(p) for p, _ in first]
             torch._foreach_copy_(gradients, [grad for _, grad in first])
@@ -56,3 +59,7 @@ class NarrowWeights:
                 p.grad = gradient
         for copy in self._copies:
             copy.grad = None
+
+
+def _drops(module: nn.Module) -> bool:
+    return bool(getattr(getattr(module, "drop", None), "p", 0))

@@ -99,10 +99,11 @@ class Trainer:
         self.execution = Execution(train.attention, train.checkpoint_layers, layer)
         facts: dict[str, Any] = {"train": train, "precision": precision, "world": self.world, "device": self.device}
         self.why_no_graph = why_no_graph(model, stream, **facts)
-        self._graphs = None if self.why_no_graph else Graphs(self.device)
+        self._graphs = None if self.why_no_graph else Graphs(self.device, must=train.graph == "on")
         self._decides_there = self.device.type == "cuda" and self.world.alone
         """Whether the device finds out by itself if a step is bad; with DTensors the optimizers of PyTorch cannot."""
-        narrows = self._decides_there and precision == "bf16"
+        # gradients of several segments of a step are added in fp32
+        narrows = self._decides_there and precision == "bf16" and train.tbptt_segments == 1
         self._narrow = NarrowWeights(model, torch.bfloat16) if narrows else None
         if self.world.rank:  # other processes have the same weights, but other random numbers
             torch.manual_seed(train.seed + self.world.rank)
@@ -113,9 +114,14 @@ class Trainer:
         self.schedule = Schedule(optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.mems = self._in_places(self._empty_mems())
-        self.step = self.tokens = self.skipped = self.bad_in_a_row = 0
+        self.step = self.tokens = self.skipped = self.bad_in_a_row = self.last_skipped = 0
         self.seconds = 0.0
         self._unjudged: tuple[StepResult, tuple[int, int]] | None = None  # a step that a graph computes, and its place
+
+    @property
+    def graph_problem(self) -> str | None:
+        """Why steps that should be graphs could not be captured, and are launched kernel by kernel; None: they were."""
+        return None if self._graphs is None else self._graphs.problem
 
     @property
     def used(self) -> dict[str, float]:
@@ -149,6 +155,8 @@ class Trainer:
             TrainingError: this happened `max_bad_steps` times in a row.
         """
         begin = time.perf_counter()
+        if self.bad_in_a_row + 1 >= self.config.max_bad_steps:  # the step before may have been the last
+            self._judge()
         place = self.feed.place
         if self.feed.starts_epoch:
             self._forget()
@@ -237,6 +245,7 @@ class Trainer:
             return
         (result, place), self._unjudged = self._unjudged, None
         self.skipped += result.skipped
+        self.last_skipped = self.step if result.skipped else self.last_skipped
         # at a loss scale above 1, an overflow is not a defect: that is how fp16 finds its scale
         self.bad_in_a_row = self.bad_in_a_row + (not overflow) if result.skipped else 0
         if self.bad_in_a_row >= self.config.max_bad_steps:

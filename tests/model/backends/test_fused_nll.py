@@ -20,7 +20,7 @@ pytestmark = [
 def test_losses_and_gradients_are_those_of_pytorch(n_row, n_score, width, dtype, monkeypatch):
     monkeypatch.setattr(fused_nll, "_WIDTH", width)
     scores = (torch.randn(n_row, n_score + 3) * 4).to(dtype)[:, :n_score]  # rows lie apart
-    labels = torch.randint(n_score, (n_row,))
+    labels = torch.randint(n_score, (n_row, 3))[:, 1]  # so do labels
     labels[0] = -100 if n_row > 1 else 0
     weights = torch.randn(n_row)
     found, expected = (scores.detach().clone().requires_grad_() for _ in range(2))
@@ -31,6 +31,14 @@ def test_losses_and_gradients_are_those_of_pytorch(n_row, n_score, width, dtype,
     (right * weights).sum().backward()
     rounding = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
     torch.testing.assert_close(found.grad, expected.grad, atol=1e-6, rtol=rounding)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy, in the interpreter
+def test_rows_without_a_label_get_no_gradient_whatever_their_scores_are():
+    scores = torch.tensor([[1.0, float("inf")], [float("nan"), 0.0], [1.0, 2.0]]).requires_grad_()
+    FusedNll.apply(scores, torch.tensor([-100, -100, 0])).sum().backward()
+    assert scores.grad is not None
+    assert torch.equal(scores.grad[:2], torch.zeros(2, 2))
 
 
 def test_scores_that_are_minus_infinity_take_no_part():

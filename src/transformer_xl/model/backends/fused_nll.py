@@ -43,11 +43,12 @@ def gradient_kernel(scores, labels, log_sums, grad, grad_scores, row_stride, V, 
     """Compute (softmax - 1 at the label) times the gradient of a row's loss, for a part of the row."""
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
-    factor = tl.where(label < 0, 0.0, tl.load(grad + row))
+    factor = tl.load(grad + row)
     v = tl.program_id(1) * W + tl.arange(0, W)
     score = tl.load(scores + row * row_stride + v, mask=v < V, other=float("-inf")).to(tl.float32)
     share = tl.exp(score - tl.load(log_sums + row)) - tl.where(v == label, 1.0, 0.0)
-    tl.store(grad_scores + row * V + v, (share * factor).to(grad_scores.dtype.element_ty), mask=v < V)
+    gradient = tl.where(label < 0, 0.0, share * factor)  # also where scores without a label are infinite
+    tl.store(grad_scores + row * V + v, gradient.to(grad_scores.dtype.element_ty), mask=v < V)
 
 
 class FusedNll(torch.autograd.Function):
@@ -57,7 +58,7 @@ class FusedNll(torch.autograd.Function):
     def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
         """Compute losses."""
         scores, labels = args
-        scores = scores if scores.stride(1) == 1 else scores.contiguous()
+        scores, labels = scores if scores.stride(1) == 1 else scores.contiguous(), labels.contiguous()
         n_row, n_score = scores.shape
         nats, log_sums = (torch.empty(n_row, dtype=torch.float32, device=scores.device) for _ in range(2))
         with _on_device_of(scores):
