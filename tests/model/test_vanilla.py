@@ -171,7 +171,7 @@ def test_only_what_is_scored_meets_the_vocabulary(monkeypatch: pytest.MonkeyPatc
     labels[0, 4:], labels[1, 5] = 3, 7
     seen: list[int] = []
     nll = model.softmax.nll
-    monkeypatch.setattr(model.softmax, "nll", lambda h, *rest: (seen.append(h.shape[1]), nll(h, *rest))[1])
+    monkeypatch.setattr(model.softmax, "nll", lambda h, *rest, **how: (seen.append(h.shape[1]), nll(h, *rest, **how))[1])
     with torch.no_grad():
         found = model(tokens, labels=labels).nll
         nothing = model(tokens, labels=torch.full((2, 6), -100)).nll

@@ -84,8 +84,9 @@ def logits_bytes(work: Work) -> int:
     kept, largest = 0.0, 0.0
     for cluster in clusters(work.model, work.shares):
         n = work.n_token * cluster.share
-        chunk = min(n, cluster.tokens_at_once) * cluster.n_class
-        kept += 0 if n > cluster.tokens_at_once else work.segments * chunk * _FP32
+        at_once = cluster.tokens_at_once(on_cpu=work.on_cpu)
+        chunk = min(n, at_once) * cluster.n_class
+        kept += 0 if n > at_once else work.segments * chunk * _FP32
         largest = max(largest, chunk * (2 * _FP32 + (work.element if work.element != _FP32 else 0)))
     return round(kept + largest)
 

@@ -59,6 +59,7 @@ class Pass:
     n_remembered: float = 0  # states of the memory that each layer projects again; 0 if keys and values are kept
     n_distance: float = 0  # distances whose keys each layer projects again; 0 if they are kept
     everywhere: bool = False  # every token is looked up in every cluster of the embedding, not only in its own
+    on_cpu: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ def products(model: LanguageModel, done: Pass) -> Iterator[Product]:
         n = done.n_scored * cluster.share
         if cluster.projected:
             yield Product("softmax", 2 * n * model.config.d_model * cluster.width)
-        yield Product("softmax", 2 * n * cluster.width * cluster.n_class, in_chunks=n > cluster.tokens_at_once)
+        yield Product(
+            "softmax", 2 * n * cluster.width * cluster.n_class, in_chunks=n > cluster.tokens_at_once(on_cpu=done.on_cpu)
+        )
 
 
 def count_flops(work: Work) -> Flops:
@@ -108,6 +111,7 @@ def count_flops(work: Work) -> Flops:
         n_remembered=work.rows * M,
         n_distance=S,  # shared by all rows
         everywhere=True,
+        on_cpu=work.on_cpu,
     )
     # the first segment's memory needs no gradient unless weights change it first; sinusoids never need one
     n_gradient: dict[Part, float] = {"memory": 2 if work.changes_memory else 2 - 1 / K, "distances": 1}

@@ -15,7 +15,7 @@ from transformer_xl.data.named import NAMED
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
-from transformer_xl.model.softmax import CHUNK_ELEMENTS
+from transformer_xl.model.softmax import CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig
 
@@ -80,10 +80,9 @@ class Cluster:
     projected: bool  # whether hidden states are projected to that width first
     share: float  # of all labels that it scores; the head scores all
 
-    @property
-    def tokens_at_once(self) -> int:
-        """How many tokens are scored at once."""
-        return max(1, math.floor(CHUNK_ELEMENTS / self.n_class))
+    def tokens_at_once(self, *, on_cpu: bool) -> int:
+        """Return how many tokens are scored at once."""
+        return max(1, math.floor((CHUNK_ELEMENTS if on_cpu else GPU_CHUNK_ELEMENTS) / self.n_class))
 
 
 def build(config: TransformerXLConfig) -> TransformerXL:
