@@ -1,11 +1,13 @@
 """Tokens per second on an accelerator: rows read together one token at a time, against what its memory can deliver.
 
-Ours alone, with random weights and a full memory; each step reads one token of every row and finds the likeliest next ones.
-Where there is no such device, this says so and ends.
+Ours alone, with random weights and a full memory; each step reads one token of every row and finds the likeliest next ones. It
+is launched kernel by kernel (eager), or is one CUDA graph, as by default, of the same kernels (graph) or of compiled layers
+(compiled). Where there is no such device, this says so and ends.
 """
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import sys
@@ -29,6 +31,7 @@ from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
 
 PRECISIONS = ("fp32", "bf16", "int8")
+WAYS = ("eager", "graph", "compiled")
 N_WARM_UP = 5
 
 
@@ -55,7 +58,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", help="default: %(default)s")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 256], help="read together (default: 1 32 256)")
     parser.add_argument("--precisions", choices=PRECISIONS, nargs="+", default=["fp32", "bf16"])
-    parser.add_argument("--eager", action="store_true", help="do not compile")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=["eager", "graph"], help="default: eager graph")
     parser.add_argument("--repeats", type=int, default=7, help="rounds (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=20, help="steps in a round (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single time there too")
@@ -73,22 +76,30 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> lis
         model = TransformerXL(config_of(shape))
     measured = []
     for precision in options.precisions:
-        for rows in options.rows:
-            say(f"shape {name}, {precision}, {rows} rows")
+        for rows, way in itertools.product(options.rows, options.ways):
+            say(f"shape {name}, {precision}, {rows} rows, {way}")
             rate = memory_bandwidth(device)
-            found = {"precision": precision, "rows": rows, "bandwidth": rate}
+            found = {"precision": precision, "rows": rows, "way": way, "bandwidth": rate}
             with out_of_memory_as(found):
-                found["seconds"] = steps(model, shape, precision, rows, options)
+                found["seconds"] = steps(model, shape, precision, rows, way, options)
             measured.append(found)
-    header = ["", "rows", "ms a step", "min-max ms", "tokens/s", "MB a step", "limit ms", "times the limit"]
-    print(f"\nshape {name}: {shape}, T=1, {'eager' if options.eager else 'compiled'}\n")
+    header = ["", "rows", "way", "ms a step", "min-max ms", "tokens/s", "MB a step", "limit ms", "times the limit"]
+    print(f"\nshape {name}: {shape}, T=1\n")
     print(table([header, *[line(shape, found) for found in measured]]))
     return measured
 
 
-def steps(model: TransformerXL, shape: ReadingShape, precision: Any, rows: int, options: argparse.Namespace) -> list[float]:
+def steps(
+    model: TransformerXL, shape: ReadingShape, precision: Any, rows: int, way: str, options: argparse.Namespace
+) -> list[float]:
     """Return the seconds of a step in each round."""
-    decoder = Decoder(model, batch_size=rows, precision=precision, compile=not options.eager)
+    decoder = Decoder(model, batch_size=rows, precision=precision, compile=way == "compiled")
+    assert decoder.kept is not None
+    if way == "eager":
+        decoder.kept.reader.release()
+    elif model.device.type == "cuda" and not decoder.kept.reader.captured:
+        raise RuntimeError(decoder.reason)
+    decoder.kept.memory.n_valid.fill_(decoder.kept.memory.n_slot)  # full, of zeros
     ids = torch.randint(shape.vocab_size, (N_WARM_UP + options.tokens, rows), device=model.device)
     for own in ids[:N_WARM_UP]:
         decoder.step(own).top(1)
@@ -105,7 +116,7 @@ def steps(model: TransformerXL, shape: ReadingShape, precision: Any, rows: int, 
 
 def line(shape: ReadingShape, found: dict[str, Any]) -> list[str]:
     rows, n_byte = found["rows"], shape.token_bytes(found["precision"], rows=found["rows"])
-    first = [found["precision"], str(rows)]
+    first = [found["precision"], str(rows), found["way"]]
     if "seconds" not in found:
         return [*first, found["failure"], *[""] * 5]
     limit, median = n_byte / found["bandwidth"], statistics.median(found["seconds"])

@@ -250,10 +250,11 @@ def test_reading_shapes_count_the_memory_that_a_token_touches(reading_shapes):
 
 @pytest.mark.benchmarks
 def test_gpu_decode_is_skipped_or_runs():
-    arguments = ["--shape", "tiny", "--eager", "--rows", 2, "--repeats", 1, "--tokens", 2]
+    arguments = ["--shape", "tiny", "--rows", 2, "--repeats", 1, "--tokens", 2]
     assert "skipped: " in run("gpu/decode.py", *arguments, "--device", "cuda:99").stdout
     lines = run("gpu/decode.py", *arguments, "--device", "cpu").stdout.splitlines()
-    assert [line.split()[:2] for line in lines[-2:]] == [["fp32", "2"], ["bf16", "2"]]
+    ways = [[precision, "2", way] for precision in ("fp32", "bf16") for way in ("eager", "graph")]
+    assert [line.split()[:3] for line in lines[-4:]] == ways
 
 
 @pytest.mark.benchmarks

@@ -667,3 +667,4 @@ def test_a_draw_falls_where_the_number_lies() -> None:
     nats = torch.tensor([BAN, math.log(0.5), BAN, 0.0, BAN], dtype=torch.float64)
     numbers = torch.tensor([0.0, 0.3, 0.34, 1 - 2**-53], dtype=torch.float64)
     assert _drawn(nats.expand(4, -1), numbers).tolist() == [1, 1, 3, 3]
+    assert _drawn(torch.zeros(1, 1 << 16, dtype=torch.float64), numbers[3:]).tolist() == [(1 << 16) - 1], "rounded up"

@@ -104,6 +104,13 @@ def test_a_step_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.Mo
     assert ran and "add_" in strict.names, "it has been watched"
 
 
+def test_results_stay_as_they_are_when_the_places_are_written_again() -> None:
+    place = torch.zeros(2)
+    function = Captured(lambda: (place.add_(1),), place.device)
+    first, second = function.run(), function.run()
+    assert [x.tolist() for x in (*first, *second)] == [[1, 1], [2, 2]]
+
+
 def test_compiling_and_interpreting_end_a_graph() -> None:
     reader, _ = pair("paper", tgt_len=4)
     for change in (reader.interpret, reader.release):

@@ -13,9 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers import tiny_model
 from tests.training.helpers import bits, differing, entries, run_bits, tiny_trainer
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.generation import scores as scores_module
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.requests import Chosen, Request
+from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.writing import write
+from transformer_xl.model.precision import InferencePrecision
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
@@ -144,6 +150,53 @@ def test_decoding_is_that_of_a_cpu_and_continues_to_the_last_bit(
     for token in range(5):
         expected, found = (each.step([token, token]).full() for each in (decoder, fresh))
         assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("n_row", [1, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_a_graph_of_decoding_gives_the_bits_of_single_kernels(
+    precision: InferencePrecision, n_row: int, run: Path, tmp_path: Path
+) -> None:
+    """Pieces of text, rows that sit out, one that begins anew, and a session that is saved and loaded in the middle."""
+    model = load(run)[0].to(DEVICE)
+    graph, single = (Decoder(model, batch_size=n_row, precision=precision) for _ in range(2))
+    assert graph.kept and single.kept
+    if DEVICE == "cpu":
+        graph.kept.reader.capture(graph.kept.memory)
+    assert graph.kept.reader.captured
+    single.kept.reader.release()
+    active, draws = [True, False, True][:n_row], np.random.default_rng(5)
+    for i in range(60):
+        ids = draws.integers(0, 12, n_row)
+        both = [each.step(ids, active=active if i % 3 else None).full() for each in (graph, single)]
+        assert torch.equal(*both)
+        if i % 20 == 9:
+            for each in (graph, single):
+                each.reset([False, True, False][-n_row:])
+                each.feed([[1, 2, 3, 4, 5]] * n_row)
+        if i == 35:
+            graph.save(tmp_path / "session.safetensors")
+            graph.load(tmp_path / "session.safetensors")
+    assert graph.state_dict().keys() == single.state_dict().keys()
+    assert all(torch.equal(x, single.state_dict()[name]) for name, x in graph.state_dict().items())
+
+
+def test_a_text_is_the_same_every_time_whether_drawn_there_or_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(vocab_size=5000).to(DEVICE)
+    sampling = Sampling(temperature=0.8, top_k=100, top_p=0.95)
+    requests = [Request(prompt=[i, 7], seed=i, max_new_tokens=30, sampling=sampling) for i in range(3)]
+
+    def texts() -> dict[int, list[int]]:
+        written: dict[int, list[int]] = {i: [] for i in range(3)}
+        for event in write(Decoder(model, batch_size=3), requests, sampling=sampling):
+            if isinstance(event, Chosen):
+                written[event.text].append(event.token)
+        return written
+
+    there = texts()
+    assert texts() == there and all(len(text) == 30 for text in there.values())
+    monkeypatch.setattr(scores_module, "_DRAWING", ())
+    assert texts() == texts()
 
 
 def test_commands_run_there(home: Path, tmp_path: Path) -> None:

@@ -235,6 +235,5 @@ def _drawn(nats_RV: Tensor, uniform_R: Tensor) -> Tensor:
     """Return a token of each row (R,), each as likely as e to the power of its score, which is at most 0."""
     # whole numbers, because a GPU adds numbers in any order, and the same seed shall give the same text
     ends_RV = (nats_RV.exp() * _LENGTH).long().cumsum(-1)
-    whole_R = ends_RV[:, -1]
-    point_R = (uniform_R * whole_R).long().minimum(whole_R - 1)
+    point_R = (uniform_R * ends_RV[:, -1]).long()  # less than the end, even rounded, because the number is less than 1
     return torch.searchsorted(ends_RV, point_R.unsqueeze(1), right=True).squeeze(1)
