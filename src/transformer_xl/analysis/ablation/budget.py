@@ -118,6 +118,7 @@ def _timed_step(trainer: Trainer) -> float:
     clock = time.process_time if alone else time.perf_counter
     begin = clock()
     trainer.train_step()
+    trainer.settle()
     return max(clock() - begin, 1e-9)  # a coarse clock may not have moved
 
 
