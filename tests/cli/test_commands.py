@@ -551,7 +551,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return run_out
 
 
-REMEDY = "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len"
+REMEDY = "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len, or set train.graph=off"
 
 
 def test_training_that_runs_out_of_memory_says_what_to_change(txl: Txl, full: Callable[[int], None]) -> None:
@@ -578,7 +578,7 @@ def test_the_plan_of_training_that_ran_out_of_memory_is_told(
     monkeypatch.setattr("transformer_xl.model.room.free_bytes", lambda device: 45_000)
     said = txl(*command, "--out", "small").complaint
     assert re.search(
-        r"train.tgt_len; by txl plan it does not fit: 0.0 GB of 0.0 usable; with train.accumulate=[24].* it takes", said
+        r"train.graph=off; by txl plan it does not fit: 0.0 GB of 0.0 usable; with train.accumulate=[24].* it takes", said
     )
     monkeypatch.setattr("transformer_xl.model.room.free_bytes", lambda device: None)
     assert txl(*command, "--out", "unknown").complaint.endswith(REMEDY)
