@@ -551,7 +551,10 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return run_out
 
 
-REMEDY = "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len, or set train.graph=off"
+REMEDY = (
+    "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len, or set "
+    "train.graph=off"
+)
 
 
 def test_training_that_runs_out_of_memory_says_what_to_change(txl: Txl, full: Callable[[int], None]) -> None:
