@@ -36,7 +36,9 @@ def main() -> None:
     kernels = [getattr(module, name) for module in modules for name in dir(module) if name.endswith("_kernel")]
     rows = []
     for dtype in options.dtypes:
-        chosen = tiles_of(options.d_head, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+        chosen = tiles_of(
+            options.d_head, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype], drops=options.dropout
+        )
         given = [Tile(*map(int, tile.split("x"))) for tile in options.tiles]
         for kernel in kernels:
             name = kernel.fn.__name__

@@ -65,18 +65,23 @@ class Tiles(NamedTuple):
     """For XLNet, whose kernel holds four more numbers of each query."""
 
 
-def tiles_of(d_head: int, dtype: torch.dtype) -> Tiles:
-    """Return the tiles for a width of heads: the largest that spill no registers, of those tried.
+def tiles_of(d_head: int, dtype: torch.dtype, *, drops: bool = False) -> Tiles:
+    """Return the tiles for a width of heads, with or without dropout: the largest that spill few registers, of those tried.
 
     They are not chosen by timing when a program runs, because other tiles have another order of sums. Wide heads in fp32 take
     smaller tiles, to fit the 99 KB of shared memory of desktop GPUs.
     """
     if dtype == torch.float32:
         width = 16 if d_head > 64 else 32
-        return Tiles(*[Tile(width, width, 8, 2)] * 4)
+        usual = Tile(width, width, 8, 2)
+        return Tiles(usual, usual, usual._replace(stages=1), Tile(16, 16, 8, 2))
     if d_head <= 64:
-        return Tiles(Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 4), Tile(64, 64, 4, 3), Tile(64, 64, 8, 2))
-    return Tiles(*[Tile(32, 32, 4 if d_head <= 128 else 8)] * 4)
+        keys = Tile(64, 32, 4, 2) if drops else Tile(64, 64, 4, 3)
+        return Tiles(Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 4), keys, Tile(64, 64, 8, 2))
+    if d_head <= 128:
+        return Tiles(*[Tile(32, 32, 4)] * 4)
+    usual, keys = Tile(32, 32, 8), Tile(32, 32, 8, 1)
+    return Tiles(usual, usual, keys, keys)
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -224,7 +229,7 @@ class Launch(NamedTuple):
         (_, T, _, H), S = q.shape, k.shape[1]
         n_column = -(-n_distance // 8) * 8  # products of other widths are slower
         precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-        return cls(tiles_of(H, q.dtype), T, S, n_column, H, dropatt, precision, q.device)
+        return cls(tiles_of(H, q.dtype, drops=dropatt > 0), T, S, n_column, H, dropatt, precision, q.device)
 
     def __call__(
         self,
