@@ -26,6 +26,7 @@ Compute = Callable[[Sequence[Tensor]], Tensor]
 """What a device does in a step: reads inputs, changes state in place, and returns what the host is told."""
 
 _MOST_GRAPHS = 64
+"""Steps of other shapes are launched kernel by kernel; each graph takes memory, and a fraction of a second to capture."""
 
 
 def why_no_graph(
