@@ -218,6 +218,23 @@ def test_a_model_without_training_text_cannot_take_steps_of_rms(txl: Txl, workbe
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("eval run --temperature warm", "--temperature takes a number or 'auto', not 'warm'. See txl eval --help."),
+        ("generate run --top-k many", "--top-k takes a whole number, not 'many'. See txl generate --help."),
+        ("generate run --compile perhaps", "--compile takes 'auto', 'yes' or 'no', not 'perhaps'. See txl generate --help."),
+        (
+            "eval run --split tset",
+            "--split takes 'train', 'valid' or 'test', not 'tset'; did you mean 'test'? See txl eval --help.",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_refused_in_words(txl: Txl, line: str, message: str) -> None:
+    answer = txl(*line.split())
+    assert (answer.status, answer.complaint) == (2, message)
+
+
 def test_eval_divides_scores_by_a_temperature(txl: Txl, home: Path) -> None:
     def score(*options: str) -> dict[str, Any]:
         return json.loads(txl("eval", "run", "--json", "--precision", "fp32", *options).out)

@@ -1,9 +1,14 @@
-"""What somebody meant who gave an option that a command does not have, or an argument too many."""
+"""What somebody meant who gave an unknown option, a value of another type, or an argument too many."""
 
 import difflib
 from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin
 
-from cyclopts import App, ArgumentCollection, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, ArgumentCollection, CoercionError, UnknownOptionError, UnusedCliTokensError
+
+from transformer_xl.errors import one_line
+
+_NUMBERS = {int: "a whole number", float: "a number"}
 
 
 def commands(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ArgumentCollection]]:
@@ -33,6 +38,27 @@ def left_over(error: UnusedCliTokensError) -> str:
     """Return a message that names the arguments that a command has no place for."""
     names = ", ".join(f"'{name[:100]}'" for name in (error.unused_tokens or [])[:3])
     return f"{names}: more arguments than the command takes."
+
+
+def wrong_value(error: CoercionError) -> str:
+    """Return a message that says in words which numbers or names an option takes; of other types, cyclopts' own."""
+    wanted = _in_words(error.target_type)
+    if error.token is None or error.token.keyword is None or not all(wanted):
+        return one_line(error)
+    *some, last = wanted
+    takes = f"{', '.join(some)} or {last}" if some else last
+    value, names = error.token.value[:100], [word.strip("'") for word in wanted if word.startswith("'")]
+    nearest = difflib.get_close_matches(value, names, n=1)
+    meant = f"; did you mean '{nearest[0]}'?" if nearest else "."
+    return f"{error.token.keyword} takes {takes}, not '{value}'{meant}"
+
+
+def _in_words(wanted: Any) -> list[str]:
+    """Return what a type hint allows; an empty string stands for a type that is neither a number nor a name."""
+    if get_origin(wanted) is Literal:
+        return [f"'{name}'" for name in get_args(wanted)]
+    alternatives = [each for each in get_args(wanted) if each is not type(None)]
+    return [word for each in alternatives for word in _in_words(each)] or [_NUMBERS.get(wanted, "")]
 
 
 def _settings() -> dict[str, str]:
