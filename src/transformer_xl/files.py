@@ -105,9 +105,6 @@ def check_file(path: Path, *, option: str) -> None:
     """Refuse a path where no file can be written or replaced; call this before computing anything.
 
     A device or a pipe is refused, because what is written whole would take its place.
-
-    Raises:
-        ConfigError: names the option and the path.
     """
     folder = path.absolute().parent
     if not folder.is_dir():

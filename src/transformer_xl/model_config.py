@@ -497,14 +497,7 @@ class TransformerXLConfig(AttentionConfig):
         self.check_window(self.same_length)
 
     def check_window(self, same_length: bool) -> None:
-        """Refuse `same_length` where positions that it hides would be read by nobody.
-
-        Args:
-            same_length: whether every query sees the same number of keys.
-
-        Raises:
-            ValueError: it is asked for, and `beyond` does not allow it.
-        """
+        """Refuse `same_length` where positions that it hides would be read by nobody."""
         if same_length and self.beyond_kind is not None and not self.beyond_kind.allows_window:
             able = ", ".join(repr(kind.name) for kind in BEYOND.values() if kind.allows_window)
             raise ValueError(f"beyond ('{self.beyond}') has no same_length (True); set it to False, or use beyond={able}")

@@ -190,11 +190,7 @@ class Opened:
 
     @property
     def model(self) -> LanguageModel:
-        """The model, if it reads from left to right.
-
-        Raises:
-            ConfigError: it does not.
-        """
+        """The model, if it reads from left to right."""
         if isinstance(self.any_model, LanguageModel):
             return self.any_model
         self.check_not_fine_tuned()
@@ -205,11 +201,7 @@ class Opened:
         )
 
     def check_not_fine_tuned(self) -> None:
-        """Refuse a fine-tuned model, for what needs one that predicts tokens.
-
-        Raises:
-            ConfigError: it is one.
-        """
+        """Refuse a fine-tuned model, for what needs one that predicts tokens."""
         if head := self.any_model.config.head:
             raise ConfigError(
                 f"'{self.source}' is fine-tuned ({head.kind}) and predicts no tokens; txl predict gives what it was tuned for"

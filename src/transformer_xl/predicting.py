@@ -74,11 +74,7 @@ def predict(
 
 
 def example_of(text: Any) -> Example:
-    """Return a text as an example.
-
-    Raises:
-        CorpusError: it is not a `Text`.
-    """
+    """Return a text as an example."""
     match text:
         case Example():
             return text
@@ -98,9 +94,6 @@ def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool
         source: a file, see `read_examples`, of SQuAD where questions are answered; or lines.
         opened: the fine-tuned model.
         labelled: every text must have a label; False: labels are left out, because they may be others than the model's.
-
-    Raises:
-        CorpusError: what cannot be read.
     """
     head = head_of(opened.any_model, f"'{opened.source}'")
     task, first = opened.config.task or TaskConfig(kind=head.kind), b""

@@ -108,9 +108,6 @@ def check_same_text(opened: Mapping[str, Opened], *, corpus: str | None = None, 
     """Refuse models whose losses cannot be compared token by token, because tokens or texts differ.
 
     If they read another `corpus` than their own, or a file, only tokens are compared.
-
-    Raises:
-        ConfigError: the first difference.
     """
     (one, first), *others = opened.items()
     for name, each in opened.items():

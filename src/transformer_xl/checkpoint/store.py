@@ -101,9 +101,6 @@ class CheckpointStore:
         """Refuse to begin if the disk has no room for another checkpoint of `size` bytes.
 
         `warn` gets one line if it has room for fewer than are there while one is saved. Nothing is written.
-
-        Raises:
-            CheckpointError: there is no room for one.
         """
         place = next(path for path in (self.directory, *self.directory.absolute().parents) if path.is_dir())
         with _explained(f"the disk of {str(place)!r} cannot be asked for its free space"):

@@ -58,12 +58,7 @@ class PromptSource:
         return STDIN in (self.prompt_file, self.prompts) or (self.n_source == 0 and is_piped())
 
     def check(self) -> None:
-        """Refuse more than one source, and a file that is not there.
-
-        Raises:
-            ConfigError: there are several.
-            CorpusError: there is no such file.
-        """
+        """Refuse more than one source, and a file that is not there."""
         refuse(self.n_source > 1, "--prompt, --prompt-file and --prompts: give one")
         for path in (self.prompt_file, self.prompts):
             if path is not None and is_alone():

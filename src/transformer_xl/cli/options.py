@@ -99,9 +99,6 @@ def check_run(run: str | Path) -> None:
     """Refuse a run or a model that is not there, in a moment; to open one, torch is imported first.
 
     Several processes open it first, so that one of them tells for all.
-
-    Raises:
-        CheckpointError: it is neither a directory nor what may be a hub id.
     """
     from transformer_xl.model.directory import local_directory
 
@@ -144,12 +141,7 @@ class TextChoice:
     file: Path | None = None
 
     def check(self) -> None:
-        """Refuse a file together with a split or corpus, and one that is not there, before a large model is loaded.
-
-        Raises:
-            ConfigError: both are set.
-            CorpusError: there is no such file.
-        """
+        """Refuse a file together with a split or corpus, and one that is not there, before a large model is loaded."""
         from transformer_xl.data.text_files import check_readable
 
         if self.file is not None:
@@ -220,11 +212,7 @@ def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def in_64_bits(_: Any, value: Any) -> None:
-    """Refuse whole numbers that no library can hold; `value` is an argument, or a group of them.
-
-    Raises:
-        ValueError: a number is too large or too small.
-    """
+    """Refuse whole numbers that no library can hold; `value` is an argument, or a group of them."""
     named = (
         {f"--{name.replace('_', '-')} ({each})": each for name, each in vars(value).items()}
         if is_dataclass(value)
@@ -236,11 +224,7 @@ def in_64_bits(_: Any, value: Any) -> None:
 
 
 def check_least(limits: dict[str, tuple[int | None, int]]) -> None:
-    """Refuse options below their least values; `limits` holds value, or None, and least value by option.
-
-    Raises:
-        ConfigError: a value is too low.
-    """
+    """Refuse options below their least values; `limits` holds value, or None, and least value by option."""
     for option, (value, least) in limits.items():
         if value is not None and value < least:
             raise ConfigError(f"--{option} ({value}) must be at least {least}")

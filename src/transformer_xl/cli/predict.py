@@ -150,11 +150,7 @@ def write_lines(
 
 
 def check_out(out: Path | None, *, resume: bool) -> None:
-    """Refuse a file for lines that cannot be written, or is there already and not gone on with.
-
-    Raises:
-        ConfigError: it is one of these.
-    """
+    """Refuse a file for lines that cannot be written, or is there already and not gone on with."""
     if out is not None:
         check_file(out, option="out")
         if out.exists() and out.stat().st_size and not resume:

@@ -25,11 +25,7 @@ _PATIENCE = 3.0  # seconds that a writer of a pipe has to open it
 
 
 def check_there(path: Path) -> None:
-    """Refuse a file of prompts that is not there, before anything else takes time.
-
-    Raises:
-        CorpusError: it is missing, or a directory.
-    """
+    """Refuse a file of prompts that is not there, before anything else takes time."""
     from transformer_xl.data.text_files import check_readable
 
     if path != STDIN:

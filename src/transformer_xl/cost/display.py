@@ -147,11 +147,7 @@ def eval_speed_table(measured: Sequence[Figures]) -> str:
 
 
 def draw_eval_speed(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
-    """Draw by attention length how many times longer the vanilla model takes: measured, counted and published.
-
-    Raises:
-        CheckpointError: the file cannot be written.
-    """
+    """Draw by attention length how many times longer the vanilla model takes: measured, counted and published."""
     figure = new_figure()
     axes = figure.add_subplot()
     lengths = [entry["length"] for entry in measured]
@@ -175,11 +171,7 @@ def draw_eval_speed(path: Path, measured: Sequence[Figures], *, title: str, mach
 
 
 def draw_decoding(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
-    """Draw the tokens per second of each decoder as a bar, and its limit as a mark.
-
-    Raises:
-        CheckpointError: the file cannot be written.
-    """
+    """Draw the tokens per second of each decoder as a bar, and its limit as a mark."""
     names, places = [mode_name(entry) for entry in measured], range(len(measured))
     figure = new_figure(height=1.6 + 0.4 * len(measured))
     axes = figure.add_subplot()

@@ -122,11 +122,7 @@ class ColumnFinder:
         return names, columns, False
 
     def named(self, names: Sequence[str]) -> Columns:
-        """Return the columns that are read of those with these names.
-
-        Raises:
-            CorpusError: columns that are told but missing, or cannot be found.
-        """
+        """Return the columns that are read of those with these names, as `in_table` does."""
         lower = {name.lower(): name for name in reversed(names)}
         name_of_id = _first(_IDS, lower)
         text, pair, labels = self._told(names)

@@ -201,11 +201,7 @@ def benchmark_files(name: str, folder: Path | None) -> list[Path]:
 
 
 def check_corpus(corpus: str) -> None:
-    """Refuse what is neither a file nor a directory nor a name, and a glob that matches nothing; no text is read.
-
-    Raises:
-        CorpusError: it is none of these.
-    """
+    """Refuse what is neither a file nor a directory nor a name, and a glob that matches nothing; no text is read."""
     path = Path(corpus).expanduser()
     if path.is_file() or path.is_dir() or corpus in corpus_names():
         return

@@ -453,11 +453,7 @@ def subdirectories(path: Path) -> list[Path]:
 
 
 def entries(path: Path) -> list[Path]:
-    """Return what is in a directory, sorted, without what is hidden.
-
-    Raises:
-        CorpusError: it cannot be listed.
-    """
+    """Return what is in a directory, sorted, without what is hidden."""
     try:
         return sorted(each for each in path.iterdir() if not each.name.startswith("."))
     except OSError as error:

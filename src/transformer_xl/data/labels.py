@@ -151,11 +151,7 @@ def _index(name: str, index: dict[str, int], place: str) -> int:
 
 
 def label_number(label: object, place: str) -> float:
-    """Return a label as the number that it must be for regression.
-
-    Raises:
-        CorpusError: it is none, or not finite.
-    """
+    """Return a label as the number that it must be for regression."""
     number = None if isinstance(label, bool) else _number(str(label))
     if number is None:
         raise CorpusError(

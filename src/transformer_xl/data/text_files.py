@@ -79,9 +79,6 @@ def check_readable(file: Path, *, pipes: bool = False) -> None:
     Args:
         file: the path.
         pipes: also take a pipe or device, which can be read only once.
-
-    Raises:
-        CorpusError: it is one of these.
     """
     if file.is_dir():
         raise CorpusError(f"cannot read '{file}': it is a directory; give a file")

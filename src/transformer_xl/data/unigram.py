@@ -228,11 +228,7 @@ class UnigramTokenizer(PieceTokenizer):
         return np.array([piece.startswith((SPACE, "<")) or piece in _ASCII_STARTS for piece in self.pieces])
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of the pieces, line by line.
-
-        Raises:
-            TokenizerError: the text has lone surrogates, which are not Unicode text.
-        """
+        """Return the ids of the pieces, line by line."""
         ids: list[int] = []
         for number, line in enumerate(_lines(text)):
             if number and self.line_end is not None:
@@ -249,13 +245,7 @@ class UnigramTokenizer(PieceTokenizer):
         """Return the ids, and the place in `text` from which each piece comes.
 
         The place of a piece begins after the space before it, if more than space belongs to the piece. Pieces made of one
-        character have the same place.
-
-        Returns:
-            ids, starts and ends (exclusive, in characters), each of shape (n,), int64; `starts <= ends`, and both ascend.
-
-        Raises:
-            TokenizerError: the text has lone surrogates, which are not Unicode text.
+        character have the same place. See `Tokenizer.encode_with_offsets`.
         """
         ids, starts, ends = [], [], []
         offset = 0

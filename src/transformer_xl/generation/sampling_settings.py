@@ -9,11 +9,7 @@ from transformer_xl.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """What `Sampling` is told; see there.
-
-    Raises:
-        ConfigError: a value out of range, or values that contradict each other.
-    """
+    """What `Sampling` is told; see there."""
 
     repetition_penalty: float = 1.0
     repetition_window: int | None = 64

@@ -21,11 +21,7 @@ TEACH = "teach it a task first: txl finetune RUN --task NAME --data FILE --out D
 
 
 def local_directory(source: str | Path) -> Path | None:
-    """Return a local directory, or None for what may be a hub id.
-
-    Raises:
-        CheckpointError: it is neither.
-    """
+    """Return a local directory, or None for what may be a hub id; refuse what is neither."""
     if Path(source).is_dir():
         return Path(source)
     is_path = Path(source).exists() or str(source).startswith((".", "/", "~")) or Path(source).parent == RUNS
@@ -51,12 +47,7 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
 
 
 def check_head(source: str | Path) -> None:
-    """Refuse the directory of a run or model without a head, before anything large is loaded; others are not looked at.
-
-    Raises:
-        ConfigError: it has none.
-        CheckpointError: its settings cannot be read.
-    """
+    """Refuse the directory of a run or model without a head, before anything large is loaded; others are not looked at."""
     path = Path(source) / CONFIG_FILE
     if path.is_file():
         values = read_json_object(path)

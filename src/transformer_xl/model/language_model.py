@@ -200,11 +200,7 @@ class LanguageModel(SequenceModel):
 
 
 def check_reads_on(model: SequenceModel) -> None:
-    """Refuse a model that does not predict each token from those before it, for what reads or writes with one.
-
-    Raises:
-        ConfigError: it is an XLNet, or fine-tuned.
-    """
+    """Refuse a model that does not predict each token from those before it, for what reads or writes with one."""
     if isinstance(model, LanguageModel):
         return
     if model.config.head is not None:

@@ -120,11 +120,7 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 
 def check_precision(name: str, known: Sequence[str] = get_args(PrecisionName)) -> None:
-    """Refuse a name that is not among those known.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Refuse a name that is not among those known."""
     if name not in known:
         raise ConfigError(f"unknown precision '{name}'; {did_you_mean(str(name), known)}")
 

@@ -37,9 +37,6 @@ def check_unasked(n_bytes: int, weights: int, *, what: str, remedy: str) -> None
         weights: bytes of the model's weights.
         what: what asks for what, such as "config.json asks for a memory of 1,000 positions, which".
         remedy: how to ask for it.
-
-    Raises:
-        ConfigError: it takes too much.
     """
     most = max(UNASKED_BYTES, _UNASKED_SHARE * weights)
     if n_bytes > most:
@@ -56,9 +53,6 @@ def check_room(n_bytes: int, device: torch.device | str | None, *, what: str, re
         device: where; None: the CPU.
         what: what takes them.
         remedy: what to do.
-
-    Raises:
-        ConfigError: there is less memory.
     """
     if type(n_bytes) is not int or n_bytes < _SMALL:  # a graph that is traced has no numbers
         return

@@ -42,11 +42,7 @@ Cluster = tuple[Tensor | None, Tensor, Tensor]
 
 
 def check_ids(ids: Tensor | np.ndarray, *, vocab_size: int) -> None:
-    """Refuse ids that a model has no vector for; `ids` may have any shape, and may be empty.
-
-    Raises:
-        TokenizerError: an id is outside of 0 … V - 1.
-    """
+    """Refuse ids that a model has no vector for; `ids` may have any shape, and may be empty."""
     if 0 in ids.shape:
         return
     for extreme in (int(ids.min()), int(ids.max())):

@@ -91,9 +91,6 @@ def head_of(model: Any, source: object = "the model") -> HeadConfig:
     Args:
         model: any model.
         source: named in the message.
-
-    Raises:
-        ConfigError: it has none.
     """
     head = getattr(getattr(model, "config", None), "head", None)
     if not isinstance(model, TaskModel) or head is None:
@@ -385,11 +382,7 @@ class Tally(ABC):
             self._n_nats += 1
 
     def score(self) -> TaskScore:
-        """Return the score of what was counted.
-
-        Raises:
-            CorpusError: nothing was.
-        """
+        """Return the score of what was counted."""
         if not self.n:
             raise CorpusError("no text has a label, so there is nothing to score; give a file with labels")
         score = self._score()

@@ -590,11 +590,7 @@ class Engine:
 
 
 def require_free(session: Session) -> None:
-    """Refuse a session that is busy or gone.
-
-    Raises:
-        RefusalError: it is.
-    """
+    """Refuse a session that is busy or gone."""
     if session.is_gone:
         raise no_session()
     if session.busy:

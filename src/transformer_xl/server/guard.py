@@ -217,11 +217,7 @@ class Guard:
 
 
 def require_budget(budget: Budget, owner: str, what: str) -> None:
-    """Refuse an owner whose budget is used up.
-
-    Raises:
-        RefusalError: it is.
-    """
+    """Refuse an owner whose budget is used up."""
     if seconds := budget.wait(owner):
         message = f"the {what} of this minute are used up; ask again in {math.ceil(seconds)} s"
         raise RefusalError(429, message, code="rate_limited", retry_after=math.ceil(seconds))
@@ -253,11 +249,7 @@ def headers_of(refusal: RefusalError) -> dict[str, str]:
 
 
 def check_address(host: str, keys: Collection[str]) -> None:
-    """Refuse to listen for other machines without keys.
-
-    Raises:
-        ConfigError: it would.
-    """
+    """Refuse to listen for other machines without keys."""
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         raise ConfigError(f"--host {host} lets other machines in; give --api-key-file FILE, or leave --host out")
 

@@ -272,11 +272,7 @@ class Service:
         return self.sessions.adopt(owner, name, state, note, lease, self.tokenizer.vocab_size)
 
     def _require_time(self) -> None:
-        """Refuse what would keep a session from others while the server ends.
-
-        Raises:
-            RefusalError: it ends.
-        """
+        """Refuse what would keep a session from others while the server ends."""
         if self.engine.is_draining:
             raise RefusalError(503, "the server is shutting down; ask again later", code="shutting_down", retry_after=1)
 
@@ -412,11 +408,7 @@ class Service:
         return text.n_tokens
 
     async def delete(self, owner: str, name: str) -> None:
-        """End a session, and delete its file.
-
-        Raises:
-            RefusalError: there is none.
-        """
+        """End a session, and delete its file."""
         async with self._adopting:  # or somebody might open the file again before it is deleted
             session, path = self.sessions.find(owner, name), self.sessions.file_of(owner, name)
             if session is None and path is None:
@@ -431,11 +423,7 @@ class Service:
                             self.sessions.store.remove(path)
 
     def delete_saved(self, owner: str, name: str) -> None:
-        """Delete what was saved by a name.
-
-        Raises:
-            RefusalError: there is nothing by that name.
-        """
+        """Delete what was saved by a name."""
         store = self._store()
         path = store.path(owner, check_name(name), saved=True)
         if not path.is_file():
@@ -449,11 +437,7 @@ class Service:
         self.sessions.forget(session)
 
     async def rewind(self, session: Session, n: int) -> None:
-        """Let a session go back by `n` tokens.
-
-        Raises:
-            RefusalError: it is busy, or cannot.
-        """
+        """Let a session go back by `n` tokens."""
         self._require_time()
         require_free(session)
         if n > session.text.n_tokens:
@@ -472,11 +456,7 @@ class Service:
 
     @contextmanager
     def watching(self, owner: str) -> Iterator[None]:
-        """Count who watches, because each of them holds a connection.
-
-        Raises:
-            RefusalError: enough do.
-        """
+        """Count who watches, because each of them holds a connection; refuse too many."""
         if self._watchers[owner] >= _MOST_WATCHERS or self._watchers.total() >= 4 * _MOST_WATCHERS:
             raise RefusalError(429, "too many watch sessions already", code="overloaded", retry_after=10)
         self._watchers[owner] += 1
@@ -570,11 +550,7 @@ class Service:
 
 
 def _require_numbers(answer: Piece | Progress) -> None:
-    """Refuse to go on where log-probabilities are no numbers, as after a file whose memory was made up.
-
-    Raises:
-        RefusalError: one is not finite.
-    """
+    """Refuse to go on where log-probabilities are no numbers, as after a file whose memory was made up."""
     tokens = [answer.token] if isinstance(answer, Piece) else answer.scored
     if not all(math.isfinite(each.log_probability) for each in tokens if each.log_probability is not None):
         raise RefusalError(409, "what the session remembers gives no numbers; delete it", code="not_finite")

@@ -206,11 +206,7 @@ class Store(SessionFiles):
         return _read_lease(_lease_of(path)) if is_locked(_lease_of(path)) else None
 
     def require_free(self, path: Path) -> None:
-        """Refuse a session that is open in another process, and remove a lease that a killed one has left.
-
-        Raises:
-            RefusalError: it is.
-        """
+        """Refuse a session that is open in another process, and remove a lease that a killed one has left."""
         if _lease_of(path).exists():
             self.lease(path).close()
 
@@ -300,21 +296,13 @@ class Sessions:
         return session
 
     def require_room(self) -> None:
-        """Refuse another session in memory if it does not fit.
-
-        Raises:
-            RefusalError: it does not.
-        """
+        """Refuse another session in memory if it does not fit."""
         if self.is_full:
             message = f"{len(self.live):,} sessions of {self.bytes_each:,} bytes fill --session-memory; delete one"
             raise RefusalError(503, message, code="no_room", retry_after=5)
 
     def require_quota(self, owner: str) -> None:
-        """Refuse an owner another session or saved file.
-
-        Raises:
-            RefusalError: those that there are fill the quota.
-        """
+        """Refuse an owner another session or saved file if those that there are fill the quota."""
         if self.quota is None:
             return
         files = set(self.store.names(owner)) if self.store else set[str]()
@@ -395,11 +383,7 @@ def number_of(note: dict[str, str], key: str) -> float | None:
 
 
 def check_name(name: str) -> str:
-    """Return a name for a saved session.
-
-    Raises:
-        RefusalError: it is none.
-    """
+    """Return a name for a saved session, or refuse it."""
     if not NAME.fullmatch(name):
         message = "a name has 1 to 64 letters, digits, dots, hyphens and underscores, and begins with a letter or digit"
         raise RefusalError(400, message, code="bad_name")

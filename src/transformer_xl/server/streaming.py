@@ -101,11 +101,7 @@ async def _gone(receive: Any, is_read: asyncio.Event | None = None) -> None:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Return what work gives; end it when the client goes.
-
-    Raises:
-        RefusalError: the client has gone.
-    """
+    """Return what work gives; end it when the client goes."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -146,11 +142,7 @@ async def decoded(chunks: AsyncIterator[bytes], is_read: asyncio.Event) -> Async
 
 
 async def until_gone(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body.
-
-    Raises:
-        RefusalError: the client has gone.
-    """
+    """Yield the parts of a body."""
     try:
         async for chunk in chunks:
             yield chunk

@@ -101,11 +101,7 @@ def asked_settings(
 
 
 def absolute_base(base: str | None) -> str | None:
-    """Return what a run begins with; of a directory, the path by which it is found from anywhere.
-
-    Raises:
-        ConfigError: it is empty.
-    """
+    """Return what a run begins with; of a directory, the path by which it is found from anywhere."""
     if base == "":
         raise ConfigError("--from is empty; give a run, an exported directory or a hub id")
     return str(Path(base).expanduser().resolve()) if base is not None and Path(base).expanduser().is_dir() else base
@@ -139,11 +135,7 @@ def base_settings(base: str) -> dict[str, Any]:
 
 
 def check_weights_fit(base: str, theirs: Mapping[str, Any], config: RunConfig) -> None:
-    """Refuse settings of a model that do not fit the weights of `base`, whose settings `theirs` are.
-
-    Raises:
-        ConfigError: they do not fit.
-    """
+    """Refuse settings of a model that do not fit the weights of `base`, whose settings `theirs` are."""
     if config.model.kind != theirs["kind"]:
         raise ConfigError(f"model.kind ({config.model.kind}) differs from that of '{base}' ({theirs['kind']}); leave it out")
     for key, old in theirs.items():

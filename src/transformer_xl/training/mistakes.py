@@ -84,11 +84,7 @@ class Worst:
 
 
 def write_page(path: Path, worst: Worst, score: TaskScore, *, name: str) -> Path:
-    """Write a page of the worst mistakes: text, truth, guess and how sure the model was. Nothing of a text is markup.
-
-    Raises:
-        CheckpointError: the file cannot be written.
-    """
+    """Write a page of the worst mistakes: text, truth, guess and how sure the model was. Nothing of a text is markup."""
     shown = worst.predictions
     what = "largest errors" if score.kind == "regression" else "worst mistakes"
     shows = f"{len(shown):,} of {worst.n:,}, the worst first" if shown else "There are none"
@@ -150,9 +146,6 @@ def draw_confusion(path: Path, confusion: np.ndarray, labels: Sequence[str], *, 
         confusion: int (n, n), texts of each class (row) that got each class (column).
         labels: names of the n classes.
         name: of the run.
-
-    Raises:
-        CheckpointError: it cannot be written.
     """
     names = [_short(label) for label in labels]
     n = len(labels)

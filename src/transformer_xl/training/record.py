@@ -177,9 +177,6 @@ def read_metrics(directory: Path, *, warn: Warn = warnings.warn) -> list[dict[st
 
     A half-written last line is left out silently, because that is what a killed process leaves. The newest checkpoint knows how
     many entries there were, so `warn` also says whether some are missing.
-
-    Raises:
-        CheckpointError: it cannot be read.
     """
     path = directory / METRICS_FILE
     entries, damaged = _read(path)

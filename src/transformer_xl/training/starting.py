@@ -185,11 +185,7 @@ def _separator(corpus: PreparedCorpus) -> int:
 
 
 def take_weights(model: SequenceModel, base: SequenceModel) -> None:
-    """Give a model the weights of another one of the same sizes.
-
-    Raises:
-        ConfigError: they do not fit.
-    """
+    """Give a model the weights of another one of the same sizes."""
     try:
         model.load_state_dict(base.state_dict())
     except RuntimeError as error:
@@ -245,11 +241,7 @@ def _check_validation(config: RunConfig, corpus: PreparedCorpus, world: World) -
 
 
 def check_weights(config: RunConfig, world: World, device: torch.device) -> None:
-    """Refuse weights, gradients and memory that a device has no room for; activations and optimizer come on top of them.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """Refuse weights, gradients and memory that a device has no room for; activations and optimizer come on top of them."""
     share = world.size if config.train.parallel == "fsdp" else 1
     weights = 2 * _FP32 * count_parameters(config.model) // share
     n_row = config.train.batch_size // world.size

@@ -43,9 +43,6 @@ def choose_backend(
     `scaled_dot_product_attention` with positions as a bias. `flex`: PyTorch's `flex_attention`. `triton`: fused kernels, which
     keep no weights. `auto`: the fastest that works on the device, for weights of this type, dropout of attention
     weights and width of heads.
-
-    Raises:
-        ConfigError: no backend of that name, or one that cannot run here.
     """
     known = ("auto", *_FUNCTIONS)
     if name not in known:
@@ -70,9 +67,6 @@ def choose_ranked_backend(
         dtype: of its weights.
         d_head: width of its heads.
         in_compiled: compiled layers call it. `matmul`, a long list of library calls, then runs as it is between compiled parts.
-
-    Raises:
-        ConfigError: no backend of that name computes this attention, or it cannot run here.
     """
     known = ("auto", *_RANKED_FUNCTIONS)
     if name not in known:
