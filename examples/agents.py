@@ -2,11 +2,11 @@
 
 pip install -e '.[agents]'
 python examples/agents.py                                  # CartPole without its velocities, all three, seed 0
-python examples/agents.py --task recall --seeds 3          # an endless memory task: repeat a list that grows
+python examples/agents.py --task recall --seeds 3          # an endless memory task: repeat a growing list
 
-An agent acts step by step with the memory of its episode. It learns from windows of steps: each begins with the memory that was
-there when it was played, and forgets where an episode begins inside of it. With `same_length` each step sees as many steps
-before it in a window as it saw while acting, so the first update starts from ratios of exactly 1.
+An agent acts step by step with the memory of its episode. It learns from windows of steps. Each window starts with the
+memory it had when it was played, and clears it wherever an episode begins inside. With `same_length`, a step sees as many
+earlier steps in a window as it saw while acting, so the first update starts from ratios of exactly 1.
 """
 
 import argparse
@@ -27,7 +27,7 @@ GAMMA, LAMBDA, CLIP, ENTROPY = 0.99, 0.95, 0.2, 0.01
 
 
 class CartPole:
-    """CartPole-v1 of gymnasium, which shows the places of cart and pole but not how fast they move."""
+    """CartPole-v1 of gymnasium without velocities: an agent sees where cart and pole are, but not how fast they move."""
 
     n_action, width = 2, 2
     scale = np.array([2.4, 0.21])  # an episode ends beyond these
@@ -45,14 +45,14 @@ class CartPole:
 
 
 class Recall:
-    """Each round shows one more of four signs; the agent then gives all so far, in order. A mistake ends the episode."""
+    """Each round shows one more of four signs; the agent then repeats all so far, in order. A mistake ends the episode."""
 
     n_action, width = 4, 6  # four signs, "now give the next one", "that was right"
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self.lists: list[list[int]] = [[] for _ in range(N_ENV)]
-        self.given = np.zeros(N_ENV, int)  # signs of its list that an agent has given in this round
+        self.given = np.zeros(N_ENV, int)  # signs that each agent has repeated in this round
         self.first = np.stack([self.show(i) for i in range(N_ENV)])
 
     def show(self, i: int) -> np.ndarray:
@@ -63,7 +63,7 @@ class Recall:
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         seen, reward, ended = np.zeros((N_ENV, self.width)), np.zeros(N_ENV), np.zeros(N_ENV, bool)
         for i, action in enumerate(actions):
-            if self.given[i] >= 0:  # otherwise the agent only looked
+            if self.given[i] >= 0:  # otherwise the agent was only shown a sign
                 ended[i] = action != self.lists[i][self.given[i]]
                 reward[i] = 0.0 if ended[i] else 0.1
             if ended[i]:
@@ -77,7 +77,7 @@ class Recall:
 
 
 class Agent(nn.Module):
-    """Scores of actions and the value of what was seen, after a memory of some kind."""
+    """A memory of some kind, then log-probabilities of actions and the value of the state."""
 
     def __init__(self, memory: str, task: Any, d: int = 64) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def rows_of(state: Any, rows: Tensor) -> Any:
 
 
 def train(memory: str, make_task: Callable[[int], Any], *, seed: int, n_step: int) -> list[float]:
-    """Return the mean return of the episodes that ended in each tenth of the training."""
+    """Return the mean return of the episodes that ended in each tenth of training."""
     torch.manual_seed(seed)
     task = make_task(seed)
     agent = Agent(memory, task)
@@ -138,7 +138,7 @@ def train(memory: str, make_task: Callable[[int], Any], *, seed: int, n_step: in
                 seen, starts = torch.as_tensor(after).float(), torch.as_tensor(ended)
             _, last, _ = agent(seen[:, None], state, starts[:, None])
         seen_BTF, starts_BT, action_BT, old_BT, value_BT, reward_BT = (torch.stack(x, dim=1) for x in zip(*played, strict=True))
-        # generalized advantage estimation; where the next step begins an episode, nothing follows
+        # generalized advantage estimation; no value follows the last step of an episode
         ends_BT = torch.cat([starts_BT[:, 1:], starts[:, None]], dim=1)
         gain, advantage_BT = torch.zeros(N_ENV), torch.zeros(N_ENV, WINDOW)
         following = torch.cat([value_BT[:, 1:], last], dim=1)

@@ -1,4 +1,4 @@
-"""Write Bach's chorales as MIDI files, a corpus of music, one piece a document. They come with the package music21.
+"""Write Bach's chorales, which come with the package music21, as MIDI files: a corpus of music with one piece per document.
 
 pip install 'transformer_xl[midi]' music21
 python examples/chorales.py chorales
@@ -6,7 +6,7 @@ txl train chorales --out runs/chorales --set train.max_minutes=5
 txl eval runs/chorales --compare-memory
 txl generate runs/chorales --tokens 1000 --seed 1 --out piece.mid
 
-What music21 says of the rights in its scores is in its corpus/license.txt.
+For the rights in the scores, see music21's corpus/license.txt.
 """
 
 import sys
@@ -20,7 +20,7 @@ def main(folder: str, most: str = "371") -> None:
     for number, score in enumerate(corpus.chorales.Iterator(1, int(most)), start=1):
         try:
             score.write("midi", Path(folder) / f"{number:03}.mid")
-        except repeat.ExpanderException:  # one that says where to repeat, and not what
+        except repeat.ExpanderException:  # repeat signs that music21 cannot resolve
             continue
         print(f"\r{number} of {most} chorales", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)

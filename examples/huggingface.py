@@ -56,7 +56,7 @@ def main(source: str, out: Path) -> None:
     print(write("The memory", max_new_tokens=60, do_sample=False)[0]["generated_text"])
 
     prompt = tokenizer("The memory", return_tensors="pt").to(model.device)
-    # type checkers refuse `generate` of every model of transformers: none has all attributes that it asks for
+    # type checkers refuse this for every model of transformers: none has all attributes that `generate` asks for
     beams = model.generate(**prompt, max_new_tokens=60, num_beams=4)  # pyright: ignore[reportAttributeAccessIssue]
     print(tokenizer.decode(beams[0]))
 

@@ -1,8 +1,8 @@
-"""Let a server read a text of any length in one session, and ask about it; a connection that breaks loses nothing.
+"""Let a server read a text of any length in one session, then ask about it; a broken connection loses nothing.
 
 txl serve runs/mine --sessions sessions          # in another terminal
 python examples/serve_client.py book.txt "In the end, "
-python examples/serve_client.py book.txt "In the end, " --session w1-…    # goes on where it was
+python examples/serve_client.py book.txt "In the end, " --session w1-…    # continues where it was
 """
 
 import argparse
@@ -14,17 +14,17 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-SLICE = 1 << 17  # characters of a call
-AGAIN = ("busy", "moved")  # errors that pass: another time, or from another place, it may work
+SLICE = 1 << 17  # characters per call
+AGAIN = ("busy", "moved")  # temporary errors: try again
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="UTF-8 text")
-    parser.add_argument("question", help="what the model goes on with; the session does not remember it")
-    parser.add_argument("--session", help="id of one that has begun to read this file; default: a new one")
+    parser.add_argument("question", help="text that the model continues; the session does not remember it")
+    parser.add_argument("--session", help="id of a session that has started reading this file; default: a new one")
     parser.add_argument("--server", default="http://127.0.0.1:8080", help="default: %(default)s")
-    parser.add_argument("--key", help="of the server, if it asks for one")
+    parser.add_argument("--key", help="API key, if the server asks for one")
     options = parser.parse_args()
     if not options.file.is_file():
         parser.error(f"there is no file '{options.file}'")
@@ -55,8 +55,8 @@ def main() -> None:
 def read(call: Any, session: str, text: str) -> None:
     """Append a text slice by slice.
 
-    `at` says where a slice belongs, so that none is read twice. The session itself says how far it is: a server that was killed
-    begins anew with what it had saved.
+    `at` says where a slice belongs, so that none is read twice. Before each slice the session is asked how far it is, because a
+    server that was killed starts again from what it had saved.
     """
     slices = [text[at : at + SLICE] for at in range(0, len(text), SLICE)]
     number, begins = 0, [0]  # tokens before each slice
@@ -74,7 +74,7 @@ def read(call: Any, session: str, text: str) -> None:
                 print(f"{number + 1} of {len(slices)}: {bits:.3f} bits per token, {size:,} bytes of memory")
             number += 1
         except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-            print(f"again in a second: {error}")
+            print(f"trying again in a second: {error}")
             time.sleep(1)
 
 

@@ -1,4 +1,4 @@
-"""Read a long text as one stream, and see that the size of the memory and the time per token stay the same.
+"""Read a long text as one stream: the size of the memory and the time per token stay the same.
 
 python examples/stream.py runs/quickstart some-long-text.txt
 """
