@@ -77,7 +77,7 @@ notebook: $(BIN)/.notebook  ## examples/notebook.py as a notebook with its pictu
 	for name in notebook notebook.zh; do \
 	  rm -rf build/$$name && mkdir -p build/$$name && \
 	  $(BIN)/jupytext --quiet --to ipynb --output build/$$name/$$name.ipynb examples/$$name.py && \
-	  $(BIN)/jupyter nbconvert --execute --inplace build/$$name/$$name.ipynb || exit 1; \
+	  $(BIN)/jupyter nbconvert --execute --ExecutePreprocessor.record_timing=False --inplace build/$$name/$$name.ipynb || exit 1; \
 	done
 
 lint: $(BIN)/.lint  ## style and types
