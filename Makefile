@@ -66,8 +66,8 @@ test-browser: $(BIN)/.browser  ## the page of txl serve in a browser: $$TXL_BROW
 annotated: $(BIN)/.docs  ## the model explained line by line, in English and Chinese: docs/build/annotated/en.html and zh.html
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python docs/annotate.py
 
-site: $(BIN)/.site  ## the documentation as a site, in build/site/html; python -m http.server -d build/site/html shows it
-	$(BIN)/python docs/build_site.py
+site: $(BIN)/.site  ## the documentation as a site, in build/site/html; open index.html there
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python docs/build_site.py
 
 package: $(BIN)/.test $(PACKAGE)/.ready  ## build dist/, then train and serve from it in a clean environment; lint Dockerfile and CITATION.cff
 	$(PYTEST) -n 0 -m 'slow or not slow' tests/contract/test_package.py
@@ -77,7 +77,7 @@ notebook: $(BIN)/.notebook  ## examples/notebook.py as a notebook with its pictu
 	for name in notebook notebook.zh; do \
 	  rm -rf build/$$name && mkdir -p build/$$name && \
 	  $(BIN)/jupytext --quiet --to ipynb --output build/$$name/$$name.ipynb examples/$$name.py && \
-	  $(BIN)/jupyter nbconvert --execute --inplace build/$$name/$$name.ipynb || exit 1; \
+	  $(BIN)/jupyter nbconvert --execute --ExecutePreprocessor.record_timing=False --inplace build/$$name/$$name.ipynb || exit 1; \
 	done
 
 lint: $(BIN)/.lint  ## style and types

@@ -1,15 +1,20 @@
 """Build the site: `make site`. Its pages are those of the repository, in the same places, so that links work in both.
 
 What is not written by hand is made here: the reference of commands from the command line itself, and that of Python from the
-docstrings of public names. Nothing is loaded from a network, neither now nor by a reader.
+docstrings of public names. Nothing is loaded from a network, neither now nor by a reader, and a page works as a file, too.
 """
 
+import html
+import json
 import re
 import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from html.parser import HTMLParser
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import transformer_xl
@@ -18,6 +23,12 @@ from transformer_xl.cli import app
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "build" / "site"
 SHOWN = ("*.md", "docs/*.md", "docs/*.png", "benchmarks/README.md", "examples/**/*.*", "Dockerfile", "src/**/equation.py")
+NOTEBOOKS = {
+    "notebook": "The outputs are those of one run on two cores that other programs used too. `make notebook` repeats it.",
+    "notebook.zh": "页中的输出来自一次运行，机器为双核，当时另有程序在运行。`make notebook` 会重新运行一遍。",
+}
+EXAMPLES = ROOT / "examples"
+COLOR = "\x1b\\[[0-9;]*m"
 ANNOTATED = OUT / "pages" / "docs" / "annotated"
 
 
@@ -27,37 +38,114 @@ def main() -> None:
     for path in sorted({path for pattern in SHOWN for path in ROOT.glob(pattern)}):
         copy(path, OUT / "pages" / path.relative_to(ROOT), r"^(```\w+) .+$", r"\1")  # what tests read is no language
     annotated()
+    for name in NOTEBOOKS:
+        (OUT / "pages" / "examples" / f"{name}.md").write_text(notebook(name), encoding="utf-8")
+    for page in (OUT / "pages").rglob("*.md"):
+        text = re.sub(r"(annotated/\w+)\.md", r"\1.html", page.read_text(encoding="utf-8"))
+        page.write_text(re.sub(r"(examples/notebook(?:\.zh)?)\.(?:py|ipynb)\)", r"\1.md)", text), encoding="utf-8")
     for path in ROOT.glob("src/**/*.py"):
         copy(path, OUT / path.relative_to(ROOT), r"^( +Example):$", r"\1s:")  # as the style of Google spells it
     (OUT / "pages" / "docs" / "commands.md").write_text(commands(), encoding="utf-8")
     (OUT / "pages" / "docs" / "api.md").write_text(names(), encoding="utf-8")
+    shutil.copytree(ROOT / "docs" / "theme", OUT / "theme")
     shutil.copy(ROOT / "docs" / "site.toml", OUT / "zensical.toml")
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=OUT, check=True)
+    complete_search(OUT / "html")
     check(OUT / "html")
     print(f"open {OUT / 'html' / 'index.html'}")
 
 
 def annotated() -> None:
-    """Make the annotated model, whose pages are built already, and have all others link to those."""
+    """Make the annotated model, whose pages are built already."""
     subprocess.run([sys.executable, ROOT / "docs" / "annotate.py", ANNOTATED], check=True)
     for page in ANNOTATED.glob("*.html"):
-        text = re.sub(r'href="\.\./\.\./(\w+)\.md', r'href="../\1/', page.read_text(encoding="utf-8"))
-        known = {path.stem for path in (ROOT / "docs").glob("*.md")}
-        if lost := sorted(set(re.findall(r'href="\.\./(\w*)', text)) - known):
-            raise SystemExit(f"build_site: {page.name} links to '{lost[0]}', and the site has no such page in docs")
-        page.write_text(text.replace('href="../README/', 'href="../'), encoding="utf-8")
-    for page in (OUT / "pages").rglob("*.md"):
-        text = page.read_text(encoding="utf-8")
-        page.write_text(re.sub(r"(annotated/\w+)\.md", r"\1.html", text), encoding="utf-8")
+        text = re.sub(r'href="\.\./\.\./(\w+)\.md', r'href="../\1.html', page.read_text(encoding="utf-8"))
+        page.write_text(text.replace('href="../README.html', 'href="../index.html'), encoding="utf-8")
+
+
+def notebook(name: str) -> str:
+    """Return a notebook as a page: its cells, and after those of code what they printed and drew when `make notebook` ran."""
+    _, *parts = re.split(r"^# %%(.*)\n", (EXAMPLES / f"{name}.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    ran = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    page = title = ""
+    for kind, text, cell in zip(parts[::2], map(str.strip, parts[1::2]), ran, strict=True):
+        if "markdown" in kind:
+            page += re.sub("^# ?", "", text, flags=re.MULTILINE) + "\n\n"
+            page += f"{NOTEBOOKS[name]} ([{name}.py]({name}.py))\n\n" if not title else ""
+            title = "".join(re.findall(r"^# #+ (.+)", text, flags=re.MULTILINE)) or title
+        else:
+            page += f"```python\n{text}\n```\n\n{outputs(cell['outputs'], title)}"
+    return page
+
+
+def outputs(of: list[dict[str, Any]], title: str) -> str:
+    """Return what a cell printed and drew as Markdown."""
+    page = ""
+    for is_picture, group in groupby(of, lambda output: "image/png" in output.get("data", {})):
+        if is_picture:
+            page += "".join(f"![{title}](data:image/png;base64,{each['data']['image/png'].strip()})\n\n" for each in group)
+        else:
+            text = "".join("".join(each.get("text") or each["data"]["text/plain"]) for each in group)
+            page += f"```{{ .text .printed }}\n{re.sub(COLOR, '', text).rstrip()}\n```\n\n"
+    return page
+
+
+def complete_search(site: Path) -> None:
+    """Let search find the annotated model and words in Chinese text, and work in a page that was opened as a file."""
+    from annotate import LANGUAGES, read_passages
+
+    index = json.loads((site / "search.json").read_text(encoding="utf-8"))
+    index["config"]["lang"] = ["en", "zh"]
+    for language, path in zip(LANGUAGES, (["Line by line", "The annotated model"], ["中文", "逐行读懂"]), strict=True):
+        for passage in read_passages(language):
+            part = f"#{passage.id}" if passage.level > 1 else ""
+            text = html.escape(re.sub(r"\[([^\]]*)\][\[(][^\])]*[\])]|[*`$|]", r"\1", passage.text))
+            item = {"location": f"docs/annotated/{language}.html{part}", "level": passage.level, "title": passage.title}
+            index["items"].append(item | {"text": text, "path": path, "tags": []})
+    (worker,) = site.glob("assets/javascripts/workers/search.*.js")
+    shim = f"""if (location.protocol === "file:") {{ // browsers start no worker from a file, but from its text
+  const worker = URL.createObjectURL(new Blob([{json.dumps(worker.read_text(encoding="utf-8"))}]))
+  window.Worker = class extends Worker {{ constructor() {{ super(worker) }} }}
+}}
+"""
+    written = json.dumps(index, ensure_ascii=False)
+    for name, text in (("search.json", written), ("search.js", f"var __index = {written}"), ("iframe-worker.js", shim)):
+        (site / name).write_text(text, encoding="utf-8")
+
+
+class Page(HTMLParser):
+    """What a page links to, what it loads, and the parts of it that a link can name."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.loads: set[str] = set()
+        self.parts: set[str] = {""}
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note what a tag has."""
+        for name, value in attrs:
+            if value and name == "id":
+                self.parts.add(value)
+            elif value and name in ("href", "src"):
+                (self.links if tag == "a" else self.loads).add(value)
 
 
 def check(site: Path) -> None:
-    """Refuse links to files that the site does not have: zensical looks at those between pages of Markdown alone."""
-    for page in sorted(site.rglob("*.html")):
-        for link in sorted(set(re.findall(r'<[^>]+ (?:href|src)="?([^"\s>#?]+)', page.read_text(encoding="utf-8")))):
-            place = site / link[1:] if link.startswith("/") else page.parent / unquote(link)
-            if not (re.match(r"[a-z]+:|//", link) or place.is_file() or (place / "index.html").is_file()):
-                raise SystemExit(f"build_site: {page.relative_to(site)} links to '{link}', which the site does not have")
+    """Refuse links to files or parts of pages that the site does not have, and whatever a page would load from elsewhere."""
+    site = site.resolve()
+    pages = {path: Page(path) for path in sorted(site.rglob("*.html"))}
+    for path, page in pages.items():
+        for link in sorted(page.links | page.loads):
+            file, _, part = unquote(link).partition("#")
+            place = (site / file[1:] if file.startswith("/") else path.parent / file if file else path).resolve()
+            place = place / "index.html" if file == "/" else place
+            if re.match(r"[a-z]+:|//", link):
+                if link in page.loads and not link.startswith("data:"):
+                    raise SystemExit(f"build_site: {path.relative_to(site)} loads '{link}' from elsewhere")
+            elif not place.is_file() or (place in pages and part not in pages[place].parts):
+                raise SystemExit(f"build_site: {path.relative_to(site)} links to '{link}', which the site does not have")
 
 
 def copy(path: Path, place: Path, pattern: str, instead: str) -> None:

@@ -1,5 +1,6 @@
 """The notebook runs, is the same in both languages, and teaches with the public names alone."""
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -23,6 +24,15 @@ def test_both_languages_have_the_same_code_in_the_same_places() -> None:
     assert [kind for kind, _ in english] == [kind for kind, _ in chinese]
     for (kind, ours), (_, theirs) in zip(english, chinese, strict=True):
         assert (ours == theirs) == (kind == "code"), ours[:80]
+
+
+def test_the_outputs_shown_are_those_of_these_cells() -> None:
+    ran = json.loads((EXAMPLES / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    assert [(cell["cell_type"], "".join(cell["source"])) for cell in ran] == [
+        (kind, re.sub("^# ?", "", content, flags=re.MULTILINE) if kind == "markdown" else content)
+        for kind, content in cells("notebook.py")
+    ]
+    assert not any(output["output_type"] == "error" for cell in ran for output in cell.get("outputs", ()))
 
 
 @pytest.mark.parametrize("name", BOTH)

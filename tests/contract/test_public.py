@@ -110,18 +110,44 @@ def test_the_site_has_every_page():
     text = (ROOT / "docs" / "site.toml").read_text(encoding="utf-8")
     named = set(re.findall(r'"([\w/.-]+\.md)"', text))
     written = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")}
-    assert named - {"docs/commands.md", "docs/api.md"} == {path for path in named if (ROOT / path).is_file()}
+    made = {"docs/commands.md", "docs/api.md", "examples/notebook.md", "examples/notebook.zh.md"}
+    assert named - made == {path for path in named if (ROOT / path).is_file()}
     assert written <= named
     annotated = re.findall(r'"docs/(annotated/\w+)\.html"', text)  # built before the site is
     assert [f"docs/{page}.md" for page in annotated] == ["docs/annotated/en.md", "docs/annotated/zh.md"]
 
 
-def test_the_site_refuses_links_to_what_it_does_not_have(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        ('<img alt="" src="../lost.png">', "links to '../lost.png', which"),
+        ('<a href="../">', "links to '../', which"),  # a directory is no page where pages are files
+        ('<a href="../index.html#lost">', "links to '../index.html#lost', which"),
+        ('<a href="#lost">', "links to '#lost', which"),
+        ('<script src="https://unpkg.com/iframe-worker/shim">', "loads 'https://unpkg.com/iframe-worker/shim' from elsewhere"),
+    ],
+)
+def test_the_site_refuses_links_to_what_it_does_not_have(page: str, why: str, tmp_path: Path):
     check = runpy.run_path(str(ROOT / "docs" / "build_site.py"))["check"]
     (tmp_path / "docs").mkdir()
-    (tmp_path / "index.html").write_text('<a href="docs/#part">1</a> <a class=x href=https://arxiv.org/abs/1901.02860>2</a>')
-    (tmp_path / "docs" / "index.html").write_text('<a href=../index.html>1</a> <a href="/docs/">2</a>')
+    (tmp_path / "index.html").write_text(
+        '<a href="docs/page.html#部分">1</a> <a class=x href=https://arxiv.org/abs/1901.02860>2</a>'
+    )
+    (tmp_path / "docs" / "page.html").write_text('<a id=部分 href=../index.html>1</a> <a href="/">2</a>')
     check(tmp_path)
-    (tmp_path / "docs" / "index.html").write_text('<img alt="" src="../lost.png">')
-    with pytest.raises(SystemExit, match=r"docs/index.html links to '../lost.png'"):
+    (tmp_path / "docs" / "page.html").write_text(f"<h2 id=部分></h2>{page}")
+    with pytest.raises(SystemExit, match=re.escape(f"docs/page.html {why}")):
         check(tmp_path)
+
+
+def test_search_of_the_site_knows_chinese_and_works_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    (tmp_path / "assets" / "javascripts" / "workers").mkdir(parents=True)
+    (tmp_path / "assets" / "javascripts" / "workers" / "search.1.min.js").write_text('"use strict"')
+    (tmp_path / "search.json").write_text('{"config": {"lang": ["en"]}, "items": []}')
+    runpy.run_path(str(ROOT / "docs" / "build_site.py"))["complete_search"](tmp_path)
+    index = (tmp_path / "search.json").read_text(encoding="utf-8")
+    assert (tmp_path / "search.js").read_text(encoding="utf-8") == f"var __index = {index}"
+    assert '"lang": ["en", "zh"]' in index
+    assert "注意力头" in index
+    assert r'new Blob(["\"use strict\""])' in (tmp_path / "iframe-worker.js").read_text(encoding="utf-8")
