@@ -174,12 +174,13 @@ def make_page(language: str, sources: Mapping[str, Source], render: Callable[[st
     for p in passages:
         row = f'<div class="prose"><h{p.level}>{MarkdownIt().renderInline(p.title)}</h{p.level}>{render(p.text)}</div>'
         if p.path:
-            lines = "".join(f"<span>{line}\n</span>" for line in code[p.path].splitlines()[p.first - 1 : p.last])
+            own = list(zip(code[p.path].splitlines(), sources[p.path].lines, strict=True))[p.first - 1 : p.last]
+            lines = "".join(f'<span style="--in: {len(t) - len(t.lstrip())}ch">{line}\n</span>' for line, t in own)
             pre = f'<pre class="code" style="counter-reset: line {p.first - 1}">{lines}</pre>'
             row += f'<div class="lines"><header>{p.path} <small>{p.first}–{p.last}</small></header>{pre}</div>'
         rows.append(f'<section id="{p.id}" class="{"row" if p.path else "wide"}">{row}</section>')
     rows[0] += "".join(["<nav>", *(f'<a href="#{p.id}">{p.title}</a>' for p in passages if p.level == 2), "</nav>"])
-    light, dark = (HtmlFormatter(style=style).get_style_defs(".code") for style in ("friendly", "github-dark"))
+    light, dark = (HtmlFormatter(style=style).get_style_defs(".code") for style in ("default", "github-dark"))
     template = string.Template((PROSE / "page.html").read_text(encoding="utf-8"))
     return template.substitute(language=language, title=passages[0].title, light=light, dark=dark, body="\n".join(rows))
 

@@ -35,7 +35,7 @@ class ShawAttention(AttentionBlock):
 
     @staticmethod
     def init_own(name: str, parameter: Tensor) -> bool:
-        """Let biases begin at 0."""
+        """Start the biases at 0."""
         if name == "r_bias":
             parameter.zero_()
         return name == "r_bias"

@@ -9,8 +9,8 @@ positions, which become keys, and K queries after them, which only look. A query
 does not see it.
 
 Reference: `two_stream_rel_attn` and `rel_attn_core` of the authors' `modeling.py`. Deviations: batch-first; g has a row for
-each target instead of each position; a query that sees nothing gathers zeros (theirs gathers the mean of all values, hidden
-ones included); only the difference of the two vectors e is added, because a softmax does not see what all keys get alike.
+each target instead of each position; a query that sees nothing gathers zeros (their code gathers the mean of all values, hidden
+ones included); only the difference of the two vectors e is added, because a softmax ignores what all keys get equally.
 
 Shapes: B batch, T content positions, K queries of g, Q = T + K queries, M memory, S = M + T keys, P = S + T - 1 distances,
 N heads, H d_head, D d_model.
