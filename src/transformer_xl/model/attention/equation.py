@@ -99,7 +99,7 @@ def rel_shift(score_BNTS: Tensor) -> Tensor:
     numbers are moved. Column j of the input scores a query against distance S-1-j; column s of the output scores it against key
     s, which lies M + t - s before query t. So `out[t, s] = in[t, s + T - 1 - t]`: row t moves left by T - 1 - t.
 
-    One column of padding makes each row one element longer, so that reading the same memory with the old row length moves every
+    One column of padding makes each row one element longer, so reading the same numbers in rows of the old length moves every
     row by one more. Entries with s > M + t come from the next row and mean nothing; the causal mask must cover them.
 
     Raises:
