@@ -45,11 +45,11 @@ def ablate(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Train variants of recipes at equal budget, score them, and compare them in one table.
+    """Train variants of recipes with equal budgets, and compare their scores in one table.
 
-    A single recipe is compared with and without recurrence, with all kinds of
-    attention, and learning from all tokens or from half of them. Ctrl-C loses
-    nothing; the same command goes on, and --out alone does, too. The same
+    By default, a single recipe is compared with and without recurrence, with all
+    kinds of attention, and learning from all tokens or half of them. Ctrl-C loses
+    nothing: the same command continues, and so does --out alone. The same
     command in a second terminal takes a share of the work.
 
     Common uses:
@@ -60,9 +60,9 @@ def ablate(
         txl ablate mine.toml other.toml --minutes 10 --out runs/mine-or-other
         txl ablate --out runs/ablate-quickstart
 
-    A budget of time becomes one of steps: the time of a step is measured first,
+    A time budget becomes a number of steps: the time of a step is measured first,
     for all variants in turn, and each variant gets as many steps as fit. So
-    other load on the machine changes no result. docs/ablations.md says more.
+    other load on the machine changes no result. See docs/ablations.md.
 
     Args:
         recipes: names (txl recipes) or TOML files, of any kind of model.
@@ -72,13 +72,13 @@ def ablate(
         steps: budget of each run in steps.
         minutes: budget of each run in minutes of training. Default: the recipe's own budget.
         seeds: train each variant this many times, with other random numbers. Default: 1.
-        set_: section.key=value laid over all recipes; may be repeated.
+        set_: section.key=value, overrides all recipes; may be repeated.
         corpus: name, file, directory or glob; or a directory that holds the recipes' named corpus.
         out: directory of the ablation. Default: runs/ablate-RECIPE.
         lengths: attention lengths to score besides that of txl eval, with commas between. Default: several from 0 on.
         exact: also score vanilla models one position at a time; slow.
         tokens: score at most this many tokens of the test split.
-        import_: a module that registers kinds of your own: its name, or PATH/NAME.py; may be repeated.
+        import_: a module that registers your own kinds: its name, or PATH/NAME.py; may be repeated.
         measure_only: measure the time of a step of each variant, print it, and stop.
         dry_run: print variants, parameters, steps and time; write nothing.
         quiet: show warnings and the table only.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformer_xl.model.precision import InferencePrecision
     from transformer_xl.opening import Opened
 
-app = App(name="bench", help="Measure a model on this machine, beside what the machine allows.", help_format="plaintext")
+app = App(name="bench", help="Measure how fast a model is, compared with what this machine allows.", help_format="plaintext")
 
 _PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 
@@ -44,9 +44,9 @@ def decode(
     opening: Opening = Opening(),
     json_: Json = False,
 ) -> None:
-    """Measure how fast a model writes, token by token with full memory, beside the speed of this machine's memory.
+    """Measure how fast a model generates with a full memory, compared with the speed of this machine's memory.
 
-    Ctrl-C ends it and prints what was measured so far. Other programs that use the processor disturb it.
+    Ctrl-C stops and prints what was measured so far. Other programs on the same cores distort the times.
 
     Common uses:
         txl bench decode runs/mine
@@ -119,9 +119,9 @@ def eval_(
     opening: Opening = Opening(),
     json_: Json = False,
 ) -> None:
-    """Measure how fast a model is scored, segment by segment, beside the speed at which this machine multiplies.
+    """Measure how fast a model scores segments, compared with the speed of this machine's matrix products.
 
-    Ctrl-C ends it and prints what was measured so far. Other programs that use the processor disturb it.
+    Ctrl-C stops and prints what was measured so far. Other programs on the same cores distort the times.
 
     Common uses:
         txl bench eval runs/mine

@@ -31,11 +31,11 @@ def eval_speed(
     cpu_time: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Measure how much longer a token takes a vanilla Transformer that reads its whole context anew (the paper's table 9).
+    """Measure how much longer a vanilla Transformer, which reads its whole context anew, takes per token (the paper's table 9).
 
     Both have the recipe's sizes, random weights, and the same context.
-    Ctrl-C ends it and prints what was measured so far. Other programs that
-    use the processor disturb it, less so with --cpu-time.
+    Ctrl-C stops and prints what was measured so far. Other programs on the
+    same cores distort the times, less so with --cpu-time.
 
     Common uses:
         txl bench eval-speed
@@ -46,11 +46,11 @@ def eval_speed(
     Args:
         recipe: of the model: a name (txl recipes) or a TOML file. eval.clamp_len counts, other lengths do not.
         lengths: positions that a token sees, itself among them, with commas between.
-        tgt_len: tokens of a segment of ours.
+        tgt_len: tokens per segment of Transformer-XL.
         stride: also measure the vanilla model predicting this many tokens at a time, the first of them with less context.
         repeats: rounds; the two sides take turns in each.
         precision: of both: fp32, bf16, fp16, or auto for what the processor does fast.
-        set_: section.key=value laid over the recipe; may be repeated.
+        set_: section.key=value, overrides the recipe; may be repeated.
         plot: draw the ratios into this file, such as speed.png.
         device: auto, cpu, cuda, cuda:N or mps.
         cpu_time: count processor seconds, all threads together, instead of elapsed ones: for a CPU that others use.

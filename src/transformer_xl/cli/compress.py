@@ -28,10 +28,10 @@ def compress(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Compress any file with a model that learns while it reads it.
+    """Compress any file with a model that learns as it reads.
 
-    Only the same machine with the same versions can decompress the result. If
-    it is stopped, the same command goes on.
+    Only the same machine with the same versions can decompress the result.
+    If you stop it, the same command continues.
 
     Common uses:
         txl compress book.txt book.txl
@@ -41,8 +41,8 @@ def compress(
     Args:
         file: any file.
         out: where the result goes.
-        model: a run or a model of bytes, which decompressing needs, too. Default: a new model, which needs nothing.
-        learn: let the model given by --model learn, as a new one does.
+        model: a run or model that reads bytes; decompressing needs it, too. Default: a new model, which it does not need.
+        learn: let the model given by --model learn as it reads, like a new one.
         quiet: show no progress, only errors.
         json_: print one JSON object.
     """
@@ -66,7 +66,7 @@ def compress(
 def decompress(file: Path, out: Path, /, *, model: Path | None = None, quiet: Flag = False, json_: Json = False) -> None:
     """Decompress what txl compress wrote, on the same machine with the same versions.
 
-    If it is stopped, the same command goes on.
+    If you stop it, the same command continues.
 
     Common uses:
         txl decompress book.txl book.txt
@@ -75,7 +75,7 @@ def decompress(file: Path, out: Path, /, *, model: Path | None = None, quiet: Fl
     Args:
         file: written by txl compress.
         out: where the text goes, whole or not at all.
-        model: the one that it was compressed with, if there was one.
+        model: the --model that the file was compressed with, if any.
         quiet: show no progress, only errors.
         json_: print one JSON object.
     """

@@ -26,14 +26,14 @@ def convert(
     tgt_len: int | None = None,
     json_: Json = False,
 ) -> None:
-    """Convert a checkpoint of another program, or write one for it or for others; nothing in it is executed.
+    """Convert a checkpoint from another program, or export a model; nothing in a checkpoint is executed.
 
     It recognizes directories and files of Hugging Face (pytorch_model.bin or
-    model.safetensors with config.json), of the authors' PyTorch code (model.pt)
-    and TensorFlow code (model.ckpt*), of NVIDIA (checkpoint_*.pt), and of labml
-    (model.pth with info.json); and of XLNet, those of Hugging Face and of its
-    authors (xlnet_model.ckpt* with xlnet_config.json). Of a run, it writes the best weights as a directory that
-    you can share, with a model card.
+    model.safetensors with config.json), the authors' PyTorch code (model.pt)
+    and TensorFlow code (model.ckpt*), NVIDIA (checkpoint_*.pt), and labml
+    (model.pth with info.json); for XLNet, those of Hugging Face and the
+    authors (xlnet_model.ckpt* with xlnet_config.json). From a run, it writes
+    the best weights to a directory that you can share, with a model card.
 
     Common uses:
         txl convert transfo-xl-wt103 models/wt103
@@ -47,10 +47,10 @@ def convert(
         source: directory or file of a checkpoint, or a run; with --to, also a native directory or a hub id.
         destination: a directory that does not exist yet, or is empty (with --to onnx: a file).
         to: what to write.
-        kind: format of the source. Default: recognized.
+        kind: format of the source. Default: recognized by its files.
         vocabulary: file of the vocabulary: cache.pt, vocab.txt, spiece.model… (labml: a text). Default: found with the weights.
-        moses: language whose Moses rules split running text into words, such as en. Default: spaces do.
-        set_: key=value, settings that hold whatever the checkpoint says, such as mem_len=1600; may be repeated.
+        moses: language whose Moses rules split running text into words, such as en. Default: split at spaces.
+        set_: key=value, overrides a setting of the checkpoint, such as mem_len=1600; may be repeated.
         tgt_len: --to onnx: tokens per step (128). --to authors or huggingface: those of a training segment (the run's).
         json_: print one JSON object.
     """

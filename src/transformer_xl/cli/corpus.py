@@ -13,7 +13,7 @@ app = App(name="corpus", help="Find, download and encode texts.", help_format="p
 
 @app.command(name="list")
 def list_(*, json_: Json = False) -> None:
-    """List the named corpora: what they are, on what terms, and whether they are on this machine.
+    """List the named corpora: what they are, their terms, and whether they are on this machine.
 
     Common uses:
         txl corpus list
@@ -30,19 +30,19 @@ def list_(*, json_: Json = False) -> None:
         else:
             print(f"{entry['name']:16} {entry['description']}\n{'':16} {entry['where']}; {entry['terms']}")
     if not json_:
-        print("\nGet one with txl corpus get NAME, or say where it lies with --corpus DIR or TXL_DATA.")
+        print("\nGet one with txl corpus get NAME, or say where it is with --corpus DIR or TXL_DATA.")
 
 
 @app.command
 def get(name: str, /) -> None:
-    """Download a named corpus, and check its size and SHA-256; an interrupted download is resumed.
+    """Download a named corpus and check its size and SHA-256; an interrupted download is resumed.
 
     Common uses:
         txl corpus get enwik8
         TXL_DATA=/big/disk txl corpus get wikitext-103
 
     Args:
-        name: see txl corpus list. It goes to $TXL_DATA, or to the cache directory.
+        name: a name that txl corpus list shows. It goes to $TXL_DATA, or to the cache directory.
     """
     from transformer_xl.data.corpora import fetch
 
@@ -62,9 +62,9 @@ def prepare(
     verify: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Encode a corpus once, as training would; later runs start at once.
+    """Encode a corpus as training would, so that later runs start at once.
 
-    An interrupted command goes on where it was; what is missing or has changed is encoded again.
+    An interrupted command continues where it stopped; what is missing or has changed is encoded again.
 
     Common uses:
         txl corpus prepare my.txt
@@ -78,9 +78,9 @@ def prepare(
         tokenizer: unit of text. Default: byte, or ids of files of ids (.npy, .npz, .jsonl).
         vocab_size: bpe, unigram: vocabulary size; word: largest size; ids: found if not given.
         documents: what a document is, as data.documents says.
-        search: directory in which a named corpus may lie.
+        search: directory to search for a named corpus.
         workers: processes that encode. Default: one per core.
-        verify: compare all that was prepared before with its hashes.
+        verify: check everything that was prepared before against its hashes.
         json_: print one JSON object.
     """
     from transformer_xl.config import DataConfig, RunConfig, TokenizerConfig

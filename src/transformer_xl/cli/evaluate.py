@@ -110,26 +110,26 @@ def evaluate(
         txl eval runs/mine --per-token nats.tsv
         txl eval runs/mood --file test.tsv
 
-    Of a run that learned answers (train.loss=answer) it scores the answers alone,
+    For a run that learned answers (train.loss=answer), only the answers are scored,
     each document by itself; without memory, they are read without questions.
 
-    Of a fine-tuned run it says how often it is right about the texts of a file
-    with labels. Default: the run's own file to test on, or else to validate on.
+    For a fine-tuned run, its predictions for a file with labels are scored.
+    Default: the run's own test file, or else its validation file.
 
     Args:
-        run: directory of a run, or with --file or --corpus of an exported model.
+        run: directory of a run; with --file or --corpus, also of an exported model.
         choice: what is scored.
         tgt_len: tokens per segment. Default: as in training.
         mem_len: positions of memory. Default: as in training.
         batch_size: lanes read side by side; 1 reads strictly from beginning to end. Default: the recipe's.
         same_length: give every query the same number of keys.
-        clamp_len: largest distance told apart.
-        ext_len: tokens before each segment read again with it instead of remembered.
-        precision: of the matrix products; auto takes what the processor does fast, int8 rounds the weights.
-        temperature: divides the scores, as in txl generate; auto takes the best one for the validation split.
+        clamp_len: largest distance; larger ones count as this one.
+        ext_len: tokens before each segment that are read again with it instead of being remembered.
+        precision: of the matrix products; auto: whichever the processor computes fast; int8 rounds the weights.
+        temperature: divides the scores, as in txl generate; auto: the best one for the validation split.
         adapting: what adapts to the text while it is read; the run itself stays as it is.
         opening: how the run is opened.
-        compare_memory: score once more without memory, and say what it is worth.
+        compare_memory: score once more without memory, and say what memory is worth.
         per_token: write position, id, nats and text of every token to this file; an array if it ends in .npy.
         quiet: show no progress, only warnings and the score.
         json_: print one JSON object.

@@ -27,9 +27,9 @@ def explain(
     opening: Opening = Opening(),
     json_: Json = False,
 ) -> None:
-    """Show what memory does to a text: a page for a browser with every token's probabilities and where each head looked.
+    """Show what memory did for each token of a text, on a web page: probabilities, and where each head looked.
 
-    The page needs no network. Pictures and totals lie beside it.
+    The page needs no network. Pictures and totals are beside it.
 
     Common uses:
         txl explain runs/mine letter.txt
@@ -44,7 +44,7 @@ def explain(
         tgt_len: tokens per segment. Default: as txl eval reads.
         mem_len: positions of memory. Default: as txl eval reads.
         most: tokens read from the beginning of the file, at most.
-        precision: of the matrix products; auto takes what the processor does fast.
+        precision: of the matrix products; auto: whichever the processor computes fast.
         opening: how the run is opened.
         json_: print totals as one JSON object.
     """

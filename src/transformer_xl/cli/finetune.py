@@ -26,18 +26,17 @@ def finetune(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Teach a model a task: classes, labels, numbers, choices or answers.
+    """Fine-tune a model for a task: classes, labels, numbers, choices or answers.
 
-    It validates while it learns, keeps the weights that were best, stops when
-    nothing gets better, and shows where it goes wrong. Ctrl-C saves, and says
-    how to go on.
+    It validates during training, keeps the best weights, stops when nothing
+    improves, and shows mistakes. Ctrl-C saves and says how to resume.
 
     Common uses:
         txl finetune runs/xlnet --task classification --data reviews.tsv
         txl finetune runs/xlnet --task sst2 --data DIR --out runs/sst2
         txl finetune runs/xlnet --task regression --data pairs.tsv --label score
         txl finetune models/xlnet-base --task squad2 --data DIR
-        txl finetune --resume --out runs/sst2  # go on where it stopped
+        txl finetune --resume --out runs/sst2  # resume
 
     Args:
         run: a run, an exported directory or a hub id. Left out with --resume.
@@ -47,9 +46,9 @@ def finetune(
         text: column of the text. Default: found by its name.
         pair: column of the second text. Default: found by its name, if there is one.
         label: column of the label; may be repeated for multilabel. Default: found by its name.
-        set_: section.key=value laid over the task; may be repeated. txl settings TASK lists them.
-        seed: of the order of texts, of dropout and of the new head.
-        resume: go on with the run in --out. If there is none, start it.
+        set_: section.key=value, overrides the task; may be repeated. txl settings TASK lists them.
+        seed: seed of the order of texts, of dropout and of the new head.
+        resume: resume the run in --out, or start it if there is none.
         quiet: show warnings only.
         json_: print one JSON object at the end: scores, the best step, pictures.
     """

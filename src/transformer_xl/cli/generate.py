@@ -55,7 +55,7 @@ def generate(
     machine: Machine = Machine(),
     opening: Annotated[Opening, Parameter(group=MACHINE)] = Opening(),
 ) -> None:
-    """Write on from a prompt; the text appears as it comes.
+    """Continue a prompt; the text appears as it is generated.
 
     Common uses:
         txl generate runs/mine --prompt "Once upon a time" --seed 1
@@ -70,16 +70,16 @@ def generate(
         txl generate runs/mine --interactive --memory diary
         txl generate runs/music --tokens 1000 --out piece.mid
 
-    Each of several texts has a seed of its own, derived from --seed and printed
-    with it. With that seed it can be written again alone.
+    Each of several texts has its own seed, derived from --seed and printed with
+    it. With that seed the text can be generated again alone.
 
-    Ctrl-C ends all texts that have begun, and prints them; a second one aborts.
-    With --memory, what was read and shown until then is saved; while the prompt
-    is being read, or at a second Ctrl-C, the file stays as it was.
+    Ctrl-C ends all texts that have begun and prints them; a second one aborts.
+    With --memory, what was read and shown so far is saved, unless the prompt is
+    still being read or you press Ctrl-C again.
 
     Args:
         run: directory of a run, of an exported model, or a hub id.
-        source: what to go on from.
+        source: what to continue.
         length: how much to write.
         choice: how tokens are chosen.
         beam: how texts are searched.

@@ -30,16 +30,16 @@ _MayBeginWithHyphen = Parameter(allow_leading_hyphen=True)
 _RepeatedText = Annotated[list[str] | None, Parameter(negative="", consume_multiple=False, allow_leading_hyphen=True)]
 
 
-@Parameter(name="*", group=Group("What to go on from", sort_key=1))
+@Parameter(name="*", group=Group("What to continue", sort_key=1))
 @dataclass(frozen=True)
 class PromptSource:
-    """What to go on from.
+    """What to continue.
 
     Args:
-        prompt: text to go on from. Default: what is piped in, else a line end.
+        prompt: text to continue. Default: what is piped in, else a line end.
         prompt_file: take the prompt from this file, as it is; - is standard input. A text of any length is read.
         prompts: many prompts: one per line, or JSON lines {"prompt": TEXT, "seed": NUMBER}; - is standard input.
-        interactive: type lines and let the model go on after each; /help says more.
+        interactive: type lines, each of which the model continues; /help says more.
     """
 
     prompt: Annotated[str | None, _MayBeginWithHyphen] = None
@@ -137,7 +137,7 @@ class Choice:
         repetition_penalty: above 1 makes recent tokens less likely.
         repetition_window: how many of the last tokens count as recent; none: all.
         bias: TOKEN=NUMBER, added to the score of a token, given by its text or its id; -inf bans it; may be repeated.
-        seed: the same seed gives the same text. Default: --memory goes on with its random numbers; else another each time.
+        seed: the same seed gives the same text. Default: --memory continues its random numbers; else a new seed each time.
     """
 
     temperature: float = 0.8
@@ -235,7 +235,7 @@ class Output:
     """What is printed.
 
     Args:
-        stream: print text as it comes. Default: if there is only one text; with --json: also a line for each token.
+        stream: print text as it is generated. Default: if there is only one text; with --json: also a line for each token.
         echo: print the prompt too. Default: if it was typed.
         json_: print a JSON line for each finished text.
         logprobs: with --json: log-probabilities that the model gave to the tokens, and to the N likeliest.
@@ -257,8 +257,8 @@ class Remembered:
     """What is remembered from call to call.
 
     Args:
-        memory: go on from this file, if it exists, and save to it what was read and written.
-        read_only: with --memory: leave the file as it is; many texts each go on from it.
+        memory: continue from this file, if it exists, and save to it what was read and written.
+        read_only: with --memory: leave the file as it is; each of many texts continues from it.
         mem_len: positions of memory. Default: as in training, or that of --memory.
     """
 

@@ -23,7 +23,7 @@ def hidden(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Write what a model makes of each token of a text, as an array of NumPy, to probe what it knows.
+    """Write a model's hidden state for each token of a text to a NumPy array, to probe what it knows.
 
     The text is read as one stream, with memory, in fp32. Row i of the array is
     the hidden state after token i. txl score --per token has a row for the same
@@ -38,7 +38,7 @@ def hidden(
         run: directory of a run or of an exported model.
         file: text file, plain or compressed; of a model of ids, a file of ids.
         out: where the array goes, float32 (tokens, width).
-        layer: 0 is the embeddings, 1 what the first layer makes of them… Default: the last, as the softmax gets it.
+        layer: 0 is the embeddings, 1 the output of the first layer, and so on. Default: the last, which the softmax reads.
         tgt_len: tokens per segment. Default: as txl eval reads.
         mem_len: positions of memory. Default: as txl eval reads.
         opening: how the run is opened.

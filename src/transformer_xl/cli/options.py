@@ -53,7 +53,7 @@ class Opening:
     Args:
         device: auto, cpu, cuda, cuda:N or mps.
         checkpoint: of a run: the one with the best validation loss, the last, or the last average (train.average).
-        import_: a module that registers its kind, if that is your own: its name, or PATH/NAME.py; may be repeated.
+        import_: a module that registers your own kind of model: its name, or PATH/NAME.py; may be repeated.
     """
 
     device: str = "auto"

@@ -22,7 +22,7 @@ def plan(
     divide: Literal["ddp", "fsdp"] | None = None,
     json_: Json = False,
 ) -> None:
-    """Count what a run will need, on paper: memory, operations, bytes sent, time. Nothing is trained and nothing written.
+    """Estimate what a run will need: memory, operations, bytes sent, time. Nothing is trained or written.
 
     Parameters, operations, memory of weights, optimizer and hidden states are
     exact; time follows from a rate and an efficiency, both printed. Unless a
@@ -39,12 +39,12 @@ def plan(
     Args:
         recipe: a name (txl recipes) or a TOML file.
         gpus: number of devices.
-        per_machine: devices of a machine.
-        set_: section.key=value laid over the recipe; may be repeated.
+        per_machine: devices in a machine.
+        set_: section.key=value, overrides the recipe; may be repeated.
         gpu: such as h100, a100, a100-40, l40s, rtx4090, v100. Default: this machine, or h100 for more devices than it has.
-        flops: TFLOP/s of matrix products, instead of the machine's or the data sheet's.
-        bandwidth: GB/s of memory, instead of theirs.
-        memory: GB of memory, instead of theirs.
+        flops: TFLOP/s of matrix products, instead of those of the machine or the data sheet.
+        bandwidth: GB/s of memory, likewise.
+        memory: GB of memory, likewise.
         network: GB/s that leave a machine. Default: 50, one link of 400 Gb/s.
         efficiency: share of the rate of products that training reaches. Default: 0.3, an assumption.
         divide: ddp: every device has all weights; fsdp: a share of them. Default: train.parallel, and fsdp if ddp does not fit.

@@ -26,7 +26,7 @@ def plot(
     import_: Imports = None,
     json_: Json = False,
 ) -> None:
-    """Draw how runs learn, what a longer memory is worth to them, or where in a segment they lose.
+    """Plot learning curves of runs, their loss by memory length, or their loss by position in a segment.
 
     Common uses:
         txl plot runs/a runs/b
@@ -40,16 +40,16 @@ def plot(
     consecutive segments: high where a segment begins, if nothing is remembered.
 
     Args:
-        runs: directories of runs, one at least.
+        runs: directories of one or more runs.
         against: tokens, steps, seconds, memory or position.
         unit: nats per token, or bits per character, which can be compared between vocabularies.
         out: the picture, .png, .svg or .pdf.
-        lengths: of memory, with commas between. Default: 0, 1/4, 1/2, 1, 2, 4 and 8 times that of training.
+        lengths: lengths of memory, with commas between. Default: 0, 1/4, 1/2, 1, 2, 4 and 8 times that of training.
         segments: position: how many segments are shown.
-        split: which one is scored. Default: test, or valid where there is none.
-        corpus: another corpus than the runs', or a directory that holds their named one.
+        split: split to score. Default: test, or valid if there is none.
+        corpus: a corpus other than the runs', or the directory that contains their named one.
         tokens: score at most this many tokens of the split.
-        import_: a module that registers kinds of your own: its name, or PATH/NAME.py; may be repeated.
+        import_: a module that registers your own kinds: its name, or PATH/NAME.py; may be repeated.
         json_: print the drawn numbers as JSON.
     """
     if not runs:

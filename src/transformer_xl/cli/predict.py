@@ -39,10 +39,11 @@ def predict(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Say what a fine-tuned model finds in texts: labels with probabilities, numbers, choices.
+    """Predict with a fine-tuned model: labels with probabilities, numbers, choices.
 
-    A line for each text, with tabs between: label, probability, and the text or
-    its id; with --json, or in a file .jsonl, an object with all probabilities.
+    It writes a line for each text, separated by tabs: label, probability, and the
+    text or its id; with --json or to a .jsonl file, an object with all
+    probabilities.
 
     Common uses:
         txl predict runs/mood --text "A fine day!"
@@ -56,12 +57,12 @@ def predict(
     Args:
         run: directory of a run of txl finetune, of an exported model, or a hub id.
         file: lines, each a text; TSV, CSV or JSON lines; a directory, each file a text. - is standard input, the default.
-        text: predict this text alone.
+        text: predict only this text.
         pair: second text to --text, such as a question about it.
-        out: write to this file instead of standard output, so that it can be gone on with.
-        resume: go on with a file that was not finished; lines that are there are kept.
+        out: write to this file instead of standard output; --resume can then continue it.
+        resume: continue an unfinished file; the lines in it are kept.
         batch_size: texts read side by side.
-        precision: of the matrix products; auto takes what the processor does fast.
+        precision: of the matrix products; auto: whichever the processor computes fast.
         opening: how the run is opened.
         quiet: show no progress, only warnings and errors.
         json_: write JSON lines.

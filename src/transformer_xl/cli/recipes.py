@@ -50,7 +50,7 @@ def settings(recipe: str | None = None, /, *, set_: Overrides = None, json_: Jso
 
     Args:
         recipe: a recipe or a task of txl finetune, by name, or a recipe in a TOML file. Default: none, which lists defaults.
-        set_: section.key=value laid over it; may be repeated.
+        set_: section.key=value, overrides it; may be repeated.
         json_: print one JSON object per setting.
     """
     from transformer_xl.config import apply_overrides, load_recipe, load_task, settings_of, task_names

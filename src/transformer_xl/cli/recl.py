@@ -36,7 +36,7 @@ def recl(
     opening: Opening = Opening(),
     json_: Json = False,
 ) -> None:
-    """Measure how far back each run of a group makes use of a text: the paper's relative effective context length.
+    """Measure how far back each run of a group uses its context: the paper's relative effective context length.
 
     Context grows in steps of --delta tokens as long as a step lowers the
     perplexity of the hardest tokens by --threshold. Losses are kept; Ctrl-C
@@ -49,10 +49,10 @@ def recl(
         txl recl --group runs/mine,runs/lstm --group runs/mine,runs/vanilla --json
 
     Args:
-        runs: directories of the runs of a group, or with --file or --corpus of exported models.
-        group: runs of a further group, with commas between; may be repeated.
+        runs: directories of the runs of a group; with --file or --corpus, also of exported models.
+        group: runs of another group, with commas between; may be repeated.
         r: shares of the tokens to look at, the hardest ones, with commas between.
-        delta: tokens by which the context grows.
+        delta: tokens by which the context grows at each step.
         threshold: least gain of a step, as a share of the perplexity.
         start: first context. Default: --delta.
         max_context: longest context.

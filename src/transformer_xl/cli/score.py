@@ -54,11 +54,12 @@ def score(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Say how surprising each line, word or token of a text is, or which of two sentences is more probable.
+    """Score each line, word or token of a text by how surprising it is, or say which of two sentences is more probable.
 
-    A row for each, with tabs between: its number, nats, bits, tokens and text. With
+    Each has a row, separated by tabs: number, nats, bits, tokens and text. With
     carried memory the sums are those of txl eval --file, which does not predict the
-    first token. With reset memory, and in pairs, each text follows a line end alone.
+    first token. With reset memory or --pairs, each text is scored alone, after a
+    line end.
 
     Common uses:
         txl score runs/mine essay.txt
@@ -77,12 +78,12 @@ def score(
         memory: carried through the text, or reset before each line. Default: carried.
         pairs: say how often the better sentence is more probable; ties count half.
         data: directory of the files of blimp or lambada. Default: $TXL_DATA/blimp, $TXL_DATA/lambada.
-        out: write rows to this file; with --pairs, blimp and lambada there are none without it.
-        resume: go on with a file that was not finished; rows that are there are kept.
+        out: write rows to this file; --pairs, blimp and lambada write rows only with it.
+        resume: continue an unfinished file; the rows in it are kept.
         tgt_len: tokens per segment. Default: as txl eval reads.
         mem_len: positions of memory. Default: as txl eval reads.
         batch_size: lines or sentences read side by side, if memory is not carried.
-        precision: of the matrix products; auto takes what the processor does fast, int8 rounds the weights.
+        precision: of the matrix products; auto: whichever the processor computes fast; int8 rounds the weights.
         opening: how the run is opened.
         quiet: show no progress, only warnings and errors.
         json_: write JSON lines, and figures as one object.

@@ -6,7 +6,7 @@ from transformer_xl.console import say
 
 
 def seal(path: Path, /) -> None:
-    """Accept the settings and the tokenizer of a run, or a whole saved model, as they are now on the disk.
+    """Accept a run's settings and tokenizer, or a whole saved model, as they are now on disk.
 
     A run and a saved model are sealed: if config.json, tokenizer.json or the
     weights change, they are refused. After you have changed one on purpose,

@@ -43,36 +43,36 @@ def serve(
     opening: Opening = Opening(),
     quiet: Flag = False,
 ) -> None:
-    """Serve a model: completions as OpenAI has them, and sessions of constant memory.
+    """Serve a model: OpenAI's completions API, and sessions of constant memory.
 
     Common uses:
         txl serve runs/mine
         txl serve runs/mine --sessions sessions --rows 16
         txl serve runs/mine --host 0.0.0.0 --api-key-file keys.txt
 
-    Open the address that it prints in a browser for a page to try it.
+    To try it on a web page, open the address that it prints in a browser.
 
     Args:
         run: directory of a run, of an exported model, or a hub id.
-        host: address to listen at; others than this machine's need --api-key-file.
-        port: of it; 0 is a free one.
+        host: address to listen on; any but this machine's own needs --api-key-file.
+        port: port to listen on; 0: any free one.
         rows: texts that are read and written side by side.
         mem_len: positions of memory. Default: the model's.
-        precision: of weights and memory; auto takes what steps fastest. Sessions fit the precision that they were read with.
-        api_key_file: file with a key on each line, which only you can read.
+        precision: of weights and memory; auto: whichever steps fastest. A session keeps the precision that it was read with.
+        api_key_file: file that only you can read, with a key on each line.
         cors_origin: web page that may send requests, such as https://example.org; may be repeated.
         public_name: name by which clients call the server, besides localhost; may be repeated.
         sessions: directory for sessions, which then outlive the server. Its parent must exist.
         session_memory: gigabytes that sessions may take in memory. Default: a quarter of what is free.
-        ttl: seconds after its last use when a session is deleted.
-        save_every: tokens after which a session is saved while it is used.
+        ttl: seconds without use after which a session is deleted.
+        save_every: tokens after which a session in use is saved.
         queue: requests that wait for a row. Default: four for each row.
-        requests_per_minute: that each key may send. Default: any number.
-        tokens_per_minute: that each key may have read and written. Default: any number.
+        requests_per_minute: requests that each key may send per minute. Default: any number.
+        tokens_per_minute: tokens that each key may have read and written per minute. Default: any number.
         key_quota: gigabytes that the sessions and saved files of each key may take. Default: no limit.
-        chat_template: answer chats, too: plain reads messages as lines of a text that begin with who speaks.
-        allow_import: take files of sessions from clients (POST /v1/sessions/import).
-        grace: seconds that texts have to end when the server is stopped.
+        chat_template: answer chats, too; plain: messages are lines of a text that begin with the speaker.
+        allow_import: accept session files from clients (POST /v1/sessions/import).
+        grace: seconds that texts have to finish when the server is stopped.
         worker: begins the ids of this server's sessions; another one for each server with the same directory.
         name: of the model, for clients. Default: that of the directory.
         opening: how the run is opened.

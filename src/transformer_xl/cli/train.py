@@ -39,10 +39,10 @@ def train(
     import_: Imports = None,
     dry_run: Flag = False,
 ) -> None:
-    """Train a model on text, score it and write with it.
+    """Train a model on text, then score it and generate a sample.
 
-    Ctrl-C finishes the step, saves, and says how to go on. So do SIGTERM, a
-    terminal that is closed, and a pipe that nobody reads any more.
+    Ctrl-C finishes the step, saves, and says how to resume. So do SIGTERM, a
+    closed terminal, and a pipe whose reader has gone.
 
     Common uses:
         txl train                                # on Python's standard library
@@ -50,24 +50,24 @@ def train(
         txl train wt2-small --corpus my.txt      # another recipe on a text
         txl train shakespeare-char --corpus DIR  # its own text, found in DIR
         txl train --set train.max_minutes=10     # with other settings
-        txl train new.txt --from runs/mine       # begin with its weights
-        txl train --resume --out runs/mine       # go on where a run stopped
+        txl train new.txt --from runs/mine       # start from its weights
+        txl train --resume --out runs/mine       # resume a stopped run
         txl train wt103-base --dry-run           # what it needs; trains nothing
 
     With eight processes (docs/distributed.md):
         torchrun --nproc-per-node 8 -m transformer_xl train wt103-base
 
     Args:
-        recipe: a name that txl recipes lists, or a TOML file; or a text, to train quickstart on it. Default: quickstart.
-        corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
-        from_: a run, an exported directory or a hub id, whose model learns on. A run also stands in for the recipe.
-        out: directory of the run. Default: runs/RECIPE, or runs/TEXT if a text stands in place of the recipe.
-        set_: section.key=value laid over the recipe; may be repeated. txl settings lists them.
-        resume: go on with the run in --out. If there is none, start it; but without recipe and corpus, --out must be a run.
+        recipe: a recipe's name (txl recipes) or TOML file; or a text, on which quickstart is trained. Default: quickstart.
+        corpus: name, file, directory or glob; or the directory that contains the recipe's named corpus.
+        from_: start from the weights of this run, exported directory or hub id. A run also replaces the recipe.
+        out: directory of the run. Default: runs/RECIPE, or runs/TEXT if a text replaces the recipe.
+        set_: section.key=value, overrides the recipe; may be repeated. txl settings lists them.
+        resume: resume the run in --out, or start it if there is none. Without recipe and corpus, --out must be a run.
         quiet: show warnings only.
         logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
-        compatible: train a model that Hugging Face's and the authors' programs can express, see txl convert --to.
-        import_: a module that registers kinds of your own: its name, or PATH/NAME.py; may be repeated.
+        compatible: train a model that can be exported to Hugging Face's and the authors' programs (txl convert --to).
+        import_: a module that registers your own kinds: its name, or PATH/NAME.py; may be repeated.
         dry_run: print parameters, memory, operations and time on this machine (of an LSTM: parameters); write nothing.
     """
     import_kinds(import_)

@@ -39,10 +39,11 @@ def translate(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Translate lines with a run that learned pairs, each a source, a tab and its target.
+    """Translate lines with a run that learned pairs of source and target.
 
     Each source is read once and kept as memory, and the target is written from it.
-    A line for each source, in order; with --json, or in a file .jsonl, an object.
+    It writes a line for each source, in order; with --json or to a .jsonl file, an
+    object.
 
     Common uses:
         txl translate runs/translate-en-de --file test.en
@@ -54,14 +55,14 @@ def translate(
     Args:
         run: directory of a run, of an exported model, or a hub id.
         file: lines to translate, plain or compressed. Default: standard input.
-        reference: a translation of each line; sacreBLEU says how near the model's are (pip install sacrebleu).
-        out: write to this file instead of standard output, so that it can be gone on with.
-        resume: go on with a file that was not finished; lines that are there are kept.
+        reference: reference translations, line by line, which sacreBLEU compares with the model's (pip install sacrebleu).
+        out: write to this file instead of standard output; --resume can then continue it.
+        resume: continue an unfinished file; the lines in it are kept.
         beams: how many texts are kept at each step; 1 always takes the likeliest token.
         length_penalty: higher values prefer longer targets; 0 compares plain probabilities.
         mem_len: positions of memory, which must hold source and target. Default: as txl eval reads.
         batch_size: lines translated side by side.
-        precision: of the matrix products; auto takes what is faster here.
+        precision: of the matrix products; auto: whichever is faster here.
         opening: how the run is opened.
         quiet: show no progress, only warnings and errors.
         json_: write JSON lines, and figures as one object.
