@@ -1,7 +1,7 @@
 """The Transformer-XL of Dai et al. 2019 (arXiv 1901.02860), section 3.
 
     h̃ = [SG(memory) ; h]                      memory before segment, along time
-    q, k, v = h W_q, h̃ W_kE, h̃ W_v            queries only from the segment
+    q, k, v = h W_qᵀ, h̃ W_kEᵀ, h̃ W_vᵀ         queries only from the segment
     h ← LayerNorm(h + attention(q, k, v, R))    relative attention, see attention/equation.py
     h ← LayerNorm(h + FFN(h))
     new memory = the last mem_len hidden states that entered each layer, detached

@@ -6,7 +6,7 @@ Distances beyond the table share its farthest entry.
 
 Reference: `RelLearnableMultiHeadAttn` (`attn_type` 1) of the authors' `pytorch/mem_transformer.py`.
 
-Shapes: B batch, T tgt_len, M memory, S = M + T keys, L rows of the tables, N heads, H d_head, D d_model.
+Shapes: B batch, T tgt_len, M memory, S = M + T keys, L layers, N heads, H d_head, D d_model.
 """
 
 from typing import TYPE_CHECKING, Any
