@@ -8,19 +8,21 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cyclopts import App, CoercionError
 from rich.console import Console
 
 from tests.cli.conftest import Txl
 from tests.helpers import TINY, threads
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli import app, main
-from transformer_xl.cli.mistakes import commands
+from transformer_xl.cli.mistakes import commands, wrong_value
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model_config import HeadConfig, TransformerXLConfig
@@ -223,6 +225,8 @@ def test_a_model_without_training_text_cannot_take_steps_of_rms(txl: Txl, workbe
     [
         ("eval run --temperature warm", "--temperature takes a number or 'auto', not 'warm'. See txl eval --help."),
         ("generate run --top-k many", "--top-k takes a whole number, not 'many'. See txl generate --help."),
+        (f"generate run --top-k {'9' * 200}x", f"--top-k takes a whole number, not '{'9' * 100}'. See txl generate --help."),
+        ("eval run --quiet=perhaps", "--quiet takes no value, not 'perhaps'. See txl eval --help."),
         ("generate run --compile perhaps", "--compile takes 'auto', 'yes' or 'no', not 'perhaps'. See txl generate --help."),
         (
             "eval run --split tset",
@@ -233,6 +237,17 @@ def test_a_model_without_training_text_cannot_take_steps_of_rms(txl: Txl, workbe
 def test_a_value_of_another_type_is_refused_in_words(txl: Txl, line: str, message: str) -> None:
     answer = txl(*line.split())
     assert (answer.status, answer.complaint) == (2, message)
+
+
+def test_a_value_of_a_type_without_words_is_refused_as_cyclopts_does() -> None:
+    app = App()
+
+    @app.default
+    def wait(*, until: datetime) -> None: ...
+
+    with pytest.raises(CoercionError) as raised:
+        app(["--until", "soon"], exit_on_error=False, print_error=False)
+    assert wrong_value(raised.value) == 'Invalid value for --until: unable to convert "soon" into datetime.'
 
 
 def test_eval_divides_scores_by_a_temperature(txl: Txl, home: Path) -> None:

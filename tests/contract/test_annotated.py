@@ -75,6 +75,8 @@ def test_every_line_stands_there_once_and_in_order(built, language):
     assert list(page.shown) == list(annotate.FILES)
     for path, (text,) in page.shown.items():
         assert text == (annotate.MODEL / path).read_text(encoding="utf-8"), path
+    indents = re.findall(r'<span style="--in: (\d+)ch">(?:<span class="\w+">)?( *)', built[0][language])  # of wrapped lines
+    assert len(indents) > 1000 and all(int(n) == len(spaces) for n, spaces in indents)
 
 
 @pytest.mark.parametrize("language", annotate.LANGUAGES)
@@ -87,6 +89,13 @@ def test_links_lead_somewhere_and_nothing_is_loaded(built, language):
     assert len(inside) > 20 and {unquote(link.removeprefix("#")) for link in inside} <= set(page.ids)
     for link in re.findall(r"\]\(([^)#:]+)\)", (PROSE / f"{language}.md").read_text(encoding="utf-8")):
         assert (PROSE / link).is_file(), link
+
+
+@pytest.mark.parametrize("language", annotate.LANGUAGES)
+def test_no_formula_is_left_as_it_was_typed(built, language):
+    """As one that is broken over two lines would be, or one with columns that the converter does not know."""
+    prose = re.sub(r"<pre.*?</pre>", "", built[0][language], flags=re.DOTALL)
+    assert re.findall(r".{30}(?:\$|&amp;).{30}", prose) == []
 
 
 def test_both_languages_say_the_same():

@@ -151,3 +151,14 @@ def test_search_of_the_site_knows_chinese_and_works_in_a_file(tmp_path: Path, mo
     assert '"lang": ["en", "zh"]' in index
     assert "注意力头" in index
     assert r'new Blob(["\"use strict\""])' in (tmp_path / "iframe-worker.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("notebook", "The outputs are those of one run"), ("notebook.zh", "页中的输出来自一次运行")]
+)
+def test_the_site_shows_what_the_notebook_printed_and_drew(name: str, said: str):
+    page = runpy.run_path(str(ROOT / "docs" / "build_site.py"))["notebook"](name)
+    assert page.count(said) == 1
+    assert "data:image/png;base64," in page
+    printed = re.findall(r"^``` ?\{ \.text \.printed \}\n(.*?)```", page, flags=re.DOTALL | re.MULTILINE)
+    assert any(" parameters, " in text for text in printed) and not any("\x1b" in text for text in printed)

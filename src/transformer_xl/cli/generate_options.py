@@ -39,7 +39,7 @@ class PromptSource:
         prompt: text to continue. Default: what is piped in, else a line end.
         prompt_file: take the prompt from this file, as it is; - is standard input. A text of any length is read.
         prompts: many prompts: one per line, or JSON lines {"prompt": TEXT, "seed": NUMBER}; - is standard input.
-        interactive: type lines, each of which the model continues; /help says more.
+        interactive: the model continues each line that you type; /help says more.
     """
 
     prompt: Annotated[str | None, _MayBeginWithHyphen] = None

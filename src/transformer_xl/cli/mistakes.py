@@ -8,7 +8,7 @@ from cyclopts import App, ArgumentCollection, CoercionError, UnknownOptionError,
 
 from transformer_xl.errors import one_line
 
-_NUMBERS = {int: "a whole number", float: "a number"}
+_WORDS = {int: "a whole number", float: "a number", bool: "no value"}
 
 
 def commands(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ArgumentCollection]]:
@@ -41,7 +41,7 @@ def left_over(error: UnusedCliTokensError) -> str:
 
 
 def wrong_value(error: CoercionError) -> str:
-    """Return a message that says in words which numbers or names an option takes; of other types, cyclopts' own."""
+    """Return a message that says in words what an option takes; of types without words here, cyclopts' own."""
     wanted = _in_words(error.target_type)
     if error.token is None or error.token.keyword is None or not all(wanted):
         return one_line(error)
@@ -54,11 +54,11 @@ def wrong_value(error: CoercionError) -> str:
 
 
 def _in_words(wanted: Any) -> list[str]:
-    """Return what a type hint allows; an empty string stands for a type that is neither a number nor a name."""
+    """Return what a type hint allows; an empty string stands for a type that has no words here."""
     if get_origin(wanted) is Literal:
         return [f"'{name}'" for name in get_args(wanted)]
     alternatives = [each for each in get_args(wanted) if each is not type(None)]
-    return [word for each in alternatives for word in _in_words(each)] or [_NUMBERS.get(wanted, "")]
+    return [word for each in alternatives for word in _in_words(each)] or [_WORDS.get(wanted, "")]
 
 
 def _settings() -> dict[str, str]:
