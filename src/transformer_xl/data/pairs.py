@@ -24,14 +24,14 @@ The original needs a token behind B and may therefore end an epoch a step early;
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from transformer_xl.data.order import PlainText, Shuffle, ShuffledText, TokenIds
 from transformer_xl.data.streams import Lanes
-from transformer_xl.data.targets import Draws, Spans, TargetSampler
+from transformer_xl.data.targets import Draws, TargetSampler
 from transformer_xl.errors import ConfigError, CorpusError
 
 SecondSegment = Literal["lane", "text"]
@@ -73,17 +73,9 @@ class PairStream(Lanes):
         batch_size: rows in all processes together, B.
         tgt_len: tokens of a row, T.
         reuse_len: tokens by which a lane moves on.
-        perm_size: see `TargetSampler`.
-        num_predict: targets of a row, K.
         word_starts: (V,) bool, tokens with which a word begins.
-        sep: id of <sep>; None if the vocabulary has none, which is refused.
-        cls: id of <cls>, likewise.
         sentence_ends: (V,) bool, tokens with which a sentence ends; None: a sentence may end with any token.
         document_starts: token offsets in `ids` at which documents start, increasing.
-        mask_alpha: see `TargetSampler`.
-        mask_beta: see `TargetSampler`.
-        max_gram: see `TargetSampler`.
-        spans: see `TargetSampler`.
         bi_data: half of the rows read their lane from its end.
         second_segment: where a random B is from: lane: the row's own lane, as in the original; text: the whole text.
         fixed_draws: draw the same in every epoch, from a key of their own, for validation.
@@ -91,6 +83,7 @@ class PairStream(Lanes):
         world_size: number of processes, W.
         shuffle: see `SegmentStream`.
         seed: seed of all draws and of random orders of documents.
+        **targets: the other arguments of `TargetSampler`.
 
     Raises:
         ConfigError: lengths or numbers that do not fit, or a vocabulary without <sep> or <cls>.
@@ -113,17 +106,9 @@ class PairStream(Lanes):
         batch_size: int,
         tgt_len: int,
         reuse_len: int,
-        perm_size: int,
-        num_predict: int,
         word_starts: np.ndarray,
-        sep: int | None,
-        cls: int | None,
         sentence_ends: np.ndarray | None = None,
         document_starts: np.ndarray | None = None,
-        mask_alpha: int = 6,
-        mask_beta: int = 1,
-        max_gram: int = 5,
-        spans: Spans = "words",
         bi_data: bool = True,
         second_segment: SecondSegment = "lane",
         fixed_draws: bool = False,
@@ -131,6 +116,7 @@ class PairStream(Lanes):
         world_size: int = 1,
         shuffle: Shuffle = "none",
         seed: int = 0,
+        **targets: Any,
     ) -> None:
         super().__init__(
             ids,
@@ -142,19 +128,7 @@ class PairStream(Lanes):
             shuffle=shuffle,
             seed=seed,
         )
-        self._sampler = TargetSampler(
-            tgt_len=tgt_len,
-            reuse_len=reuse_len,
-            perm_size=perm_size,
-            num_predict=num_predict,
-            word_starts=word_starts,
-            sep=sep,
-            cls=cls,
-            mask_alpha=mask_alpha,
-            mask_beta=mask_beta,
-            max_gram=max_gram,
-            spans=spans,
-        )
+        self._sampler = TargetSampler(tgt_len=tgt_len, reuse_len=reuse_len, word_starts=word_starts, **targets)
         if bi_data and batch_size % 2:
             raise ConfigError(
                 f"train.batch_size ({batch_size}) must be even with model.bi_data, as half of the rows are read backwards; "
