@@ -175,41 +175,30 @@ class Service:
 
     def describe(self, session: Session) -> dict[str, Any]:
         """Return what clients are told of a session."""
-        n_tokens = session.text.n_tokens
-        return {
-            "id": session.id,
-            "object": "session",
-            "created": int(session.created),
-            "expires_at": None if session.expires_at is None else int(session.expires_at),
-            "model": self.model,
-            "n_tokens": n_tokens,
-            "mem_len": self.mem_len,
-            "n_remembered": min(n_tokens, self.mem_len),
-            "bytes": self.sessions.bytes_each,
-            "state": session.state,
-            "busy": session.busy is not None,
-            "saved_at": session.saved_at,
-            "n_rewindable": session.n_rewindable,
-        }
+        busy, saved_at, n_rewindable = session.busy is not None, session.saved_at, session.n_rewindable
+        now = {"state": session.state, "busy": busy, "saved_at": saved_at, "n_rewindable": n_rewindable}
+        return self._description(session.id, session.created, session.expires_at, session.text.n_tokens) | now
 
     def described_file(self, path: Path, note: dict[str, str]) -> dict[str, Any]:
         """Return the same of a session that is only a file."""
         text = TextState.of_note(note)
         created, ttl, used = (number_of(note, key) for key in ("created", "ttl", "used"))
+        expires_at = None if ttl is None or used is None else used + ttl
+        state = "disk" if self._store().holder(path) is None else "elsewhere"
+        now = {"state": state, "busy": False, "saved_at": text.n_tokens, "n_rewindable": 0}
+        return self._description(path.name.removesuffix(".session"), created or 0, expires_at, text.n_tokens) | now
+
+    def _description(self, name: str, created: float, expires_at: float | None, n_tokens: int) -> dict[str, Any]:
         return {
-            "id": path.name.removesuffix(".session"),
+            "id": name,
             "object": "session",
-            "created": int(created or 0),
-            "expires_at": None if ttl is None or used is None else int(used + ttl),
+            "created": int(created),
+            "expires_at": None if expires_at is None else int(expires_at),
             "model": self.model,
-            "n_tokens": text.n_tokens,
+            "n_tokens": n_tokens,
             "mem_len": self.mem_len,
-            "n_remembered": min(text.n_tokens, self.mem_len),
+            "n_remembered": min(n_tokens, self.mem_len),
             "bytes": self.sessions.bytes_each,
-            "state": "disk" if self._store().holder(path) is None else "elsewhere",
-            "busy": False,
-            "saved_at": text.n_tokens,
-            "n_rewindable": 0,
         }
 
     def described_files(self, owner: str) -> list[dict[str, Any]]:
