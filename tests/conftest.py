@@ -14,7 +14,7 @@ if not torch.cuda.is_available():  # without a GPU, Triton's kernels run in its 
 from hypothesis import HealthCheck, settings
 from torch.utils._device import _device_constructors
 
-from tests.helpers import examples
+from tests.helpers import default_dtype, examples
 
 settings.register_profile(
     "suite", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
@@ -65,6 +65,12 @@ def free_cores():
     """What other programs do decides neither what is shown nor with how many threads a run computes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformer_xl.process.running_beside", lambda own=0: 0)
+        yield
+
+
+@pytest.fixture
+def double_precision():
+    with default_dtype(torch.float64):
         yield
 
 

@@ -83,6 +83,11 @@ def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float, 
     assert difference <= tolerance * scale, f"{name}: differs by {difference:.3g} (scale {scale:.3g}, allowed {tolerance:g})"
 
 
+def tokens(*shape: int) -> Tensor:
+    """Random ids of `tiny_model`."""
+    return torch.randint(13, shape)
+
+
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Make tensors of this type in the block."""

@@ -14,11 +14,7 @@ from transformer_xl.model_config import HeadConfig
 D = 6
 SIZES: dict[str, Any] = {"d_model": D, "layer_norm_epsilon": 1e-12, "init_std": 0.02}
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with default_dtype(torch.float64):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def text_head(kind: str, **changes: Any) -> TextHead:

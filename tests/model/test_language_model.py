@@ -5,23 +5,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import tiny_model
+from tests.helpers import tiny_model, tokens
 from tests.training import helpers as training_helpers
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def tokens(*shape):
-    return torch.randint(13, shape)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def test_shapes_that_do_not_fit_are_named():

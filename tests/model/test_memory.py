@@ -5,19 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import assert_close, tiny_model
+from tests.helpers import assert_close, tiny_model, tokens
 from transformer_xl.model.memory import Mems, join
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def tokens(*shape):
-    return torch.randint(13, shape)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def test_reset_of_one_row_is_a_fresh_row_and_leaves_the_other_alone():

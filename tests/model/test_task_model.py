@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import TINY, assert_close, default_dtype, random_weights, tiny_model
+from tests.helpers import TINY, assert_close, random_weights, tiny_model
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError
@@ -53,11 +53,7 @@ BACKBONES: dict[str, ModelConfig] = {
 }
 LENGTHS = (1, 3, 4, 5, 8, 9, 11, 15)
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with default_dtype(torch.float64):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def head_config(kind: str = "classification", **changes: Any) -> HeadConfig:

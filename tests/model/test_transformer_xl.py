@@ -5,20 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import assert_close, examples, tiny_model
+from tests.helpers import assert_close, examples, tiny_model, tokens
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-def tokens(*shape):
-    return torch.randint(13, shape)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.mark.parametrize("changes", [{}, {"same_length": True}, {"pre_lnorm": True, "clamp_len": 2}])

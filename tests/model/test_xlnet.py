@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from tests.helpers import assert_close, default_dtype, tiny_xlnet
+from tests.helpers import assert_close, default_dtype, tiny_xlnet, tokens
 from tests.reference.test_xlnet import random_order
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Execution
@@ -15,15 +14,7 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.xlnet import Order, XLNet
 from transformer_xl.model_config import XLNetConfig
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with default_dtype(torch.float64):
-        yield
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randint(13, shape)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def test_sizes_are_those_of_the_published_models() -> None:

@@ -1,5 +1,6 @@
 """Tiny trainers and runs, and what of their state must be equal, bit by bit, when one of them was interrupted."""
 
+import copy
 import json
 import random
 import signal
@@ -165,6 +166,24 @@ def bits(trainer: Trainer) -> dict[str, Any]:
 def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The names of what is not equal."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def resumed_losses(n_before: int, n_after: int, **changes: Any) -> list[float]:
+    """Return the losses of a training that is the same to the last bit if it stops on the way.
+
+    A trainer of other weights and random numbers takes over.
+    """
+    whole = tiny_trainer(**changes)
+    losses = [whole.train_step().nats for _ in range(n_before + n_after)]
+    stopped = tiny_trainer(**changes)
+    again = [stopped.train_step().nats for _ in range(n_before)]
+    checkpoint = copy.deepcopy(saved(stopped))
+    resumed = tiny_trainer(seed=7, **changes)
+    resumed.restore(checkpoint)
+    again += [resumed.train_step().nats for _ in range(n_after)]
+    assert again == losses
+    assert differing(bits(resumed), bits(whole)) == []
+    return losses
 
 
 def write_text(path: Path, n_words: int = 500) -> Path:

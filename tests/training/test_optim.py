@@ -1,6 +1,5 @@
 """Which parameter goes to which optimizer, what is decayed, and the shapes of the schedules."""
 
-import copy
 import math
 from typing import Any, get_args
 
@@ -11,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import tiny_model
 from tests.training import helpers
-from tests.training.helpers import MODEL, TRAIN, bits, differing, saved, tiny_trainer
+from tests.training.helpers import MODEL, TRAIN, resumed_losses
 from transformer_xl.config import OptimConfig, RunConfig, load_recipe
 from transformer_xl.errors import ConfigError
 from transformer_xl.training.optim import OPTIMIZERS, Optimizers, Schedule, clipped, finite_norm
@@ -189,17 +188,7 @@ def test_a_regularized_run_resumes_bit_by_bit(name: str, accumulate: int) -> Non
         "optim": recipe.optim.model_dump() | {"lr": 0.01, "warmup_steps": 3},
         "train": TRAIN | {"accumulate": accumulate},
     }
-    whole = tiny_trainer(**changes)
-    losses = [whole.train_step().nats for _ in range(9)]
-    first = tiny_trainer(**changes)
-    again = [first.train_step().nats for _ in range(4)]
-    checkpoint = copy.deepcopy(saved(first))
-    resumed = tiny_trainer(seed=7, **changes)
-    resumed.restore(checkpoint)
-    again += [resumed.train_step().nats for _ in range(5)]
-    assert all(map(math.isfinite, losses))
-    assert again == losses
-    assert differing(bits(resumed), bits(whole)) == []
+    assert all(map(math.isfinite, resumed_losses(4, 5, **changes)))
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
@@ -297,16 +286,7 @@ def test_a_run_with_rates_by_layer_resumes_bit_by_bit(kind: str, on: str) -> Non
         "optim": {"lr": 0.01, "layer_lr_decay": 0.7, "layer_lr_decay_on": on},
         "train": {"tgt_len": 12} if kind == "xlnet" else {},
     }
-    whole = tiny_trainer(**changes)
-    losses = [whole.train_step().nats for _ in range(6)]
-    first = tiny_trainer(**changes)
-    again = [first.train_step().nats for _ in range(3)]
-    checkpoint = copy.deepcopy(saved(first))
-    resumed = tiny_trainer(seed=7, **changes)
-    resumed.restore(checkpoint)
-    again += [resumed.train_step().nats for _ in range(3)]
-    assert again == losses
-    assert differing(bits(resumed), bits(whole)) == []
+    resumed_losses(3, 3, **changes)
 
 
 KINDS = ("adamw", "adam", "sgd", "muon", "lamb")

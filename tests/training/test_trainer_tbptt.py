@@ -1,6 +1,5 @@
 """Back-propagation through several segments: the gradient of every parameter is that of the loops, unrolled over the window."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +22,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "cutoffs": {"cutoffs": (4, 7), "div_val": 2},
 }
 LANES = (0, 32, 64, 96)
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def trainer_of(n_segment: int, model: dict[str, Any], **train: Any) -> Trainer:
@@ -48,13 +49,6 @@ def unrolled_loss(trainer: Trainer, memory: list[list[list[Tensor]]], weights: d
             log_probabilities, row_memory = read_row(ids[begin : begin + 5], row_memory, weights, trainer.model.config)
             nats += [-log_probabilities[i, ids[begin + i + 1]] for i in range(5)]
     return torch.stack(nats).mean()
-
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize("n_segment", [2, 3])

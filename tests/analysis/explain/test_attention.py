@@ -15,12 +15,7 @@ from transformer_xl.model.attention.equation import hidden_keys
 
 KINDS = [*ATTENTION, "vanilla", "vanilla, pre_lnorm"]
 
-
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.mark.parametrize("kind", KINDS)
