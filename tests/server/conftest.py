@@ -34,6 +34,15 @@ def model() -> TransformerXL:
     return model.eval()
 
 
+@pytest.fixture
+def folder(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with the model `tiny`."""
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained(tmp_path / "tiny")
+    BYTES.save(tmp_path / "tiny" / "tokenizer.json")
+    return tmp_path
+
+
 def decoder_of(model: TransformerXL) -> Decoder:
     return Decoder(model, batch_size=ROWS, tgt_len=PIECE)
 

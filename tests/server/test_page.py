@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.conftest import BYTES
 from tests.server.serving import served
-from transformer_xl.model.transformer_xl import TransformerXL
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -41,14 +39,6 @@ def browser() -> "Iterator[Browser]":
         browser = running.chromium.launch(executable_path=path, args=as_root)
         yield browser
         browser.close()
-
-
-@pytest.fixture
-def folder(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    model.save_pretrained(tmp_path / "tiny")
-    BYTES.save(tmp_path / "tiny" / "tokenizer.json")
-    return tmp_path
 
 
 @contextmanager

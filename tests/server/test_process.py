@@ -17,24 +17,14 @@ import numpy as np
 import pytest
 
 from tests import forked
-from tests.server.conftest import BYTES
 from tests.server.serving import served
-from transformer_xl.model.transformer_xl import TransformerXL
 
 TEXT = "".join(f"{i} stories, " for i in range(3000))
 EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_client.py"
 PART = 640  # bytes of an append: ten pieces
 
 
-@pytest.fixture
-def bench(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    model.save_pretrained(tmp_path / "tiny")
-    BYTES.save(tmp_path / "tiny" / "tokenizer.json")
-    return tmp_path
-
-
-def test_it_says_what_fits_and_saves_everything_when_it_is_told_to_end(bench: Path) -> None:
+def test_it_says_what_fits_and_saves_everything_when_it_is_told_to_end(folder: Path) -> None:
     with served("--sessions", "kept", "--rows", "2", "--session-memory", "0.001") as (child, client, said):
         told = next(line for line in said if line.startswith("a session takes "))
         each = client.get("/v1/models").json()["data"][0]["meta"]["session_bytes"]
@@ -55,7 +45,7 @@ def test_it_says_what_fits_and_saves_everything_when_it_is_told_to_end(bench: Pa
         assert child.wait() == 0
 
 
-def test_a_text_that_is_written_may_end_before_the_server_does(bench: Path) -> None:
+def test_a_text_that_is_written_may_end_before_the_server_does(folder: Path) -> None:
     with served("--grace", "30") as (child, client, _):
         body = {"prompt": "a", "max_tokens": 400, "stream": True, "seed": 1}
         with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -72,7 +62,7 @@ def test_a_text_that_is_written_may_end_before_the_server_does(bench: Path) -> N
         assert child.wait() == 0
 
 
-def test_what_keeps_it_from_starting(bench: Path) -> None:
+def test_what_keeps_it_from_starting(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert complaint("serve", "tiny", "--port", str(port)) == (
@@ -93,7 +83,7 @@ def test_what_keeps_it_from_starting(bench: Path) -> None:
     assert complaint("serve", "tiny").startswith("'tiny/model.safetensors'")
 
 
-def test_a_session_of_another_precision_is_refused_with_what_to_do(bench: Path) -> None:
+def test_a_session_of_another_precision_is_refused_with_what_to_do(folder: Path) -> None:
     with served("--sessions", "kept") as (_, client, _):
         name = client.post("/v1/sessions", json={}).json()["id"]
         client.post(f"/v1/sessions/{name}/append", json={"text": "a text"})
@@ -165,11 +155,11 @@ def look(client: httpx.Client, name: str, n_tokens: int, *, whole: bool = True) 
     assert client.delete(f"/v1/sessions/{fresh}").status_code == 204
 
 
-def test_kills_lose_nothing_that_was_saved(bench: Path) -> None:
+def test_kills_lose_nothing_that_was_saved(folder: Path) -> None:
     killed(3, 4)
 
 
-def test_a_book_whose_reader_is_killed_goes_on_where_it_was(bench: Path) -> None:
+def test_a_book_whose_reader_is_killed_goes_on_where_it_was(folder: Path) -> None:
     """A client that leaves in the middle of a streamed text; what was read is kept, and the rest follows."""
     data = TEXT.encode()
     with served("--sessions", "kept", "--rows", "2") as (_, client, _):
@@ -214,7 +204,7 @@ def test_the_example_reads_again_what_a_killed_server_has_lost(monkeypatch: pyte
     assert "".join(kept) == text and n_call > 5
 
 
-def test_the_example_reads_a_book_and_goes_on_with_it(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_reads_a_book_and_goes_on_with_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     example = runpy.run_path(str(EXAMPLE))["main"]
     Path("book.txt").write_text(TEXT, encoding="utf-8")
     with served("--sessions", "kept") as (_, client, _), pytest.MonkeyPatch.context() as patch:
@@ -235,5 +225,5 @@ def test_the_example_reads_a_book_and_goes_on_with_it(bench: Path, capsys: pytes
 
 @pytest.mark.faults
 @pytest.mark.timeout(1500)
-def test_200_kills_lose_nothing_that_was_saved(bench: Path) -> None:
+def test_200_kills_lose_nothing_that_was_saved(folder: Path) -> None:
     killed(200, 8)

@@ -21,7 +21,6 @@ from tests import forked
 from tests.server.conftest import BYTES, Start
 from tests.server.serving import served
 from tests.server.stand_in import StandIn
-from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.server import service
 from transformer_xl.server.engine import Engine
 from transformer_xl.server.guard import LOCAL_OWNER
@@ -51,14 +50,6 @@ def text_of(number: int, n_byte: int) -> str:
 
 
 # several processes
-
-
-@pytest.fixture
-def place(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    model.save_pretrained(tmp_path / "tiny")
-    BYTES.save(tmp_path / "tiny" / "tokenizer.json")
-    return tmp_path
 
 
 class Workers:
@@ -298,7 +289,7 @@ def begin_everywhere(client: httpx.Client, url: str, n_each: int) -> list[Reader
 
 
 @pytest.mark.parametrize("kind", PROXIES)
-def test_a_worker_is_killed_and_comes_back(kind: str, place: Path, record_property: Callable[..., None]) -> None:
+def test_a_worker_is_killed_and_comes_back(kind: str, folder: Path, record_property: Callable[..., None]) -> None:
     with Workers(kind) as workers, httpx.Client(base_url=workers.url, timeout=PATIENCE) as client:
         readers = begin_everywhere(client, workers.url, 1)
         check_routes(workers, client, readers)
@@ -338,7 +329,7 @@ def check_routes(workers: Workers, client: httpx.Client, readers: list[Reader]) 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("kind", PROXIES)
-def test_workers_are_killed_again_and_again(kind: str, place: Path) -> None:
+def test_workers_are_killed_again_and_again(kind: str, folder: Path) -> None:
     draw, took = np.random.default_rng(0), list[dict[str, float]]()
     with Workers(kind) as workers, httpx.Client(base_url=workers.url, timeout=PATIENCE) as client:
         readers = begin_everywhere(client, workers.url, 3)
