@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
+from pydantic import Field, FieldSerializationInfo, PositiveFloat, field_serializer, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line
@@ -84,15 +84,13 @@ class OptimConfig(Settings):
     optimizer: Literal["adamw", "adam", "sgd", "muon", "lamb"] = Field(
         default="adamw", description="muon: matrices, AdamW: the rest; lamb: NVIDIA's form, for large batches"
     )
-    lr: Annotated[float, Field(gt=0)] = Field(default=2.5e-4, description="largest learning rate")
-    adamw_lr: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="muon: rate of the AdamW part; None means lr"
-    )
+    lr: PositiveFloat = Field(default=2.5e-4, description="largest learning rate")
+    adamw_lr: PositiveFloat | None = Field(default=None, description="muon: rate of the AdamW part; None means lr")
     betas: tuple[Probability, Probability] = Field(
         default=(0.9, 0.999), strict=False, description="Adam's and LAMB's decay rates"
     )
-    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Adam's and LAMB's denominator term")
-    embedding_lr_ratio: Annotated[float, Field(gt=0)] = Field(
+    eps: PositiveFloat = Field(default=1e-8, description="Adam's and LAMB's denominator term")
+    embedding_lr_ratio: PositiveFloat = Field(
         default=1.0, description="rate of the embedding / rate of the others (muon: / adamw_lr)"
     )
     momentum: Probability = Field(default=0.95, description="sgd and muon")
@@ -108,14 +106,12 @@ class OptimConfig(Settings):
     layer_lr_decay_on: Literal["rate", "gradient"] = Field(
         default="rate", description="rate: as XLNet's paper defines it; gradient: as its code does, which Adam hardly notices"
     )
-    clip: Annotated[float, Field(gt=0)] | None = Field(
-        default=0.25, description="largest global gradient norm; None: no clipping"
-    )
+    clip: PositiveFloat | None = Field(default=0.25, description="largest global gradient norm; None: no clipping")
     schedule: Literal["cosine", "linear", "inv_sqrt", "constant", "plateau"] = Field(
         default="cosine", description="shape after warm-up"
     )
     warmup_steps: Natural = Field(default=0, description="steps of linear warm-up")
-    warmup_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+    warmup_share: Probability = Field(
         default=0.0, description="share of the budget that is linear warm-up, from 0 on; instead of warmup_steps"
     )
     decay_after_warmup: bool = Field(
@@ -142,10 +138,8 @@ class TrainConfig(Settings):
     accumulate: Positive = Field(default=1, description="groups of lanes computed one after another per step, to save memory")
     max_steps: Positive | None = Field(default=None, description="budget; training ends at the first budget that is used up")
     max_tokens: Positive | None = Field(default=None, description="budget in training tokens")
-    max_epochs: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="budget in passes over the training split"
-    )
-    max_minutes: Annotated[float, Field(gt=0)] | None = Field(default=None, description="budget in minutes of training steps")
+    max_epochs: PositiveFloat | None = Field(default=None, description="budget in passes over the training split")
+    max_minutes: PositiveFloat | None = Field(default=None, description="budget in minutes of training steps")
     reset_at_documents: bool = Field(default=False, description="training: a new document starts with an empty memory")
     seed: Natural = Field(default=0, description="random seed of weights and dropout")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N, mps")
@@ -178,7 +172,7 @@ class TrainConfig(Settings):
         description="half: only tokens of the later half of each segment are learned from (the paper's table 6); answer: only "
         "what follows the first tab of each document",
     )
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+    label_smoothing: Probability = Field(
         default=0.0, description="share of the loss in which every token of the vocabulary is as right as the one that follows"
     )
     varlen: bool = Field(default=False, description="segments of random length around tgt_len, as the authors' varlen")
@@ -197,7 +191,7 @@ class TrainConfig(Settings):
     lora_rank: Positive | None = Field(
         default=None, description="with `--from`: only low-rank adapters of this rank learn, beside weights that stay (LoRA)"
     )
-    lora_alpha: Annotated[float, Field(gt=0)] = Field(
+    lora_alpha: PositiveFloat = Field(
         default=16.0, description="LoRA: what an adapter adds counts lora_alpha / lora_rank times"
     )
     average: Literal["none", "ema", "swa"] = Field(
@@ -207,9 +201,7 @@ class TrainConfig(Settings):
     average_decay: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=0.999, description="ema: factor of the old average at each step"
     )
-    average_start: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.75, description="swa: share of the budget after which averaging begins"
-    )
+    average_start: Probability = Field(default=0.75, description="swa: share of the budget after which averaging begins")
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrainConfig":

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from transformer_xl.errors import ConfigError, did_you_mean, shown
 from transformer_xl.kinds import ATTENTION, BEYOND, AttentionKind, BeyondKind
@@ -120,11 +120,9 @@ class ModelConfig(Settings):
         default=True, description="div_val > 1: also project clusters whose vectors already have width d_model"
     )
     init: Literal["normal", "uniform"] = Field(default="normal", description="distribution of initial weights")
-    init_range: Annotated[float, Field(gt=0)] = Field(default=0.1, description="half-width when init = 'uniform'")
-    init_std: Annotated[float, Field(gt=0)] = Field(default=0.02, description="standard deviation when init = 'normal'")
-    proj_init_std: Annotated[float, Field(gt=0)] = Field(
-        default=0.01, description="the same for the projections of embedding and softmax"
-    )
+    init_range: PositiveFloat = Field(default=0.1, description="half-width when init = 'uniform'")
+    init_std: PositiveFloat = Field(default=0.02, description="standard deviation when init = 'normal'")
+    proj_init_std: PositiveFloat = Field(default=0.01, description="the same for the projections of embedding and softmax")
     mem_len: Natural = Field(default=0, description="positions of memory kept per layer")
     head: HeadConfig | None = Field(default=None, description="set by fine-tuning: what the model gives besides predictions")
 
@@ -297,7 +295,7 @@ class AttentionConfig(ModelConfig):
     dropatt: Probability = Field(default=0.0, description="dropout on attention probabilities")
     dropqkv: Probability = Field(default=0.0, description="dropout on queries, keys and values")
     pre_lnorm: bool = Field(default=False, description="layer norm before each block instead of after it")
-    layer_norm_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-5, description="added to the variance in layer norms")
+    layer_norm_epsilon: PositiveFloat = Field(default=1e-5, description="added to the variance in layer norms")
     final_norm: bool = Field(default=False, description="one more layer norm after the last layer (useful with pre_lnorm)")
     activation: Activation = Field(
         default="relu",
@@ -685,7 +683,7 @@ class XLNetConfig(AttentionConfig):
     activation: Activation = Field(
         default="gelu_tanh", description="feed-forward non-linearity; the authors' gelu is gelu_tanh, Hugging Face's is gelu"
     )
-    layer_norm_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-12, description="added to the variance in layer norms")
+    layer_norm_epsilon: PositiveFloat = Field(default=1e-12, description="added to the variance in layer norms")
     mem_len: Natural = Field(default=384, description="positions of memory kept per layer (tokens)")
     reuse_len: Positive | None = Field(
         default=None, description="predicting targets: only so many of a row's first tokens are remembered; None: all"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, PositiveFloat, TypeAdapter
 
 from transformer_xl.config import RunConfig, apply_overrides, load_recipe
 from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
@@ -61,9 +61,7 @@ class AblationPlan:
     variants: tuple[Variant, ...]
     seeds: Annotated[int, Field(ge=1, le=_MOST_SEEDS)] = 1  # for each variant: the recipe's, and those that follow
     steps: Positive | None = None  # budget of each run
-    minutes: Annotated[float, Field(gt=0)] | None = (
-        None  # budget of each run in training time, turned into steps by the pace of its variant
-    )
+    minutes: PositiveFloat | None = None  # budget of each run in training time, turned into steps by the pace of its variant
     validations: Positive | None = None  # in each run, for its curve; None: as the recipe says
     lengths: tuple[Natural, ...] | None = None  # attention lengths to score; None: those around the trained one
     exact: bool = False  # score vanilla models one position at a time, too
