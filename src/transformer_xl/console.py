@@ -64,8 +64,8 @@ def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
     return "\n".join(lines)
 
 
-def markdown(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
-    """Return rows of text as a Markdown table; see `table`.
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of text as a Markdown table, all columns but the first flush right.
 
     Example:
         >>> print(markdown([["name", "n"], ["a", "12"]]))
@@ -74,8 +74,7 @@ def markdown(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
         | a | 12 |
     """
     head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    rule = "".join("---|" if i < n_left else "---:|" for i in range(len(rows[0])))
-    return "\n".join([head, f"|{rule}", *body])
+    return "\n".join([head, "|---|" + "---:|" * (len(rows[0]) - 1), *body])
 
 
 def short(n: float, units: Sequence[str]) -> str:

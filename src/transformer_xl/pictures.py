@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -54,12 +53,12 @@ def line_style(i: int, *, n_point: int = 1) -> dict[str, Any]:
     return style | {"markevery": (3 * i % every, every)}
 
 
-def check_picture(path: Path | None, *, option: str = "plot", endings: Sequence[str] = ENDINGS) -> None:
+def check_picture(path: Path | None, *, option: str = "plot") -> None:
     """Raise a `ConfigError` if a picture cannot be written to this path; call this before computing anything."""
     if path is None:
         return
-    if path.suffix.lower() not in endings:
-        raise ConfigError(f"--{option} '{path}' must end in {', '.join(endings)}")
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"--{option} '{path}' must end in {', '.join(ENDINGS)}")
     check_file(path, option=option)
 
 

@@ -2,11 +2,24 @@
 
 import os
 import select
+import sys
 from collections import deque
 from collections.abc import Iterator
 
+from transformer_xl.console import say
+from transformer_xl.errors import CorpusError
+
 _BLOCK = 1 << 16  # bytes
 _MOST_BYTES = 1 << 27  # of a line; whoever reads it refuses a shorter one
+
+
+def lines_of_stdin(*, instead: str = "a file", quiet: bool) -> "Arriving":
+    """Return what is piped in, or typed; if there is no standard input, `instead` is what to give."""
+    if sys.stdin is None:
+        raise CorpusError(f"standard input is closed; give {instead}")
+    if is_typed := sys.stdin.isatty():
+        say("type a text and Enter; Ctrl-D ends", quiet=quiet)
+    return Arriving(sys.stdin.fileno(), skip_blank=is_typed)
 
 
 class Arriving(Iterator[bytes]):

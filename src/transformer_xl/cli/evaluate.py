@@ -165,14 +165,14 @@ def evaluate(
             own = {"tgt-len": tgt_len, "mem-len": mem_len, "same-length": same_length, "clamp-len": clamp_len}
             own |= {"ext-len": ext_len, "per-token": per_token, "compare-memory": compare_memory or None}
             own |= {"dynamic": dynamic, "cache": cache, "temperature": temperature}
-            if given := next((name for name, value in own.items() if value is not None), None):
-                raise ConfigError(f"--{given} is for models that predict tokens; '{run}' is fine-tuned and reads whole texts")
+            _refuse(own, f"is for models that predict tokens; '{run}' is fine-tuned and reads whole texts")
             asked = {"batch_size": batch_size, "precision": precision, "quiet": quiet, "json_": json_}
             _evaluate_task(opened, choice, world, **asked)
             return
         if opened.any_model.config.predicts == "target":
             own = {"tgt-len": tgt_len, "same-length": same_length, "clamp-len": clamp_len, "ext-len": ext_len}
-            _check_rows(own | {"per-token": per_token, "dynamic": dynamic, "cache": cache, "temperature": temperature})
+            own |= {"per-token": per_token, "dynamic": dynamic, "cache": cache, "temperature": temperature}
+            _refuse(own, "is for models that read from left to right; an xlnet reads rows as in its training")
             asked = {"mem_len": mem_len, "batch_size": batch_size, "precision": precision, "compare_memory": compare_memory}
             _evaluate_targets(opened, choice, world, **asked, quiet=quiet, json_=json_)
             return
@@ -195,10 +195,8 @@ def evaluate(
             chosen_on = _validation_text(opened, choice) if temperature == "auto" else None
             mind_busy_cores(opened, quiet=not world.first)
         if opened.config.predicts == "answer token":
-            own = {"dynamic": dynamic, "cache": cache, "per-token": per_token, "ext-len": ext_len}
-            own |= {"temperature": temperature}
-            if given := next((name for name, value in own.items() if value is not None), None):
-                raise ConfigError(f"--{given} is for streams; '{run}' has learned answers, and reads documents one by one")
+            own = {"dynamic": dynamic, "cache": cache, "per-token": per_token, "ext-len": ext_len, "temperature": temperature}
+            _refuse(own, f"is for streams; '{run}' has learned answers, and reads documents one by one")
             asked = {"compare_memory": compare_memory, "quiet": quiet, "json_": json_}
             _evaluate_answers(opened, text, reading, chosen, world, **asked)
             return
@@ -228,9 +226,7 @@ def evaluate(
             divisor = best_temperature(tried.nats_at)
         divides: dict[str, Any] = {} if divisor is None else {"temperature": (divisor, 1.0)}
         score = plain = measure(reading, **divides)
-        with world.agreed():
-            if not math.isfinite(score.loss):
-                raise TrainingError(f"the loss of '{run}' in {chosen} is not a finite number; {score.doubt}")
+        _check_finite(score, opened, chosen, world)
         if adapting:
             begin = time.perf_counter()
             if dynamic and training_text:
@@ -349,10 +345,16 @@ def _evaluate_task(
         print(table([["label", "precision", "recall", "F1", "texts"], *named]))
 
 
-def _check_rows(options: Mapping[str, object]) -> None:
-    """Refuse options that say how a text is cut, because an XLNet reads rows as in its training."""
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    """Refuse options that were given."""
     if given := next((name for name, value in options.items() if value is not None), None):
-        raise ConfigError(f"--{given} is for models that read from left to right; an xlnet reads rows as in its training")
+        raise ConfigError(f"--{given} {why}")
+
+
+def _check_finite(score: "Score", opened: "Opened", precision: str, world: "World") -> None:
+    with world.agreed():
+        if not math.isfinite(score.loss):
+            raise TrainingError(f"the loss of '{opened.source}' in {precision} is not a finite number; {score.doubt}")
 
 
 def _evaluate_targets(
@@ -395,9 +397,7 @@ def _evaluate_targets(
             return score_targets(model, stream, mem_len=mem_len, precision=chosen, on_tokens=bar.advance, world=world)
 
     score = measure(mem_len, "scoring")
-    with world.agreed():
-        if not math.isfinite(score.loss):
-            raise TrainingError(f"the loss of '{opened.source}' in {chosen} is not a finite number; {score.doubt}")
+    _check_finite(score, opened, chosen, world)
     without = measure(0, "scoring without memory") if compare_memory else None
     if not world.first:
         return
@@ -437,9 +437,7 @@ def _evaluate_answers(
             return score_answers(opened.model, text.ids, starts, reading=reading, **how)
 
     score = measure(reading, "scoring")
-    with world.agreed():
-        if not math.isfinite(score.loss):
-            raise TrainingError(f"the loss of '{opened.source}' in {precision} is not a finite number; {score.doubt}")
+    _check_finite(score, opened, precision, world)
     without = measure(reading.without_memory(), "scoring without questions") if compare_memory else None
     if not world.first:
         return

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.arriving import Arriving
+from transformer_xl.cli.arriving import lines_of_stdin
 from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run, mind_busy_cores
 from transformer_xl.cli.prompts import STDIN, check_there
 from transformer_xl.console import progress, say
-from transformer_xl.errors import ConfigError, CorpusError, room_for
+from transformer_xl.errors import ConfigError, room_for
 from transformer_xl.files import check_file
 from transformer_xl.process import is_alone
 
@@ -194,12 +194,7 @@ class _Texts:
             return iter([Example(self.typed, self.pair)]), None
         if self.path is not None:
             return read_texts(self.path, opened), None
-        if sys.stdin is None:
-            raise CorpusError("standard input is closed; give a file")
-        is_typed = sys.stdin.isatty()
-        if is_typed:
-            say("type a text and Enter; Ctrl-D ends", quiet=quiet)
-        lines = Arriving(sys.stdin.fileno(), skip_blank=is_typed)
+        lines = lines_of_stdin(quiet=quiet)
         return read_texts(lines, opened), lines.is_ready
 
     def count(self, opened: "Opened") -> int | None:

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.cli.arriving import Arriving
+from transformer_xl.cli.arriving import Arriving, lines_of_stdin
 from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run, mind_busy_cores
 from transformer_xl.cli.predict import check_out, write_lines
 from transformer_xl.console import progress, say, warn
@@ -104,7 +104,7 @@ def translate(
     def lines(skip: int = 0) -> Iterator[str]:
         with room_for(f"{batch_size:,} lines of {beams} beams", "lower --batch-size or --beams"):
             decoder = Decoder(opened.model, batch_size=batch_size * beams, mem_len=mem_len, precision=precision)
-            arriving = None if file else _stdin(quiet=quiet)
+            arriving = None if file else lines_of_stdin(instead="--file", quiet=quiet)
             sources = _sources(opened, file, arriving, reach)
             how = {"beams": beams, "length_penalty": length_penalty, "reach": reach, "skip": skip}
             how["is_ready"] = arriving and arriving.is_ready
@@ -147,11 +147,3 @@ def _sources(opened: "Opened", file: Path | None, arriving: Arriving | None, rea
             size = f"{len(source.ids):,} tokens, more than the memory ({reach:,})"
             warn(f"{place}, line {number} has {size}, so its beginning is forgotten; raise --mem-len, or divide the line")
         yield source
-
-
-def _stdin(*, quiet: bool) -> Arriving:
-    if sys.stdin is None:
-        raise CorpusError("standard input is closed; give --file")
-    if is_typed := sys.stdin.isatty():
-        say("type a text and Enter; Ctrl-D ends", quiet=quiet)
-    return Arriving(sys.stdin.fileno(), skip_blank=is_typed)
