@@ -47,9 +47,6 @@ def export_onnx(model: TransformerXL, path: str | Path, *, batch_size: int | Non
         batch_size: B; None: any.
         tgt_len: T. Export twice, for example with 128 and with 1, to read a prompt fast and then write text fast.
 
-    Returns:
-        The path.
-
     Raises:
         ConfigError: the extra `onnx` is not installed, or a size cannot work.
         CheckpointError: the file cannot be written.

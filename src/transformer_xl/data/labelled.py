@@ -279,11 +279,6 @@ class Rows(Protocol):
 class LabelledTexts:
     """Examples encoded once and held: 4 bytes a token; a text that follows on itself, as in RACE, is held once.
 
-    Args:
-        examples: read once.
-        layout: makes rows of them.
-        head: names the labels.
-
     Raises:
         CorpusError: no examples, or a label that the head does not know.
         ConfigError: examples with different numbers of texts, or no room.

@@ -479,10 +479,6 @@ def batch_of_windows(rows: Sequence[Row], labels: Sequence[tuple[int, int, int]]
 class LabelledWindows:
     """The windows of all questions, which a `LabelledStream` deals out; each passage is encoded and held once.
 
-    Args:
-        questions: with answers, or said to have none.
-        layout: makes rows of them.
-
     Attributes:
         lengths: tokens of each window's row, int64 (n,).
         checksum: see `Rows`.

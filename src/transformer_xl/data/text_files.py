@@ -76,9 +76,7 @@ class Chunk(NamedTuple):
 def check_readable(file: Path, *, pipes: bool = False) -> None:
     """Refuse a directory, and what does not exist, before anything else takes time.
 
-    Args:
-        file: the path.
-        pipes: also take a pipe or device, which can be read only once.
+    `pipes`: also take a pipe or device, which can be read only once.
     """
     if file.is_dir():
         raise CorpusError(f"cannot read '{file}': it is a directory; give a file")

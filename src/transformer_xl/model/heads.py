@@ -49,12 +49,7 @@ class SpanScores:
 
 
 class TextHead(nn.Module):
-    """Scores of a text from the state that sums it up.
-
-    Args:
-        head: its settings.
-        d_model: D.
-    """
+    """Scores of a text from the state that sums it up."""
 
     def __init__(self, head: HeadConfig, *, d_model: int) -> None:
         super().__init__()
@@ -175,9 +170,6 @@ def make_head(head: HeadConfig, *, d_model: int, layer_norm_epsilon: float, init
         d_model: width of the states that it reads.
         layer_norm_epsilon: added to the variance in its norm.
         init_std: standard deviation.
-
-    Returns:
-        The head.
     """
     made: TextHead | SpanHead
     if head.kind == "span":

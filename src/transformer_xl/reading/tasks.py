@@ -86,12 +86,7 @@ class Prediction:
 
 
 def head_of(model: Any, source: object = "the model") -> HeadConfig:
-    """Return the settings of a fine-tuned model's head.
-
-    Args:
-        model: any model.
-        source: named in the message.
-    """
+    """Return the settings of a fine-tuned model's head."""
     head = getattr(getattr(model, "config", None), "head", None)
     if not isinstance(model, TaskModel) or head is None:
         raise ConfigError(f"{source} has no head; {TEACH}")

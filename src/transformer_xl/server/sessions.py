@@ -95,12 +95,7 @@ class Session:
 
 
 class SessionFiles:
-    """Writes and reads files of sessions.
-
-    Args:
-        format: of the decoder.
-        tokenizer: of the model.
-    """
+    """Writes and reads files of sessions."""
 
     def __init__(self, format: SessionFormat, tokenizer: "Tokenizer") -> None:
         self._format, self._tokenizer = format, tokenizer

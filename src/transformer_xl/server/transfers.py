@@ -20,11 +20,7 @@ _MOST = 4
 
 
 class Transfers:
-    """Takes files and gives them, a few at a time, because no quota counts what lies on the disk meanwhile.
-
-    Args:
-        service: whose sessions they are.
-    """
+    """Takes files and gives them, a few at a time, because no quota counts what lies on the disk meanwhile."""
 
     def __init__(self, service: Service) -> None:
         self._service, self._n = service, 0

@@ -32,12 +32,7 @@ class Watcher:
         self._transcript: Transcript | None = None
 
     def look(self, n_tokens: int, tail: Sequence[int]) -> dict[str, Any] | None:
-        """Return what is new; None: nothing.
-
-        Args:
-            n_tokens: of the text.
-            tail: its last tokens.
-        """
+        """Return what is new; None: nothing."""
         tail, is_first = list(tail), self._transcript is None
         if self._n is None:
             self._n, self._tail = n_tokens, tail

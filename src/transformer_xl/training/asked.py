@@ -52,15 +52,8 @@ def settle(
 ) -> RunConfig:
     """Return the settings of a run that starts in a directory or goes on there; refuse what can be refused without the text.
 
-    Args:
-        directory: of the run.
-        recipe: see `train`.
-        overrides: see `train`.
-        corpus: see `train`.
-        base: see `train`.
-        goes_on: whether the run in the directory goes on.
-        must_exist: whether nothing else says what the run is.
-        must_be_free: whether to look if a new run has a place there.
+    `recipe` to `base` are those of `train`. `must_exist`: nothing else says what the run is. `must_be_free`: a new run must
+    have a place there.
 
     Raises:
         ConfigError: settings that cannot work.

@@ -22,11 +22,7 @@ from transformer_xl.model_config import TransformerXLConfig
 
 
 class Beyond(nn.Module, ABC):
-    """What a layer keeps of positions that left its memory.
-
-    Args:
-        config: sizes and options of the model.
-    """
+    """What a layer keeps of positions that left its memory."""
 
     reads_waiting: ClassVar[bool] = False
     """Positions that wait to leave are read by `add`, in the graph, and no more by attention; the newest block always waits."""
