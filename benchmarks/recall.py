@@ -3,13 +3,14 @@
 Every side trains from nothing on texts with at most 96 tokens between, and is asked over longer distances. What it keeps of a
 text has the same size on all sides but the LSTM's, which has as many parameters instead: with a state of this size it would
 have a hundred times as many. Sides and seeds that --out has are not run again, so a second terminal can take others; table and
-recall.png show all.
+recall.png show all. xLSTM needs `.venv-rivals` (`make rivals`).
 """
 
 import argparse
 import itertools
 import json
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from transformer_xl.console import progress, table
 from transformer_xl.files import replace_file
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.sequence_model import SequenceModel, make_model
-from transformer_xl.model_config import LstmConfig, TransformerXLConfig
+from transformer_xl.model_config import LstmConfig, ModelConfig, TransformerXLConfig
 from transformer_xl.pictures import line_style, new_figure, save_with_legend
 
 N_KEY, N_VALUE, N_OTHER, N_PAIR = 16, 16, 8, 8
@@ -44,7 +45,14 @@ def n_slot(reserved: int = 0) -> int:
     return round(kept / (4 * OURS["n_layer"] * OURS["d_model"])) - reserved
 
 
-SIDES = {
+def xlstm() -> ModelConfig:
+    """Return an xLSTM whose state is as large as what the matrices keep; its width gives it as many parameters."""
+    from rivals import XlstmConfig
+
+    return XlstmConfig(**SIZES | {"d_model": 84}, n_head=1, d_inner=248, chunk_size=T)
+
+
+SIDES: dict[str, Callable[[], ModelConfig]] = {
     "delta": lambda: TransformerXLConfig(**MATRIX, **PAIRS, beyond="delta"),
     "linear": lambda: TransformerXLConfig(**MATRIX, **PAIRS, beyond="linear"),
     "mean": lambda: TransformerXLConfig(
@@ -53,7 +61,9 @@ SIDES = {
     "plain": lambda: TransformerXLConfig(**OURS, **PAIRS, mem_len=n_slot()),
     "delta without pairs": lambda: TransformerXLConfig(**MATRIX, beyond="delta"),
     "lstm": lambda: LstmConfig(**SIZES, d_hidden=150),
+    "xlstm": xlstm,
 }
+OF_THIS_PROJECT = [side for side in SIDES if side != "xlstm"]
 
 
 @dataclass
@@ -71,7 +81,7 @@ class Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/recall"), metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="default: all")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=OF_THIS_PROJECT, help="default: all but xlstm")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: 0")
     parser.add_argument("--steps", type=int, default=2_000, help="of 32 texts (default: %(default)s)")
     parser.add_argument("--lr", type=float, default=5e-3, help="of AdamW (default: %(default)s)")
@@ -128,6 +138,7 @@ def run(side: str, seed: int, options: argparse.Namespace) -> Result:
                 group["lr"] = options.lr * min(1, (step + 1) / 50) * (1 - step / options.steps)
             reach = min(8 + step // 8, FARTHEST)  # near ones first
             distance = int(torch.randint(reach + 1, (), generator=generator))
+            distance -= distance % getattr(model.config, "chunk_size", 1)  # xLSTM learns from whole chunks only
             nats, _ = read(model.train(), *texts(32, distance, generator), keep_graph=True)
             nats.mean().backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
