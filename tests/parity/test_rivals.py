@@ -46,7 +46,7 @@ def test_all_of_them_race(tmp_path: Path) -> None:
 
 
 def test_an_xlstm_recalls_with_as_large_a_state(tmp_path: Path) -> None:
-    """It keeps as many bytes as our matrices, has as many parameters, and learns from whole chunks however far apart texts are."""
+    """It keeps as many bytes as our matrices, has as many parameters, and learns from whole chunks of any text."""
     options = ["--out", str(tmp_path), "--sides", "delta", "xlstm", "--steps", "3", "--distances", "10", "40"]
     command = [str(PYTHON), str(ROOT / "benchmarks" / "recall.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290, env={**os.environ, "OMP_NUM_THREADS": "1"})
