@@ -49,7 +49,8 @@ def xlstm() -> ModelConfig:
     """Return an xLSTM whose state is as large as what the matrices keep; its width gives it as many parameters."""
     from rivals import XlstmConfig
 
-    return XlstmConfig(**SIZES | {"d_model": 84}, n_head=1, d_inner=248, chunk_size=T)
+    sizes: dict[str, Any] = {**SIZES, "d_model": 84}
+    return XlstmConfig(**sizes, n_head=1, d_inner=248, chunk_size=T)
 
 
 SIDES: dict[str, Callable[[], ModelConfig]] = {
