@@ -38,6 +38,7 @@ OUR_OWN = {
     "quickstart",
     "scale-1b",
     "shakespeare-char",
+    "shakespeare-long",
     "translate-en-de",
     "xlnet-quick",
     "xlnet-small",
