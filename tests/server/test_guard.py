@@ -206,6 +206,17 @@ def test_slow_and_endless_requests_hold_up_nobody(start: Start, monkeypatch: pyt
         assert b"[97,98,99]" in sent(address, asked)
 
 
+def test_a_body_that_breaks_after_its_answer_is_no_failure(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with listening(start()) as address, socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(head)
+        assert b" 415 " in connection.recv(1 << 16).split(b"\r\n")[0], "before the body has come"
+        connection.sendall(b"no chunk\r\n")
+        assert connection.recv(1 << 16) == b"", "closed, and no second answer"
+    assert "Invalid HTTP request" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 def test_answers_are_sent_at_once(start: Start) -> None:
     """A second small packet must not wait until the first is acknowledged, which takes 40 ms on a connection that is kept."""
     service = start()

@@ -129,7 +129,7 @@ async def _broken(_: Request, error: Exception) -> JSONResponse:
 
 
 class _Protocol(H11Protocol):
-    """HTTP whose headers must be whole after a few seconds."""
+    """HTTP whose headers must be whole after a few seconds, and whose requests have one answer each."""
 
     _late: asyncio.TimerHandle | None = None
 
@@ -140,6 +140,13 @@ class _Protocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are no HTTP; where an answer has begun already (a body broke off after it), only close."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._late:
