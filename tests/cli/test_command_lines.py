@@ -1,6 +1,6 @@
 """No command line, however strange, ends in a traceback, without a word, or never.
 
-TXL_SEED draws others than the suite's.
+TXL_SEED draws others than the suite's; TXL_LINES says how many `make faults` tries.
 """
 
 import os
@@ -19,6 +19,7 @@ from tests.forked import run_forked
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of processes")
 
 _SEED = int(os.environ.get("TXL_SEED", "0"))
+_MANY = int(os.environ.get("TXL_LINES", "600"))
 _AT_ONCE = 100
 
 
@@ -30,7 +31,7 @@ def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("n", [60, pytest.param(2_000, marks=[pytest.mark.faults, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("n", [60, pytest.param(_MANY, marks=[pytest.mark.faults, pytest.mark.timeout(3600)])])
 def test_every_line_ends_well(furnished: Path, record_property: Callable[[str, object], None], n: int) -> None:
     drawn, found = lines(_SEED, n), []
     for first in range(0, n, _AT_ONCE):
