@@ -74,8 +74,10 @@ class Average:
             share = share.clamp(min=1 - config.average_decay)
         # w - lr (g + decay w) with a decay of -1 is a lerp from w to g, and this kernel leaves alone what `found_inf` says
         plain: dict[str, Any] = {"momentum": 0, "dampening": 0, "nesterov": False, "maximize": False, "is_first_step": False}
-        average, towards = list(self._weights.values()), list(latest.values())
-        torch._fused_sgd_(average, towards, [], lr=-share.float(), weight_decay=-1.0, found_inf=found_inf, **plain)
+        average = [self._weights[name] for name in latest]  # a checkpoint may have them in another order
+        torch._fused_sgd_(
+            average, list(latest.values()), [], lr=-share.float(), weight_decay=-1.0, found_inf=found_inf, **plain
+        )
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
