@@ -6,16 +6,49 @@ sixth of the training step. Here one 64-bit draw decides for four elements, and 
 Shapes: B batch, T tgt_len, D width.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.model.backends import is_fused
 from transformer_xl.model.products import linear
 
 _LEVELS = 1 << 16  # 16 random bits decide for an element, so the probability is exact to 1 / 131,072
 _LEFT_OF_A_WORD = 1e-6  # share of a dropped word's vector that stays
+_N_SEED = 128  # drawn at once
+_drawn = threading.local()
+
+
+@contextmanager
+def seeds_together() -> Iterator[None]:
+    """Let dropouts inside the block, which are in one pass of a model, draw their seeds together.
+
+    For a small model a kernel for each seed would take as long as the dropout. What is computed again outside of the block,
+    such as the layers of a checkpoint, would draw other seeds.
+    """
+    _drawn.left = []
+    try:
+        yield
+    finally:
+        _drawn.left = None
+
+
+def drawn_seed(device: torch.device) -> Tensor:
+    """Return what decides which elements are dropped, int64 (1,).
+
+    It stays on the device, so that the host does not wait for it and a graph can be captured.
+    """
+    left = getattr(_drawn, "left", None)
+    if left is None:
+        return torch.randint(2**62, (1,), device=device)
+    if not left:
+        left += torch.randint(2**62, (_N_SEED,), device=device).split(1)
+    return left.pop()
 
 
 def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
@@ -39,7 +72,7 @@ def apply_mask(x: Tensor, keep: Tensor, factor: float) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """`torch.nn.Dropout` with the mask of `keep_mask` on a CPU; if locked, with one mask for all positions of a row.
+    """`torch.nn.Dropout` with the mask of `keep_mask` on a CPU, and none on a GPU; if locked, all positions of a row share it.
 
     Locked dropout is the variational dropout of Gal and Ghahramani 2016 (arXiv 1512.05287). A mean over positions does not
     average its noise out, so it regularizes more than independent masks of the same rate. The mask changes with every call.
@@ -57,6 +90,10 @@ class Dropout(nn.Module):
         """Zero elements at random while training; shape and dtype are kept."""
         if not self.training or self.p == 0:
             return x
+        if is_fused(x):
+            from transformer_xl.model.backends.fused_blocks import Dropped  # Triton takes a second
+
+            return Dropped.apply(x, self.p, self.locked, drawn_seed(x.device))
         if self.locked:
             keep, factor = keep_mask(x[..., :1, :], self.p)
             return _broadcast_mask(x, keep, factor)

@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.model.dropout import DropConnectLinear
+from transformer_xl.model.backends import MOST_FUSED, is_fused
+from transformer_xl.model.dropout import DropConnectLinear, Dropout
+from transformer_xl.model.products import linear
 from transformer_xl.model_config import GateKind
 
 FIRST_BIAS = 2.0
@@ -71,6 +73,23 @@ def make_gate(kind: GateKind, d_model: int, *, dropweight: float = 0.0) -> Gate 
     return None if kind == "sum" else Gate(kind, d_model, dropweight=dropweight)
 
 
-def added(x: Tensor, y: Tensor, gate: Gate | None) -> Tensor:
-    """Return x + y, or what a gate makes of them."""
-    return x + y if gate is None else gate(x, y)
+def block_output(
+    h: Tensor, x: Tensor, *, net: DropConnectLinear, drop: Dropout, gate: Gate | None, norm: nn.LayerNorm | None
+) -> Tensor:
+    """Return what a block ends with, norm(h + dropout(net(x))), or with a gate in the place of the sum.
+
+    Args:
+        h: states that entered the block, (…, T, D).
+        x: what its last linear map reads.
+        net: that map.
+        drop: dropout of what it returns.
+        gate: None: a sum.
+        norm: None: blocks have theirs at the beginning.
+    """
+    if gate is None and is_fused(h) and h.shape[-1] <= MOST_FUSED:
+        from transformer_xl.model.backends.fused_blocks import added  # Triton takes a second
+
+        return added(h, linear(x, net.drawn_weight()), net.bias, drop=drop, norm=norm)
+    found = drop(net(x))
+    output = h + found if gate is None else gate(h, found)
+    return output if norm is None else norm(output)

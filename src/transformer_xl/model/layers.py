@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.backends import is_fused
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
-from transformer_xl.model.gates import added, make_gate
+from transformer_xl.model.gates import block_output, make_gate
 from transformer_xl.model.memory import join
+from transformer_xl.model.products import linear
 from transformer_xl.model.shift import Shift, make_shift, with_before
 from transformer_xl.model_config import Activation, AttentionConfig, GateKind, TransformerXLConfig
 
@@ -60,13 +62,20 @@ class FeedForward(nn.Module):
     def forward(self, h_BTD: Tensor, *, read_BTD: Tensor | None = None) -> Tensor:
         """Add to each position a function of it, or of what it reads instead (`read_BTD`); shape (B, T, D) in and out."""
         read = h_BTD if read_BTD is None else read_BTD
-        inner = self.inner(self.layer_norm(read) if self.pre_lnorm else read)
-        if self.activation == "relu" and self.training and self.drop.p and not self.drop.locked:
-            active = relu_dropout(inner, self.drop.p)
-        else:
-            active = self.drop(activate(inner, self.activation))
-        output = added(h_BTD, self.drop(self.outer(active)), self.gate)
-        return output if self.pre_lnorm else self.layer_norm(output)
+        active = self._active(self.layer_norm(read) if self.pre_lnorm else read)
+        norm = None if self.pre_lnorm else self.layer_norm
+        return block_output(h_BTD, active, net=self.outer, drop=self.drop, gate=self.gate, norm=norm)
+
+    def _active(self, read_BTD: Tensor) -> Tensor:
+        if self.activation != "relu":
+            return self.drop(activate(self.inner(read_BTD), self.activation))
+        if is_fused(read_BTD):
+            from transformer_xl.model.backends.fused_blocks import active_inner  # Triton takes a second
+
+            return active_inner(linear(read_BTD, self.inner.drawn_weight()), self.inner.bias, drop=self.drop)
+        inner = self.inner(read_BTD)
+        drops = self.training and self.drop.p and not self.drop.locked
+        return relu_dropout(inner, self.drop.p) if drops else self.drop(F.relu(inner))
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

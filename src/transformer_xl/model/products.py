@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.precision import processor
 
@@ -21,6 +22,7 @@ _LEAST_WORK = 1 << 22
 
 def linear(x: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x W^T + bias as `F.linear` does, (…, O)."""
+    x = getattr(x, "autocast_copy", x)
     if _is_for_onednn(x, weight_OK):
         return _Product.apply(x.flatten(0, -2), weight_OK, bias_O).unflatten(0, x.shape[:-1])
     return F.linear(x, weight_OK, bias_O)
@@ -50,6 +52,76 @@ def _prefers_onednn() -> bool:
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and processor().startswith("AMD")
     )
+
+
+def narrowed(x: Tensor) -> Tensor:
+    """Return x in the type in which autocast multiplies, if it is on; a kernel that made x may have made a copy in it, too."""
+    kind = x.device.type
+    return getattr(x, "autocast_copy", x).to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def joined_products(mem_BMD: Tensor, h_BTD: Tensor, weight_OD: Tensor, n_query: int) -> tuple[Tensor, Tensor]:
+    """Return h Wᵀ for the first rows of W, and [mem ; h] Wᵀ for the others: queries (B, T, ·), and keys and values (B, S, ·).
+
+    A GPU takes fewer and larger products than with memory and segment apart. No gradient is computed for a memory that needs
+    none. This needs Triton.
+    """
+    return _JoinedProducts.apply(mem_BMD, narrowed(h_BTD), narrowed(weight_OD), n_query)
+
+
+class _JoinedProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
+        from transformer_xl.model.backends.fused_blocks import joined_states  # Triton takes a second
+
+        mem, h, weight, n_query = args
+        joined = joined_states(mem, h)
+        ctx.save_for_backward(h, joined, weight)
+        ctx.n_query, ctx.mem_dtype = n_query, mem.dtype
+        w_q, w_kv = weight.tensor_split([n_query])
+        return F.linear(h, w_q), F.linear(joined, w_kv)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        h, joined, weight = ctx.saved_tensors
+        grad_q, grad_kv = (grad.contiguous() for grad in grad_outputs)
+        w_q, w_kv = weight.tensor_split([ctx.n_query])
+        B, M = len(h), joined.shape[1] - h.shape[1]
+        own = w_kv.expand(B, *w_kv.shape)  # a row at a time, because those of the segment lie apart
+        grad_h = torch.baddbmm(grad_q @ w_q, grad_kv[:, M:], own)
+        grad_mem = torch.bmm(grad_kv[:, :M], own).to(ctx.mem_dtype) if ctx.needs_input_grad[0] else None
+        grad_weight = torch.empty_like(weight)
+        torch.mm(grad_q.flatten(0, 1).T, h.flatten(0, 1), out=grad_weight[: ctx.n_query])
+        torch.mm(grad_kv.flatten(0, 1).T, joined.flatten(0, 1), out=grad_weight[ctx.n_query :])
+        return grad_mem, grad_h, grad_weight, None
+
+
+def halves(x_BS2NH: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values, which lie side by side; gradients that do so, too, are not copied."""
+    first, second = x_BS2NH.unbind(2) if torch.compiler.is_compiling() else _Halves.apply(x_BS2NH)
+    return first, second
+
+
+class _Halves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
+        return args[0].unbind(2)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        first, second = grad_outputs
+        B, S, N, H = first.shape
+        strides = (S * 2 * N * H, 2 * N * H, H, 1)
+        are_halves = (
+            first.stride() == second.stride() == strides
+            and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+            and second.storage_offset() - first.storage_offset() == N * H
+            and not torch.is_grad_enabled()
+        )
+        if are_halves:
+            return first.as_strided((B, S, 2, N, H), (*strides[:2], N * H, *strides[2:]))
+        return torch.stack([first, second], 2)
 
 
 class _Product(torch.autograd.Function):

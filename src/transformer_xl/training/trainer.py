@@ -21,6 +21,7 @@ from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.call import Execution, run_layer
+from transformer_xl.model.dropout import seeds_together
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast, cannot_compile
@@ -293,7 +294,8 @@ class Trainer:
             with self.parallel.group(last=i == len(self.mems)), narrowed:
                 for segment in group:
                     arguments = kind_of(segment).arguments(segment, self.device, self.config)
-                    with autocast(self.device, self.precision):
+                    seeds = nullcontext() if self.config.checkpoint_layers else seeds_together()
+                    with autocast(self.device, self.precision), seeds:
                         out = self.parallel(
                             segment.ids.to(self.device),
                             mems=mems,
@@ -483,9 +485,12 @@ def check_compiler(device: torch.device) -> None:
 
 def _move(new: Memory, mems: Memory, *, unless: Tensor | None = None) -> None:
     """Write a memory to where another one lies, unless a number on the device is 1."""
-    theirs = new.state_dict()
+    theirs, stays = new.state_dict(), None if unless is None else unless > 0
     for name, tensor in mems.state_dict().items():
-        tensor.copy_(theirs[name] if unless is None else torch.where(unless > 0, tensor, theirs[name]))
+        if stays is None:
+            tensor.copy_(theirs[name])
+        else:
+            torch.where(stays, tensor, theirs[name], out=tensor)
 
 
 def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

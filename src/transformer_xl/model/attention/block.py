@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.model.attention.equation import hidden_keys, masked_softmax
+from transformer_xl.model.backends import is_fused
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
-from transformer_xl.model.gates import added, make_gate
+from transformer_xl.model.gates import block_output, make_gate
 from transformer_xl.model.memory import join
-from transformer_xl.model.products import linear
+from transformer_xl.model.products import halves, joined_products, linear
 from transformer_xl.model_config import GateKind, TransformerXLConfig
 
 if TYPE_CHECKING:
@@ -204,13 +205,18 @@ class AttentionBlock(nn.Module):
             q, k, v = self.drop_qkv(linear(h, self.qkv_net.drawn_weight())).unflatten(-1, (3, *heads)).unbind(2)
             return q, k, v
         mem = self.layer_norm(mem_BMD) if self.pre_lnorm else mem_BMD
-        w_q, w_kv = self.qkv_net.drawn_weight().tensor_split([self.n_head * self.d_head])
-        # memory and segment are projected apart: no gradient is computed for the hidden states of the memory
-        kv = self.drop_qkv(join(linear(mem, w_kv), linear(h, w_kv), n_pad)).unflatten(-1, (2, *heads))
-        q = self.drop_qkv(linear(h if self.normalizes_queries else h_BTD, w_q)).unflatten(-1, heads)
-        return q, kv[:, :, 0], kv[:, :, 1]
+        weight, n_query = self.qkv_net.drawn_weight(), self.n_head * self.d_head
+        if is_fused(h) and n_pad is None and self.normalizes_queries:
+            q, kv = joined_products(mem, h, weight, n_query)
+        else:
+            w_q, w_kv = weight.tensor_split([n_query])
+            # memory and segment are projected apart: no gradient is computed for the hidden states of the memory
+            kv = join(linear(mem, w_kv), linear(h, w_kv), n_pad)
+            q = linear(h if self.normalizes_queries else h_BTD, w_q)
+        k, v = halves(self.drop_qkv(kv).unflatten(-1, (2, *heads)))
+        return self.drop_qkv(q).unflatten(-1, heads), k, v
 
     def add(self, h_BTD: Tensor, attended_BTNH: Tensor) -> Tensor:
         """Project the output of the heads and add it to the segment's states, or join them by a gate."""
-        output = added(h_BTD, self.drop(self.o_net(attended_BTNH.flatten(-2))), self.gate)
-        return output if self.pre_lnorm else self.layer_norm(output)
+        norm = None if self.pre_lnorm else self.layer_norm
+        return block_output(h_BTD, attended_BTNH.flatten(-2), net=self.o_net, drop=self.drop, gate=self.gate, norm=norm)

@@ -11,6 +11,7 @@ from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, relative_weights, sinusoids
 from transformer_xl.model.backends import Attention, choose_backend
 from transformer_xl.model.dropout import DropConnectLinear
+from transformer_xl.model.products import narrowed
 from transformer_xl.model_config import TransformerXLConfig
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class RelativeAttention(AttentionBlock):
         """Return R, the layer's u and v, and the function of the backend."""
         config, device = model.config, model.device
         distances = key_distances(n_key, clamp_len=model.clamp_len, device=device)
-        r_SD = model.drop_input(sinusoids(distances, config.d_model, model.dtype))
+        r_SD = narrowed(model.drop_input(sinusoids(distances, config.d_model, model.dtype)))
         dropatt = config.dropatt if model.training else 0.0
         attend = choose_backend(backend, device, dtype=model.dtype, dropatt=dropatt, d_head=config.d_head)
         return [{"r_SD": r_SD, "r_w_bias": u, "r_r_bias": v, "backend": attend} for u, v in _biases(model)]
@@ -90,5 +91,7 @@ class RelativeAttention(AttentionBlock):
 
 def _biases(model: "TransformerXL") -> list[tuple[Tensor, Tensor]]:
     """Return u and v of each layer."""
-    u, v = (model.learned_positions[name] for name in ("r_w_bias", "r_r_bias"))
-    return [(u[i % len(u)], v[i % len(v)]) for i in range(len(model.layers))]
+    both = (model.learned_positions[name] for name in ("r_w_bias", "r_r_bias"))
+    # expanded, so that gradients of all layers are added up at once
+    u, v = (x.expand(len(model.layers), *x.shape[1:]).unbind() for x in both)
+    return list(zip(u, v, strict=True))

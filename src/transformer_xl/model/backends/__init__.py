@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError, did_you_mean
 
@@ -94,6 +94,21 @@ def _uncompiled(attend: Attention) -> Attention:
 @cache
 def _load(module: str, function: str) -> Attention:
     return getattr(import_module(f"transformer_xl.model.{module}"), function)
+
+
+MOST_FUSED = 16_384
+"""Features of a state that a kernel of our own can normalize."""
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def is_fused(x: Tensor) -> bool:
+    """Whether kernels of our own compute what a layer does with states besides products: on a GPU, unless they are compiled."""
+    return x.device.type == "cuda" and not torch.compiler.is_compiling() and type(x) in _PLAIN and _fuses(x.device, x.dtype)
+
+
+@cache
+def _fuses(device: torch.device, dtype: torch.dtype) -> bool:
+    return fused_problem(device, dtype, 1) is None
 
 
 def fused_problem(device: torch.device, dtype: torch.dtype, d_head: int) -> str | None:

@@ -22,6 +22,8 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.backends import SCRATCH_BYTES
 from transformer_xl.model.backends import fused_kernels as kernels
+from transformer_xl.model.backends.fused_blocks import totals
+from transformer_xl.model.dropout import drawn_seed
 
 
 def fused_attention(
@@ -92,37 +94,41 @@ class _FusedAttention(torch.autograd.Function):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         u, v_bias = u.contiguous(), v_bias.contiguous()
         first = first_BT.contiguous().expand(B, T)
-        seed = drawn_seed(dropatt, q.device)
+        seed = drawn_seed(q.device) if dropatt else None
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         log_sum = torch.empty(B, N, T, dtype=torch.float32, device=q.device)
         ctx.launch = launch = Launch.of(q, k, dropatt, n_distance=k.shape[1])
+        padded = F.pad(r, (0, 0, 0, 0, 0, launch.n_column + 8 - len(r)))
         for part in parts(q, launch.n_column):
             k_, v_, out_ = (x[part.rows, :, part.heads] for x in (k, v, out))
             log_sum_ = log_sum[part.rows, part.heads]
             qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part)
-            position = qv @ _position_keys(r, part, launch).transpose(1, 2)
+            position = qv @ _position_keys(padded, part, launch).transpose(1, 2)
             tensors = (qu, k_, v_, position, first[part.rows], out_, log_sum_, seed)
             strided = (qu, k, v, out, log_sum, first)
             launch(kernels.forward_kernel, "forward", part, tensors, strided)
-        ctx.save_for_backward(q, k, v, r, u, v_bias, first, out, log_sum, seed)
+        ctx.save_for_backward(q, k, v, padded, u, v_bias, first, out, log_sum, seed)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, r, u, v_bias, first, out, log_sum, seed = ctx.saved_tensors
+        q, k, v, padded, u, v_bias, first, out, log_sum, seed = ctx.saved_tensors
         grad, launch = grad_outputs[0].contiguous(), ctx.launch
         B, T, N, H = q.shape
         grad_q, mean = torch.empty_like(out), torch.empty_like(log_sum)
-        grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
-        grad_r = torch.zeros(r.shape, dtype=torch.float32, device=r.device)
+        S = k.shape[1]
+        grad_k, grad_v = torch.empty(B, S, 2, N, H, dtype=k.dtype, device=k.device).unbind(2)  # as `halves` would like them
+        grad_r: dict[int, Tensor] = {}  # by the first head of a part
         n_tile = triton.cdiv(T, launch.tiles.queries.queries)
         grad_biases = torch.empty(B, n_tile, N, 2 * H, dtype=torch.float32, device=q.device)  # of each tile of queries
-        for part in parts(q, launch.n_column):
+        pieces = list(parts(q, launch.n_column))
+        r_dtype = torch.float32 if len(pieces) > 1 else padded.dtype
+        for part in pieces:
             of_rows = (k, v, grad, grad_q, grad_k, grad_v)
             k_, v_, grad_, grad_q_, grad_k_, grad_v_ = (x[part.rows, :, part.heads] for x in of_rows)
             first_, log_sum_, mean_ = first[part.rows], log_sum[part.rows, part.heads], mean[part.rows, part.heads]
-            r_windows = _position_keys(r, part, launch)
+            r_windows = _position_keys(padded, part, launch)
             grad_position = q.new_empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), launch.n_column)
             gradients = (grad, mean, grad_position)
             qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part, gradients)
@@ -133,13 +139,18 @@ class _FusedAttention(torch.autograd.Function):
             grad_qv = grad_position @ r_windows
             tensors = (k_, grad_position, first_, grad_qv, grad_q_, grad_biases[part.rows, :, part.heads], seed)
             launch(kernels.query_gradient_kernel, "queries", part, tensors, (k, out, first, grad_biases))
-            _add_by_distance(grad_r[:, part.heads], grad_position, qv)
-        grad_u, grad_v_bias = grad_biases.sum((0, 1)).to(u.dtype).split(H, dim=1)
-        return grad_q, grad_k, grad_v, grad_r.to(r.dtype), grad_u, grad_v_bias, None, None
+            found, head = _by_distance(grad_position, qv, S, r_dtype), part.heads.start
+            grad_r[head] = grad_r[head] + found if head in grad_r else found
+        (of_biases,) = totals(grad_biases.view(B * n_tile, 1, N * 2 * H), [u.new_empty(N, 2 * H)])
+        assert of_biases is not None
+        grad_u, grad_v_bias = of_biases.split(H, dim=1)
+        of_r = torch.cat(list(grad_r.values()), 1) if len(grad_r) > 1 else grad_r[0]
+        return grad_q, grad_k, grad_v, of_r.to(padded.dtype), grad_u, grad_v_bias, None, None
 
 
 def _with_biases(
-    q: Tensor, u: Tensor, v: Tensor, first: Tensor, out: Tensor, log_sum: Tensor, seed: Tensor, launch: "Launch", part: "Part",
+    q: Tensor, u: Tensor, v: Tensor, first: Tensor, out: Tensor, log_sum: Tensor, seed: Tensor | None,
+    launch: "Launch", part: "Part",
     gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the scaled queries of a part with u, (B, T, N, H), and with v by phase, (8·N, B·U, H); see `fused_kernels.py`.
@@ -158,30 +169,22 @@ def _with_biases(
     return qu, qv
 
 
-def _position_keys(r_SNH: Tensor, part: "Part", launch: "Launch") -> Tensor:
-    """Return a part's position keys for each phase, (8·N, C, H): those of phase w begin at row w; zeros follow the last."""
-    padded = F.pad(r_SNH[:, part.heads], (0, 0, 0, 0, 0, launch.n_column + 8 - len(r_SNH)))
-    _, n, H = padded.shape
-    return padded.as_strided((8 * n, launch.n_column, H), (H, n * H, 1))
+def _position_keys(padded_XNH: Tensor, part: "Part", launch: "Launch") -> Tensor:
+    """Return a part's position keys for each phase, (8·N, C, H): those of phase w begin at row w of keys and zeros."""
+    _, n_all, H = padded_XNH.shape
+    windows = padded_XNH.as_strided((8, n_all, launch.n_column, H), (n_all * H, H, n_all * H, 1))[:, part.heads]
+    return windows.reshape(8 * part.n_head, launch.n_column, H)
 
 
-def _add_by_distance(grad_r_SNH: Tensor, grad_position: Tensor, qv: Tensor) -> None:
-    """Add the gradients of position keys, of all phases, each moved by its number of rows."""
+def _by_distance(grad_position: Tensor, qv: Tensor, n_distance: int, dtype: torch.dtype) -> Tensor:
+    """Return the gradients of position keys: the sum of those of all phases, each moved by its number of rows."""
     n, C, H = len(qv) // 8, grad_position.shape[2], qv.shape[2]
     by_phase = torch.empty(8 * n, 8 + C, H, dtype=qv.dtype, device=qv.device)
     by_phase[:, :8].zero_()  # a phase gives nothing to the rows before its first
-    torch.bmm(grad_position.transpose(1, 2), qv, out=by_phase[:, 8:])
+    own = by_phase[:, 8:]
+    torch.baddbmm(own, grad_position.transpose(1, 2), qv, beta=0, alpha=kernels.LN_2.value, out=own)
     strides = (n * (8 + C) * H - H, H, (8 + C) * H, 1)
-    moved = by_phase.as_strided((8, len(grad_r_SNH), n, H), strides, 8 * H)
-    grad_r_SNH.add_(moved.sum(0, dtype=torch.float32), alpha=kernels.LN_2.value)
-
-
-def drawn_seed(dropatt: float, device: torch.device) -> Tensor:
-    """Return what decides which weights are dropped, int64 (1,).
-
-    It stays on the device, so that the host does not wait for it and a graph can be captured.
-    """
-    return torch.randint(2**62, (1,), device=device) if dropatt else torch.empty(1, dtype=torch.int64, device=device)
+    return by_phase.as_strided((8, n_distance, n, H), strides, 8 * H).sum(0, dtype=dtype)
 
 
 class Part(NamedTuple):

@@ -79,11 +79,32 @@ def _lowest(first, t, T):
 
 
 @triton.jit
+def words_of(seed, row, t):
+    """Return a random number for each row, or for each t of one; with them begin the streams that `factor_of` reads."""
+    zero = (row + t) * 0
+    word, _, _, _ = tl.philox(seed, zero + t, zero + row, zero, zero)
+    return word
+
+
+@triton.jit
+def factor_of(word, column, p):
+    """Return the factors of elements: 0 where dropped, with probability p, else what preserves the mean.
+
+    The number of an element is its place in a stream of steps of an odd constant, mixed by shifts and products. A generator
+    for each element, such as Philox, would take longer than all else that attention does.
+    """
+    x = word + column.to(tl.uint32) * 0x9E3779B9
+    x = (x ^ (x >> 16)) * 0x21F0AAAD
+    x = (x ^ (x >> 15)) * 0xD35A2D97
+    x = x ^ (x >> 15)
+    level = (tl.full([], 4294967296.0, tl.float32) * p).to(tl.uint32)
+    return tl.where(x >= level, 1 / (1 - p), 0.0)
+
+
+@triton.jit
 def _kept(seed, row, t, s, dropatt):
     """Return the factor of each attention weight, 0 where dropped; all kernels get the same one for the same weight."""
-    zero = t[:, None] * 0 + s[None, :] * 0
-    draw, _, _, _ = tl.philox(seed, zero + s[None, :], zero + t[:, None], zero + row, zero)
-    return tl.where(tl.uint_to_uniform_float(draw) >= dropatt, 1 / (1 - dropatt), 0.0)
+    return factor_of(words_of(seed, row, t)[:, None], s[None, :], dropatt)
 
 
 @triton.jit
@@ -158,7 +179,8 @@ def query_kernel(
         C = C // 8 * 8
         is_query = x < of_phase * 8
         unseen = tl.where(t >= 0, moved + tl.load(first + batch * first_row + t, mask=t >= 0, other=0).to(tl.int32), C)
-        unseen = tl.where(is_query, tl.minimum(unseen, C), 0)
+        # up to a multiple of eight, to store eight at once; the programs of keys write after this one
+        unseen = tl.cdiv(tl.where(is_query, tl.minimum(unseen, C), 0), 8) * 8
         rows = grad_position + (at * C)[:, None]
         nothing = tl.zeros([Q, K], grad_position.dtype.element_ty)
         for column in range(0, tl.max(unseen), K):

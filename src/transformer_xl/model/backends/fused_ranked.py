@@ -24,7 +24,8 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.attention.two_streams import Sight
 from transformer_xl.model.backends import fused_ranked_kernels as kernels
-from transformer_xl.model.backends.fused import Launch, Part, drawn_seed, parts
+from transformer_xl.model.backends.fused import Launch, Part, parts
+from transformer_xl.model.dropout import drawn_seed
 
 
 def fused_ranked_attention(
@@ -105,7 +106,7 @@ class _FusedRankedAttention(torch.autograd.Function):
         qu, qv = qu.contiguous(), qv.contiguous()
         k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
         more = None if more is None else more.contiguous()
-        seed = drawn_seed(dropatt, qu.device)
+        seed = drawn_seed(qu.device) if dropatt else None
         out, log_sum = torch.empty_like(qu), torch.empty(B, N, Q, dtype=torch.float32, device=qu.device)
         ctx.launch = Launch.of(qu, k, dropatt, n_distance=r.shape[1])
         for part in parts(qu, ctx.launch.n_column):

@@ -1,0 +1,357 @@
+"""What stands between the products of a layer, as GPU kernels: bias, ReLU, dropout, residual sum and layer norm.
+
+PyTorch takes a kernel for each of them, and each reads and writes all states; its gradient of a norm's weights alone takes as
+long as a product. Here one kernel does what a block ends with, `norm(x + dropout(y + bias))`, and one what stands between the
+maps of a feed-forward network, `dropout(relu(y + bias))`. A pass over the same rows computes all gradients, those of biases and
+norms as partial sums in a fixed order, so results are the same to the last bit every time.
+
+No mask is kept: forward and backward draw it from the same seed, a stream of numbers for each row. Needs Triton and a GPU; with
+TRITON_INTERPRET=1 it runs on any device, slowly.
+
+Shapes: X rows, which are positions of a batch, T positions of each row of the batch, D width.
+"""
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from transformer_xl.model.backends import MOST_FUSED
+from transformer_xl.model.backends.fused_kernels import factor_of, words_of
+from transformer_xl.model.dropout import Dropout, drawn_seed
+
+_MOST_PROGRAMS = 512
+"""Programs that sum over rows; a fixed number, because sums in another order have other bits."""
+_TILE = 2048
+"""Elements that a program holds of each tensor, unless a row has more."""
+_FEW_ROWS = 4096
+"""Up to so many rows, a program takes one at a time, which its threads sum without waiting for each other."""
+
+jit = triton.jit(do_not_specialize=["n_row", "T", "M", "n_sum"])
+
+
+@triton.jit
+def _factors(seed_at, row, column, T, p, LOCKED: tl.constexpr):
+    """Return the factor of each element, 0 where dropped; if locked, positions of a row of the batch share it."""
+    words = words_of(tl.load(seed_at), row // T if LOCKED else row, 0)
+    return factor_of(words[:, None], column[None, :], p)
+
+
+@triton.jit
+def _summed(x, y, bias, factors, at, column, inside, D: tl.constexpr, DROPS: tl.constexpr):
+    """Return x + dropout(y + bias)."""
+    found = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    if bias is not None:
+        found += tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
+    if DROPS:
+        found *= factors
+    return tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + found
+
+
+@triton.jit
+def _standardized(total, inside, eps, D: tl.constexpr):
+    """Return rows with mean 0 and variance 1, and what they were divided by, inverted."""
+    centered = tl.where(inside, total - (tl.sum(total, 1) / D)[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(centered * centered, 1) / D + eps)
+    return centered * scale[:, None], scale
+
+
+@jit
+def added_kernel(
+    x, y, bias, weight, shift, seed_at, out, narrow, n_row, T, p, eps,
+    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+):  # fmt: skip
+    """Compute norm(x + dropout(y + bias)) of R rows, or without a norm if it has no weight; also in a narrower type."""
+    row, column = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, W)
+    inside = (row < n_row)[:, None] & (column < D)[None, :]
+    at = row.to(tl.int64)[:, None] * D + column[None, :]
+    factors = _factors(seed_at, row, column, T, p, LOCKED) if DROPS else 1.0
+    total = _summed(x, y, bias, factors, at, column, inside, D, DROPS)
+    if weight is not None:
+        standard, _ = _standardized(total, inside, eps, D)
+        w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+        total = standard * w[None, :] + tl.load(shift + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+    if narrow is not None:
+        tl.store(narrow + at, total.to(narrow.dtype.element_ty), mask=inside)
+
+
+@jit
+def added_gradient_kernel(
+    grad, grad_narrow, x, y, bias, weight, seed_at, grad_x, grad_y, sums, n_row, T, p, eps,
+    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of some rows, and sum those of the norm's weight and shift and of the bias over them."""
+    n_program, column = tl.num_programs(0), tl.arange(0, W)
+    of_weight, of_shift, of_bias = tl.zeros([R, W], tl.float32), tl.zeros([R, W], tl.float32), tl.zeros([R, W], tl.float32)
+    w = tl.full([W], 1.0, tl.float32)
+    if weight is not None:
+        w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+    for r0 in range(tl.program_id(0) * R, n_row, n_program * R):
+        row = r0 + tl.arange(0, R)
+        inside = (row < n_row)[:, None] & (column < D)[None, :]
+        at = row.to(tl.int64)[:, None] * D + column[None, :]
+        factors = _factors(seed_at, row, column, T, p, LOCKED) if DROPS else 1.0
+        gradient = tl.zeros([R, W], tl.float32)
+        if grad is not None:
+            gradient += tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        if grad_narrow is not None:
+            gradient += tl.load(grad_narrow + at, mask=inside, other=0.0).to(tl.float32)
+        if weight is not None:
+            standard, scale = _standardized(_summed(x, y, bias, factors, at, column, inside, D, DROPS), inside, eps, D)
+            of_weight += gradient * standard
+            of_shift += gradient
+            gradient *= w[None, :]
+            along, mean = tl.sum(gradient * standard, 1) / D, tl.sum(gradient, 1) / D
+            gradient = (gradient - mean[:, None] - standard * along[:, None]) * scale[:, None]
+        tl.store(grad_x + at, gradient.to(grad_x.dtype.element_ty), mask=inside)
+        if DROPS:
+            gradient *= factors
+        tl.store(grad_y + at, gradient.to(grad_y.dtype.element_ty), mask=inside)
+        of_bias += tl.where(inside, gradient, 0.0)
+    if sums is not None:
+        own = sums + tl.program_id(0) * (3 * D) + column
+        tl.store(own, tl.sum(of_weight, 0), mask=column < D)
+        tl.store(own + D, tl.sum(of_shift, 0), mask=column < D)
+        tl.store(own + 2 * D, tl.sum(of_bias, 0), mask=column < D)
+
+
+@jit
+def active_kernel(
+    y, bias, seed_at, out, n_row, T, p,
+    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, RELU: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+):  # fmt: skip
+    """Compute dropout(relu(y + bias)) of a tile, or dropout alone."""
+    n_tile = tl.cdiv(D, W)
+    row, column = tl.program_id(0) // n_tile * R + tl.arange(0, R), tl.program_id(0) % n_tile * W + tl.arange(0, W)
+    inside = (row < n_row)[:, None] & (column < D)[None, :]
+    at = row.to(tl.int64)[:, None] * D + column[None, :]
+    found = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    if bias is not None:
+        found += tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        found = tl.maximum(found, 0.0)
+    if DROPS:
+        found *= _factors(seed_at, row, column, T, p, LOCKED)
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def active_gradient_kernel(grad, out, grad_y, sums, n_row, T, p, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
+    """Compute the gradient of dropout(relu(y + bias)), 0 where the result is, and sum some rows for that of the bias."""
+    n_tile = tl.cdiv(D, W)
+    program, n_program = tl.program_id(0) // n_tile, tl.num_programs(0) // n_tile
+    column = tl.program_id(0) % n_tile * W + tl.arange(0, W)
+    of_bias = tl.zeros([R, W], tl.float32)
+    for r0 in range(program * R, n_row, n_program * R):
+        row = r0 + tl.arange(0, R)
+        inside = (row < n_row)[:, None] & (column < D)[None, :]
+        at = row.to(tl.int64)[:, None] * D + column[None, :]
+        passed = tl.load(out + at, mask=inside, other=0.0) > 0
+        gradient = tl.where(passed, tl.load(grad + at, mask=inside, other=0.0).to(tl.float32) / (1 - p), 0.0)
+        tl.store(grad_y + at, gradient.to(grad_y.dtype.element_ty), mask=inside)
+        of_bias += gradient
+    tl.store(sums + program * D + column, tl.sum(of_bias, 0), mask=column < D)
+
+
+def added(x: Tensor, y: Tensor, bias: Tensor | None, *, drop: Dropout, norm: nn.LayerNorm | None) -> Tensor:
+    """Return norm(x + dropout(y + bias)), (…, T, D); under autocast with a copy for the next product, see `products.linear`."""
+    kind = x.device.type
+    narrow_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype == torch.float32 else None
+    weight, shift, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
+    states, narrow = _Added.apply(x, y, bias, weight, shift, eps, *_drawn(drop, x), None if norm is None else narrow_dtype)
+    if narrow is not None:
+        states.autocast_copy = narrow
+    return states
+
+
+def active_inner(y: Tensor, bias: Tensor, *, drop: Dropout) -> Tensor:
+    """Return dropout(relu(y + bias)), (…, T, D)."""
+    return _ActiveInner.apply(y, bias, *_drawn(drop, y))
+
+
+def _drawn(drop: Dropout, x: Tensor) -> tuple[float, bool, Tensor | None]:
+    """Return the probability of dropout now, whether it is locked, and a seed."""
+    p = drop.p if drop.training else 0.0
+    return p, drop.locked, drawn_seed(x.device) if p else None
+
+
+@jit
+def sum_kernel(
+    sums, first, second, third, n_sum, N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr
+):  # fmt: skip
+    """Add up what programs summed, (n_sum, N, D), for a part of one of up to three vectors."""
+    n_tile = tl.cdiv(D, W)
+    vector, column = tl.program_id(0) // n_tile, tl.program_id(0) % n_tile * W + tl.arange(0, W)
+    total = tl.zeros([R, W], tl.float32)
+    for p0 in range(0, n_sum, R):
+        program = p0 + tl.arange(0, R)
+        inside = (program < n_sum)[:, None] & (column < D)[None, :]
+        total += tl.load(sums + ((program * N + vector) * D)[:, None] + column[None, :], mask=inside, other=0.0)
+    found = tl.sum(total, 0)
+    if first is not None:  # noqa: SIM102 (the compiler drops the outer one)
+        if vector == 0:
+            tl.store(first + column, found.to(first.dtype.element_ty), mask=column < D)
+    if second is not None:  # noqa: SIM102 (the compiler drops the outer one)
+        if vector == 1:
+            tl.store(second + column, found.to(second.dtype.element_ty), mask=column < D)
+    if third is not None:  # noqa: SIM102 (the compiler drops the outer one)
+        if vector == 2:
+            tl.store(third + column, found.to(third.dtype.element_ty), mask=column < D)
+
+
+@jit
+def join_kernel(
+    mem, h, out, mem_row, mem_at, n_row, T, M, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr
+):  # fmt: skip
+    """Put a segment after its memory, in the type of the result."""
+    n_tile, S = tl.cdiv(D, W), M + T
+    row, column = tl.program_id(0) // n_tile * R + tl.arange(0, R), tl.program_id(0) % n_tile * W + tl.arange(0, W)
+    batch, s = (row // S).to(tl.int64), row % S
+    inside = (row < n_row)[:, None] & (column < D)[None, :]
+    is_old = (s < M)[:, None]
+    old = tl.load(mem + (batch * mem_row + s * mem_at)[:, None] + column[None, :], mask=inside & is_old, other=0.0)
+    new = tl.load(h + ((batch * T + s - M) * D)[:, None] + column[None, :], mask=inside & ~is_old, other=0.0)
+    found = tl.where(is_old, old.to(out.dtype.element_ty), new.to(out.dtype.element_ty))
+    tl.store(out + row.to(tl.int64)[:, None] * D + column[None, :], found, mask=inside)
+
+
+class _Added(torch.autograd.Function):
+    """norm(x + dropout(y + bias)), and the same in a narrower type if one is given.
+
+    The arguments of `apply` are x and y (…, T, D), bias, weight and shift (D,) or None, the epsilon of the norm, probability of
+    dropout, whether it is locked, the seed int64 (1,) if it drops, and the narrower type or None.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
+        """Compute the states, and their narrow copy or None."""
+        x, y, bias, weight, shift, eps, p, locked, seed, narrow_dtype = args
+        x, y = x.contiguous(), y.contiguous()
+        out = torch.empty_like(x)
+        narrow = None if narrow_dtype is None else torch.empty_like(x, dtype=narrow_dtype)
+        ctx.sizes = sizes = _sizes(x, p, locked)
+        n_program = triton.cdiv(sizes["n_row"], sizes["R"])
+        _launch(added_kernel, n_program, x, y, bias, weight, shift, seed, out, narrow, eps=eps, **sizes)
+        ctx.save_for_backward(x, y, bias, weight, seed)
+        ctx.eps = eps
+        ctx.set_materialize_grads(False)
+        return out, narrow
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Compute all gradients in one pass, from either or both of the results."""
+        x, y, bias, weight, seed = ctx.saved_tensors
+        grad, narrow = (None if g is None else g.contiguous() for g in grad_outputs)
+        n_program = min(triton.cdiv(ctx.sizes["n_row"], ctx.sizes["R"]), _MOST_PROGRAMS)
+        grad_x, grad_y = torch.empty_like(x), torch.empty_like(y)
+        sums = None
+        if weight is not None or bias is not None:
+            sums = torch.empty(n_program, 3, x.shape[-1], dtype=torch.float32, device=x.device)
+        arguments = (grad, narrow, x, y, bias, weight, seed, grad_x, grad_y, sums)
+        _launch(added_gradient_kernel, n_program, *arguments, eps=ctx.eps, **ctx.sizes)
+        of_weight, of_shift, of_bias = (None, None, None) if sums is None else totals(sums, [weight, weight, bias])
+        return grad_x, grad_y, of_bias, of_weight, of_shift, *[None] * 5
+
+
+class _ActiveInner(torch.autograd.Function):
+    """dropout(relu(y + bias)); the arguments are y (…, T, D), bias (D,), probability, whether it is locked, and the seed."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        """Compute the result, which is all that the backward pass needs."""
+        y, bias, p, locked, seed = args
+        y = y.contiguous()
+        out = torch.empty_like(y)
+        ctx.sizes = sizes = _sizes(y, p, locked, widest=512)
+        n_program = triton.cdiv(sizes["n_row"], sizes["R"]) * triton.cdiv(sizes["D"], sizes["W"])
+        _launch(active_kernel, n_program, y, bias, seed, out, RELU=True, **sizes)
+        ctx.save_for_backward(out, bias)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Compute both gradients in one pass."""
+        (out, bias), sizes = (
+            ctx.saved_tensors,
+            {name: size for name, size in ctx.sizes.items() if name not in ("DROPS", "LOCKED")},
+        )
+        n_program = min(triton.cdiv(sizes["n_row"], sizes["R"]), _MOST_PROGRAMS)
+        grad_y = torch.empty_like(out)
+        sums = torch.empty(n_program, 1, sizes["D"], dtype=torch.float32, device=out.device)
+        n_tile = triton.cdiv(sizes["D"], sizes["W"])
+        _launch(active_gradient_kernel, n_program * n_tile, grad_outputs[0].contiguous(), out, grad_y, sums, **sizes)
+        return grad_y, *totals(sums, [bias]), None, None, None
+
+
+class Dropped(torch.autograd.Function):
+    """dropout(x); the arguments are x (…, T, D), probability, whether it is locked, and the seed."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        """Drop elements."""
+        x, ctx.p, ctx.locked, seed = args
+        ctx.save_for_backward(seed)
+        return Dropped.of(x, ctx.p, ctx.locked, seed)
+
+    @staticmethod
+    def of(x: Tensor, p: float, locked: bool, seed: Tensor) -> Tensor:
+        """Drop elements without a node for gradients."""
+        x = x.contiguous()
+        out, sizes = torch.empty_like(x), _sizes(x, p, locked, widest=512)
+        n_program = triton.cdiv(sizes["n_row"], sizes["R"]) * triton.cdiv(sizes["D"], sizes["W"])
+        _launch(active_kernel, n_program, x, None, seed, out, RELU=False, **sizes)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        """Drop the same elements of the gradient."""
+        (seed,) = ctx.saved_tensors
+        return Dropped.apply(grad_outputs[0], ctx.p, ctx.locked, seed), None, None, None
+
+
+def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
+    """Return what programs summed, (n_program, N, D), in the types and shapes of N tensors; None for those that are None."""
+    n_program, N, D = sums.shape
+    found = [None if vector is None else torch.empty_like(vector) for vector in like]
+    sizes = {"n_sum": n_program, "N": N, "D": D, "W": 32, "R": 64}
+    _launch(sum_kernel, N * triton.cdiv(D, 32), sums, *found, *[None] * (3 - N), **sizes)
+    return found
+
+
+def joined_states(mem_BMD: Tensor, h_BTD: Tensor) -> Tensor:
+    """Return [mem ; h], (B, M + T, D), in the type of h; without a gradient."""
+    (B, M, D), T = mem_BMD.shape, h_BTD.shape[1]
+    mem_BMD = mem_BMD if mem_BMD.stride(2) == 1 else mem_BMD.contiguous()
+    out = torch.empty(B, M + T, D, dtype=h_BTD.dtype, device=h_BTD.device)
+    sizes = {"n_row": B * (M + T), "T": T, "M": M, "D": D, "W": min(triton.next_power_of_2(D), 512), "R": 4}
+    n_program = triton.cdiv(sizes["n_row"], 4) * triton.cdiv(D, sizes["W"])
+    strides = mem_BMD.stride()[:2]
+    _launch(join_kernel, n_program, mem_BMD, h_BTD.contiguous(), out, *strides, **sizes)
+    return out
+
+
+def _sizes(x: Tensor, p: float, locked: bool, *, widest: int = MOST_FUSED) -> dict[str, Any]:
+    """Return the arguments that all kernels have in common, for states (…, T, D) and tiles of R rows and W columns."""
+    D = x.shape[-1]
+    n_row, n_position = x.numel() // max(D, 1), x.shape[-2] if x.ndim > 1 else 1
+    width = min(triton.next_power_of_2(D), widest)
+    rows = 1 if n_row <= _FEW_ROWS and width > 256 else min(max(1, _TILE // width), 16)
+    sizes = {"n_row": n_row, "T": n_position, "p": p, "D": D, "W": width, "R": rows}
+    return sizes | {"DROPS": p > 0, "LOCKED": locked}
+
+
+def _launch(kernel: Any, n_program: int, *tensors: Any, **named: Any) -> None:
+    """Launch a kernel on the device of its tensors; Triton takes the current one, which may be another."""
+    device = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
+    num_warps = min(max(named["R"] * named["W"] // 512, 1), 16)
+    if n_program:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            kernel[(n_program,)](*tensors, **named, num_warps=num_warps)

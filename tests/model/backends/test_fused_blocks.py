@@ -1,0 +1,163 @@
+"""What stands between the products of a layer, as kernels against PyTorch's; in Triton's interpreter, or on a GPU."""
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.helpers import assert_close, tiny_model
+
+pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
+
+from transformer_xl.model.backends import fused_blocks
+from transformer_xl.model.backends.fused_blocks import Dropped, active_inner, added
+from transformer_xl.model.dropout import Dropout, drawn_seed, seeds_together
+
+pytestmark = [
+    pytest.mark.usefixtures("on_the_gpu", "true_bf16"),
+    *([pytest.mark.gpu] if torch.cuda.is_available() else []),
+]
+
+SHAPES = [(3, 5, 7), (2, 9, 64), (1, 70, 33), (2, 3, 1030), (1, 1, 2)]
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, requires_grad=True)
+
+
+def gradients(out: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    found = torch.autograd.grad((out * torch.randn_like(out)).sum(), list(inputs.values()))
+    return {"out": out, **dict(zip(inputs, found, strict=True))}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("has_norm", [True, False])
+def test_sums_norms_and_all_gradients_are_those_of_pytorch(shape: tuple[int, ...], has_bias: bool, has_norm: bool) -> None:
+    inputs = {"x": drawn(*shape), "y": drawn(*shape)}
+    norm = nn.LayerNorm(shape[-1]) if has_norm else None
+    if has_bias:
+        inputs["bias"] = drawn(shape[-1])
+    if norm is not None:
+        inputs |= {"weight": nn.init.normal_(norm.weight), "shift": nn.init.normal_(norm.bias)}
+    bias = inputs.get("bias")
+    found = gradients(added(inputs["x"], inputs["y"], bias, drop=Dropout(0.0), norm=norm), inputs)
+    total = inputs["x"] + inputs["y"] + (0 if bias is None else bias)
+    expected = gradients(total if norm is None else norm(total), inputs)
+    for what, actual in found.items():
+        assert_close(what, actual, expected[what], 1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_relu_and_its_gradients_are_those_of_pytorch(shape: tuple[int, ...]) -> None:
+    inputs = {"y": drawn(*shape), "bias": drawn(shape[-1])}
+    found = gradients(active_inner(*inputs.values(), drop=Dropout(0.0)), inputs)
+    for what, expected in gradients(F.relu(inputs["y"] + inputs["bias"]), inputs).items():
+        assert_close(what, found[what], expected, 1e-6)
+
+
+def test_many_rows_are_summed_by_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_blocks, "_MOST_PROGRAMS", 2)
+    monkeypatch.setattr(fused_blocks, "_TILE", 64)
+    test_sums_norms_and_all_gradients_are_those_of_pytorch((3, 13, 20), True, True)
+    test_relu_and_its_gradients_are_those_of_pytorch((3, 13, 20))
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_the_same_elements_are_dropped_forward_and_backward(locked: bool) -> None:
+    """A sum with zeros shows what was kept, and so does a gradient of ones."""
+    B, T, D, p = 3, 40, 50, 0.3
+    drop = Dropout(p, locked=locked)
+    for run in (
+        lambda y: added(torch.zeros(B, T, D), y, None, drop=drop, norm=None),
+        lambda y: active_inner(y, torch.zeros(D), drop=drop),
+        lambda y: Dropped.apply(y, p, locked, drawn_seed(y.device)),
+    ):
+        y = torch.ones(B, T, D, requires_grad=True)
+        out = run(y)
+        (grad,) = torch.autograd.grad(out.sum(), y)
+        assert torch.equal(out, grad)
+        assert out.unique().tolist() == pytest.approx([0, 1 / (1 - p)])
+        assert 0.2 < (out == 0).float().mean().item() < 0.4
+        assert bool((out == out[:, :1]).all()) == locked
+        assert not torch.equal(out[0], out[1])
+
+
+def test_dropped_elements_look_independent() -> None:
+    """Of neighbors in a row, in a column, and two apart; of equal shares in rows and columns."""
+    kept = Dropped.apply(torch.ones(1, 512, 512), 0.5, False, torch.tensor([7]))[0] > 0
+    signs = kept.double() * 2 - 1
+    for moved in (signs.roll(1, 0), signs.roll(1, 1), signs.roll(2, 1), signs.roll((1, 1), (0, 1)), signs.roll(8, 1)):
+        assert (signs * moved).mean().abs().item() < 5 / 512
+    for dim in (0, 1):
+        assert signs.mean(dim).abs().max().item() < 5 / 512**0.5
+        assert signs.mean(dim).std().item() == pytest.approx(512**-0.5, rel=0.2)
+
+
+def test_a_copy_in_the_type_of_autocast_takes_part_in_gradients() -> None:
+    x, y, weight = drawn(2, 5, 16), drawn(2, 5, 16), drawn(16, 16)
+    norm = nn.LayerNorm(16)
+    found = []
+    for fused in (True, False):
+        with torch.autocast(x.device.type, torch.bfloat16):
+            h = added(x, y, None, drop=Dropout(0.0), norm=norm) if fused else norm(x + y)
+            assert hasattr(h, "autocast_copy") == fused
+            out = F.linear(getattr(h, "autocast_copy", h), weight) + h
+        found.append(torch.autograd.grad(out.square().sum(), [x, y, weight]))
+    for actual, expected in zip(*found, strict=True):
+        assert ((actual - expected).norm() / expected.norm()).item() < 2e-2
+
+
+def test_seeds_of_one_pass_are_drawn_together_and_differ() -> None:
+    device = torch.zeros(0).device
+    with seeds_together():
+        seeds = [drawn_seed(device) for _ in range(150)]
+        state = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state()
+        drawn_seed(device)
+        after = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state()
+        assert torch.equal(state, after)
+    assert len({int(seed) for seed in (*seeds, drawn_seed(device))}) == 151
+
+
+KINDS = {
+    "post-norm": {},
+    "pre-norm": {"pre_lnorm": True},
+    "no memory": {"mem_len": 0},
+    "shift": {"shift": "averages", "pre_lnorm": True, "d_model": 16},
+    "gelu": {"activation": "gelu"},
+    "gate": {"gate": "gru", "pre_lnorm": True},
+    "rotary": {"attention": "rotary"},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_learns_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss, memory and every gradient over two segments, the second with a gradient into the memory; in bf16 as exactly."""
+    model = tiny_model(**{"dropout": 0.0, **KINDS[kind]}).train()
+    device = next(model.parameters()).device
+    ids = torch.randint(0, model.config.vocab_size or 1, (2, 3, 9), device=device)
+
+    def learned(*, narrow: bool = False) -> dict[str, Any]:
+        model.zero_grad(set_to_none=True)
+        mems, losses = None, []
+        with torch.autocast(device.type, torch.bfloat16, enabled=narrow):
+            for segment in ids:
+                out = model(segment[:, :-1], mems=mems, labels=segment[:, 1:], keep_graph=True)
+                mems, losses = out.mems, [*losses, out.nll.mean()]
+        torch.stack(losses).sum().backward()
+        return {"loss": torch.stack(losses), **{name: p.grad for name, p in model.named_parameters()}}
+
+    expected, rounded = learned(), learned(narrow=True)
+    for module in ("dropout", "gates", "layers", "attention.block"):
+        monkeypatch.setattr(importlib.import_module(f"transformer_xl.model.{module}"), "is_fused", lambda x: True)
+    for what, actual in learned().items():
+        assert_close(what, actual, expected[what], 1e-5)
+    errors = [
+        sum((found[what] - right).double().square().sum().item() for what, right in expected.items()) ** 0.5
+        for found in (learned(narrow=True), rounded)
+    ]
+    assert errors[0] <= 3 * errors[1]  # a unit whose input is nearly 0 may be on in one, and off in the other
