@@ -12,31 +12,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.helpers import AtOnce
 from tests.training.helpers import bits, differing, saved, tiny_trainer
 from tests.training.test_trainer_bad_steps import INJURIES
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.model import softmax
+from transformer_xl.model.captured import Compute, Told
 from transformer_xl.model.sequence_model import ModelOutput
 from transformer_xl.training import trainer as trainer_module
-from transformer_xl.training.graph import Compute, Graphs, Told
 from transformer_xl.training.trainer import StepResult, Trainer
-
-
-class AtOnce(Graphs):
-    """Does what graphs do, on a CPU; from the second time on, inputs are copied to the same places."""
-
-    def __init__(self, _: torch.device, *, must: bool = False) -> None:
-        self.problem = None
-        self.places: dict[Hashable, list[Tensor]] = {}
-
-    def run(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> Told:
-        places = self.places.setdefault(key, [tensor.clone() for tensor in inputs])
-        for place, tensor in zip(places, inputs, strict=True):
-            place.copy_(tensor)
-        return Told(compute(places))
-
-    def forget(self) -> None:
-        self.places.clear()
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.call import Execution, run_layer
+from transformer_xl.model.captured import Graphs, Told
 from transformer_xl.model.dropout import seeds_together
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
@@ -31,7 +32,7 @@ from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.training.averages import Average
 from transformer_xl.training.feed import AnyStream, Feed, SegmentLengths
-from transformer_xl.training.graph import Graphs, Told, why_no_graph
+from transformer_xl.training.graph import why_no_graph
 from transformer_xl.training.narrow import NarrowWeights
 from transformer_xl.training.optim import Optimizers, Schedule, clipped, finite_norm, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
