@@ -287,6 +287,42 @@ def test_rows_are_read_one_group_after_another_where_scores_would_be_many(
     rows.read(tokens(5, 7), 1e-5)
 
 
+# segments in the order of time, as a GPU reads them
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, "memory per layer"])
+def test_segments_in_the_order_of_time_are_those_of_slots(name: str) -> None:
+    """From nothing, around the ring, in short segments and long ones, in some rows and in rows that stand at other places."""
+    model = tiny_model(mem_len=[2, 6]).double() if name == "memory per layer" else model_of(name, torch.float64)
+    slots, order = (Reader(model, tgt_len=6) for _ in range(2))
+    order.read_in_order()
+    one, other = (reader.empty_memory(3) for reader in (slots, order))
+    for i, n in enumerate((6, 6, 1, 5, 6, 3, 6, 6)):
+        rows, ids = slice(i % 2, None), tokens(3 - i % 2, n)
+        found = order.read(ids, other, rows=rows)
+        own = range(3)[rows]
+        right = torch.cat([slots.read(ids[k : k + 1], one, rows=slice(row, row + 1)) for k, row in enumerate(own)])
+        assert_close("states", found, right, 1e-10)
+        for (what, x), right in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+            assert_close(what, x.double(), right.double(), 1e-10)
+    with pytest.raises(ValueError, match=r"7 tokens \(at most 6\) cannot be read"):
+        order.read(tokens(3, 7), other)
+
+
+@pytest.mark.parametrize("at_once", [1, 2 * 3 * 7 * 16])
+def test_groups_of_rows_are_read_in_the_order_of_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model().double()
+    whole, groups = (Reader(model, tgt_len=7) for _ in range(2))
+    memories = [reader.empty_memory(3) for reader in (whole, groups)]
+    for reader in (whole, groups):
+        reader.read_in_order()
+    for ids in (tokens(3, 7), tokens(3, 4)):
+        right = whole.read(ids, memories[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(reader_module, "_SCORES_AT_ONCE", at_once)
+            assert_close("states", groups.read(ids, memories[1]), right, 1e-10)
+
+
 # reset
 
 

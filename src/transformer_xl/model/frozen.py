@@ -302,31 +302,105 @@ def read_segment(
     Returns:
         The layer's output, (B, T, D).
     """
+    T, C, dtype = h_BTD.shape[1], keys_NBCH.shape[2], keys_NBCH.dtype
+    joined, q, k, v = project_segment(h_BTD, weights, options, dtype, before_BkD=before_BkD, turns=turns)
+    _write(keys_NBCH, k.to(dtype).permute(2, 0, 1, 3), at, dim=2)
+    _write(values_NBHC, v.to(dtype).permute(2, 0, 3, 1), at, dim=3)
+    attended = _attend(q, keys_NBCH, values_NBHC, weights, oldest=(at + T) % C, hidden=hidden, scratch=scratch)
+    return finish(h_BTD, attended, joined, weights, options, product, dtype)
+
+
+def read_segment_in_order(
+    h_BTD: Tensor,
+    weights: LayerWeights,
+    keys_NBCH: Tensor,
+    values_NBHC: Tensor,
+    *,
+    slot_BC: Tensor,
+    hidden_BTC: Tensor,
+    scratch: Tensor,
+    options: LayerOptions,
+    before_BkD: Tensor | None = None,
+    turns: Turns | None = None,
+) -> Tensor:
+    """Run one layer over a segment as `read_segment` does, but with copies of keys and values in the order of time.
+
+    Where the rings stand is known on the device alone, so a graph of this serves all places. A copy has far fewer numbers than
+    the scores.
+
+    Args:
+        h_BTD: the layer's input.
+        weights: of the layer.
+        keys_NBCH: ring of keys; written in place.
+        values_NBHC: ring of values; written in place.
+        slot_BC: int64, each row's slots in the order of time; the segment's own are the last.
+        hidden_BTC: -inf where a query must not see a key, in the order of time, else 0; in the type of keys.
+        scratch: for N x B x T x C scores, in the type of keys; overwritten.
+        options: of all layers.
+        before_BkD: inputs of the layer at the k positions before the segment; None: it has no shift.
+        turns: of the tokens' positions, (B or 1, T, 1, H / 2); None: queries and keys are not turned.
+
+    Returns:
+        The layer's output, (B, T, D).
+    """
     (B, T, _), (N, _, C, H) = h_BTD.shape, keys_NBCH.shape
     dtype = keys_NBCH.dtype
+    joined, q, k, v = project_segment(h_BTD, weights, options, dtype, before_BkD=before_BkD, turns=turns)
+    row_B1, own_BT = torch.arange(B, device=slot_BC.device).unsqueeze(1), slot_BC[:, -T:]
+    keys_NBCH[:, row_B1, own_BT] = k.to(dtype).permute(2, 0, 1, 3)
+    values_NBHC[:, row_B1, :, own_BT] = v.to(dtype)
+    ordered_keys = keys_NBCH[:, row_B1, slot_BC]
+    ordered_values = values_NBHC.gather(3, slot_BC[None, :, None].expand(N, B, H, C))
+    everywhere = [(slice(0, C), hidden_BTC)]
+    attended = _attend(q, ordered_keys, ordered_values, weights, oldest=0, hidden=everywhere, scratch=scratch)
+    return finish(h_BTD, attended, joined, weights, options, product, dtype)
+
+
+def project_segment(
+    h_BTD: Tensor,
+    weights: LayerWeights,
+    options: LayerOptions,
+    dtype: torch.dtype,
+    *,
+    before_BkD: Tensor | None,
+    turns: Turns | None,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Return the inputs that a shift sees, and a segment's queries, keys and values (B, T, N, H); see `read_segment`."""
     joined = None if before_BkD is None else with_before(h_BTD, before_BkD, before_BkD.shape[1])
     q, k, v = project(h_BTD, joined, weights, options, product, dtype)
     if turns is not None:
         q, k = turned(at_least_fp32(q), *turns), turned(k, *turns)
-    _write(keys_NBCH, k.to(dtype).permute(2, 0, 1, 3), at, dim=2)
-    _write(values_NBHC, v.to(dtype).permute(2, 0, 3, 1), at, dim=3)
+    return joined, q, k, v
 
+
+def _attend(
+    q_BTNH: Tensor,
+    keys_NBCH: Tensor,
+    values_NBHC: Tensor,
+    weights: LayerWeights,
+    *,
+    oldest: int,
+    hidden: Sequence[tuple[slice, Tensor]],
+    scratch: Tensor,
+) -> Tensor:
+    """Return what a segment's queries gather from rings whose oldest slot is known, (B, T, N, H)."""
+    (B, T, N, H), C, dtype = q_BTNH.shape, keys_NBCH.shape[2], keys_NBCH.dtype
     scale = H**-0.5
-    content_query = (_plus(q, weights.content_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N * B, T, H)
+    content_query = (_plus(q_BTNH, weights.content_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N * B, T, H)
     score = scratch[: N * B * T * C].view(N * B, T, C)
     torch.bmm(content_query, keys_NBCH.flatten(0, 1).transpose(1, 2), out=score)
     score_NBTC = score.view(N, B, T, C)
     if weights.n_distance > 1:  # what all keys get alike, a softmax does not see
-        position_query = (_plus(q, weights.position_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N, B * T, H)
+        position_query = (_plus(q_BTNH, weights.position_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N, B * T, H)
         shifted = _position_scores(position_query, weights, scale, tgt_len=T, n_slot=C)
-        oldest, n_far = (at + T) % C, C - shifted.shape[-1]
+        n_far = C - shifted.shape[-1]
         for slots, ages in _in_time(oldest, C, slice(n_far, C)):
             score_NBTC[..., slots] += shifted[..., ages.start - n_far : ages.stop - n_far]
     for slots, bias in hidden:
         score_NBTC[..., slots] += bias
     torch.softmax(score, dim=-1, out=score)
     attended = torch.bmm(score, values_NBHC.flatten(0, 1).transpose(1, 2))
-    return finish(h_BTD, attended.view(N, B, T, H).permute(1, 2, 0, 3), joined, weights, options, product, dtype)
+    return attended.view(N, B, T, H).permute(1, 2, 0, 3)
 
 
 def _position_scores(query_NXH: Tensor, weights: LayerWeights, scale: float, *, tgt_len: int, n_slot: int) -> Tensor:

@@ -9,14 +9,14 @@ import inspect
 import math
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionBlock
-from transformer_xl.model.attention.equation import common_rows
+from transformer_xl.model.attention.equation import common_rows, hidden_keys
 from transformer_xl.model.attention.rotary import turned, turns
 from transformer_xl.model.backends import fused_problem
 from transformer_xl.model.call import Rows
@@ -28,6 +28,7 @@ from transformer_xl.model.frozen import (
     freeze_norm,
     normalize,
     read_segment,
+    read_segment_in_order,
     read_token,
     streamed_product,
 )
@@ -130,6 +131,11 @@ class Reader:
         self._final_norm = freeze_norm(norm) if isinstance(norm, nn.LayerNorm) else None
         self._model = model
         self._graph: _StepGraph | None = None
+        self._segments: Literal["slots", "ordered", "fused"] = "slots"
+        self._by_distance: list[Tensor] = []
+        if self.device.type == "cuda":
+            is_narrow = self.dtype in (torch.bfloat16, torch.float16)  # kernels multiply fp32 more slowly than the library does
+            self.read_in_order(fused=is_narrow and self._fuses_segments)
         self._read_token: Callable[..., Tensor]
         self._compute_head: HeadFunction | None
         self.interpret()
@@ -167,6 +173,28 @@ class Reader:
         self._way, self._graph = "fused", None
         self._read_token, self._compute_head = fused_read_token, partial(compute_head, product=fused_product)
 
+    @property
+    def _fuses_segments(self) -> bool:
+        """Whether fused kernels can read segments here: what they score by distance is a product with a key."""
+        own = self.layers[0]
+        has_all = all(x is not None for x in (own.content_bias, own.position_bias, own.position_keys))
+        by_keys = has_all and own.distance_bias is None and not self._turned
+        return by_keys and fused_problem(self.device, self.dtype, self.config.d_head) is None
+
+    @torch.no_grad()
+    def read_in_order(self, *, fused: bool = False) -> None:
+        """Read segments in the order of time, as a GPU does by itself, wherever rings stand and without waiting for a value.
+
+        With `fused`, by kernels that hold no scores by content; elsewhere than on a GPU Triton interprets them, for tests.
+        """
+        self._segments, self._by_distance = "fused" if fused else "ordered", []
+        if fused:
+            column_C = torch.arange(-self.n_slot, 0, device=self.device)
+            for weights in self.layers:
+                assert weights.position_keys is not None
+                columns = (weights.n_distance + column_C).clamp(min=0)
+                self._by_distance.append(weights.position_keys[:, columns].transpose(0, 1).contiguous())
+
     def capture(self, memory: KeyValueMemory) -> None:
         """Let each `step` with a memory be one CUDA graph from now on, with the head's scores; call `compile` before.
 
@@ -188,9 +216,12 @@ class Reader:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that a reader adds to the weights: n_layer x N x P x H numbers of position keys, n_layer x N x P of biases."""
+        """Bytes that a reader adds to the weights: n_layer x N x P x H numbers of position keys, n_layer x N x P of biases.
+
+        For fused reading of segments also n_layer x N x C x H position keys, one for each slot.
+        """
         kept = [x for layer in self.layers for x in (layer.position_keys, layer.distance_bias) if x is not None]
-        return sum(x.nbytes for x in kept)
+        return sum(x.nbytes for x in (*kept, *self._by_distance))
 
     def empty_memory(self, batch_size: int, *, end: int = 0) -> KeyValueMemory:
         """Allot a memory for B rows that have read nothing, and whose first token will have the position `end`."""
@@ -301,7 +332,7 @@ class Reader:
 
     @torch.no_grad()
     def read(self, ids: Tensor, memory: KeyValueMemory, *, rows: slice = slice(None)) -> Tensor:
-        """Read a segment of rows whose rings stand at the same slot, and remember it.
+        """Read a segment of rows whose rings stand at the same slot, and remember it; a GPU reads them wherever they stand.
 
         Args:
             ids: int64 (B, T), T at most `tgt_len`. They are not checked against the vocabulary; the caller does that.
@@ -312,45 +343,80 @@ class Reader:
             The input of the softmax, (B, T, D).
 
         Raises:
-            ValueError: a longer segment, or rows at different slots.
+            ValueError: a longer segment, or, elsewhere than on a GPU, rows at different slots.
         """
         n_row, tgt_len = ids.shape
-        places = (memory.end[rows] % self.n_slot).unique()
-        if tgt_len > self.tgt_len or len(places) != 1:
-            raise ValueError(
-                f"{tgt_len} tokens (at most {self.tgt_len}) cannot be read at ring positions {places.tolist()} at once"
-            )
-        h_BTD = at_least_fp32(self._embed(memory, rows, ids))
-        at = int(places)
+        if tgt_len > self.tgt_len or self._segments == "slots":
+            self._check_together(memory, rows, tgt_len)
         turning = self._turns(common_rows(memory.end[rows].unsqueeze(1) + torch.arange(tgt_len, device=self.device)))
-        hidden = {n: self._hidden_slots(memory.n_valid[rows], at, tgt_len, n) for n in set(self._unseen)}
         n_score = self.config.n_head * tgt_len * self.n_slot
-        at_once = min(n_row, max(1, _SCORES_AT_ONCE // n_score))
-        # once for all layers: the system allots so large a piece page by page, which is slower than the product
-        scratch = torch.empty(at_once * n_score, dtype=self.dtype, device=self.device)
+        at_once = n_row if self._segments == "fused" else min(n_row, max(1, _SCORES_AT_ONCE // n_score))
+        read_layer, places = self._segment_places(memory, rows, tgt_len, n_score=at_once * n_score)
+        h_BTD = at_least_fp32(self._embed(memory, rows, ids))
         parts = [slice(first, first + at_once) for first in range(0, n_row, at_once)]
         for i, weights in enumerate(self.layers):
             own_keys, own_values = memory.keys[i][:, rows], memory.values[i][:, rows]
             before_BkD = self._before(memory, i, rows, h_BTD)
-            h_BTD = torch.cat(
-                [
-                    read_segment(
-                        h_BTD[part],
-                        weights,
-                        own_keys[:, part],
-                        own_values[:, part],
-                        at=at,
-                        hidden=[(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden[self._unseen[i]]],
-                        scratch=scratch,
-                        options=self.options,
-                        before_BkD=None if before_BkD is None else before_BkD[part],
-                        turns=turning and cast(Turns, tuple(x if len(x) == 1 else x[part] for x in turning)),
-                    )
-                    for part in parts
-                ]
-            )
+            read = [
+                read_layer(
+                    h_BTD[part],
+                    weights,
+                    own_keys[:, part],
+                    own_values[:, part],
+                    **places(i, part),
+                    options=self.options,
+                    before_BkD=None if before_BkD is None else before_BkD[part],
+                    turns=turning and cast(Turns, tuple(x if len(x) == 1 else x[part] for x in turning)),
+                )
+                for part in parts
+            ]
+            h_BTD = read[0] if len(read) == 1 else torch.cat(read)
         _advance(memory, rows, tgt_len)
         return self._normalize_last(h_BTD)
+
+    def _check_together(self, memory: KeyValueMemory, rows: slice, tgt_len: int) -> None:
+        places = (memory.end[rows] % self.n_slot).unique().tolist()
+        if tgt_len > self.tgt_len or len(places) != 1:
+            raise ValueError(f"{tgt_len} tokens (at most {self.tgt_len}) cannot be read at ring positions {places} at once")
+
+    def _segment_places(
+        self, memory: KeyValueMemory, rows: slice, tgt_len: int, *, n_score: int
+    ) -> tuple[Callable[..., Tensor], Callable[[int, slice], dict[str, Any]]]:
+        """Return what reads a layer, and its arguments for some of the rows: where the segment stands and what it sees."""
+        end_B, n_valid_B, C = memory.end[rows], memory.n_valid[rows], self.n_slot
+        if self._segments == "fused":
+            from transformer_xl.model.backends.fused_segment import fused_read_segment
+
+            first = {n: self._first_keys(n_valid_B, tgt_len, n) for n in set(self._unseen)}
+            return fused_read_segment, lambda i, part: {
+                "end_B": end_B[part],
+                "first_BT": first[self._unseen[i]][part],
+                "position_keys_CNH": self._by_distance[i],
+            }
+        # once for all layers: the system allots so large a piece page by page, which is slower than the product
+        scratch = torch.empty(n_score, dtype=self.dtype, device=self.device)
+        if self._segments == "ordered":
+            slot_BC = (end_B.unsqueeze(1) + tgt_len + torch.arange(C, device=self.device)) % C
+            biases = {n: self._bias(hidden_keys(self._first_keys(n_valid_B, tgt_len, n), C)) for n in set(self._unseen)}
+            return read_segment_in_order, lambda i, part: {
+                "slot_BC": slot_BC[part],
+                "hidden_BTC": biases[self._unseen[i]][part],
+                "scratch": scratch,
+            }
+        at = int(end_B[0]) % C
+        hidden = {n: self._hidden_slots(n_valid_B, at, tgt_len, n) for n in set(self._unseen)}
+        return read_segment, lambda i, part: {
+            "at": at,
+            "hidden": [(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden[self._unseen[i]]],
+            "scratch": scratch,
+        }
+
+    def _first_keys(self, n_valid_B: Tensor, tgt_len: int, n_unseen: int) -> Tensor:
+        """Return the first key that each query of a segment sees, (B, T), counted in the order of time from the oldest slot."""
+        query_T = torch.arange(tgt_len, device=n_valid_B.device)
+        farthest_T = self.mem_len + query_T if self.window is None else torch.full_like(query_T, self.window - 1)
+        distance_BT = torch.minimum(n_valid_B.unsqueeze(1) + query_T, farthest_T - n_unseen)
+        return self.n_slot - tgt_len + query_T - distance_BT.clamp(min=0)
 
     def _before(self, memory: KeyValueMemory, layer: int, rows: slice, h_BTD: Tensor) -> Tensor | None:
         """Return a layer's inputs before a segment, for its shift, and keep those of the segment; None without a shift."""
@@ -464,10 +530,13 @@ class Reader:
         farthest_T1 = self.mem_len + query_T1 if self.window is None else self.window - 1
         hidden_TC = (key_C > query_T1) | (query_T1 - key_C > farthest_T1 - n_unseen)
         hidden_BTC = hidden_TC | (key_C < -n_valid[:, None, None])
-        bias_BTC = torch.zeros(hidden_BTC.shape, dtype=self.dtype, device=device).masked_fill_(hidden_BTC, float("-inf"))
+        bias_BTC = self._bias(hidden_BTC)
         # with a full memory most slots are not hidden from any query
         borders = torch.nn.functional.pad(hidden_BTC.any(dim=0).any(dim=0).int(), (1, 1)).diff().nonzero().flatten().tolist()
         return [(slice(*run), bias_BTC[..., slice(*run)]) for run in zip(borders[::2], borders[1::2], strict=True)]
+
+    def _bias(self, hidden: Tensor) -> Tensor:
+        return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
 class _StepGraph:
