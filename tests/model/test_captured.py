@@ -104,6 +104,29 @@ def test_a_step_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.Mo
     assert ran and "add_" in strict.names, "it has been watched"
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_segment_in_the_order_of_time_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = Reader(model_of(name, torch.float32), tgt_len=4)
+    if fused:
+        fused_segment = pytest.importorskip("transformer_xl.model.backends.fused_segment", reason="Triton is not installed")
+        if not reader._fuses_segments:
+            pytest.skip("what it scores by distance is no product with a key")
+        monkeypatch.setattr(fused_segment, "_ordered", lambda k, v, keys, values, end_B: (keys, values.mT.contiguous()))
+        monkeypatch.setattr("transformer_xl.model.backends.fused.Launch.__call__", lambda *_: None)
+    reader.read_in_order(fused=fused)
+    monkeypatch.setattr(reader_module, "common_rows", lambda position_BT: position_BT)  # which only a CPU compares
+    memory, ids, labels = reader.empty_memory(2), tokens(2, 4), tokens(2, 4)
+    reader.softmax.check(labels)
+    strict = Strict()
+    with torch.no_grad(), strict:
+        h_BTD = reader.read(ids, memory)
+        reader.softmax.nll_at(h_BTD.flatten(0, 1), labels.flatten(), (1.0, 0.8), checked=True)
+        if not reader.softmax.has_tails:
+            reader.softmax.nll(h_BTD.flatten(0, 1), labels.flatten(), checked=True)
+    assert "add_" in strict.names, "it has been watched"
+
+
 def test_results_stay_as_they_are_when_the_places_are_written_again() -> None:
     place = torch.zeros(2)
     function = Captured(lambda: (place.add_(1),), place.device)

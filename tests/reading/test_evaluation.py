@@ -10,18 +10,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import examples, random_weights, tiny_model
+from tests.helpers import AtOnce, examples, random_weights, tiny_model
 from transformer_xl.config import load_recipe
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.model.attention.relative import RelativeAttention
 from transformer_xl.model.call import Execution
+from transformer_xl.model.captured import Graphs
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.memory import Mems
+from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import LstmConfig, TransformerXLConfig
+from transformer_xl.reading import evaluation as evaluation_module
+from transformer_xl.reading import stream as stream_module
 from transformer_xl.reading.adapting import Cache, Dynamic
 from transformer_xl.reading.evaluation import TEMPERATURES, Reading, Score, best_temperature, evaluate, write_token_nats
 
@@ -295,6 +299,90 @@ def test_a_view_reads_so() -> None:
     assert (view.mem_len, view.ext_len, view.same_length, view.clamp_len) == (8, 2, True, 5)
     with pytest.raises(ConfigError, match=r"tgt_len \(0\) must be at least 1"):
         Reading(tgt_len=0, mem_len=8).view(model)
+
+
+# segments as graphs, as a GPU launches them
+
+GRAPHED: dict[str, dict[str, Any]] = {
+    "one lane": {},
+    "lanes": {"batch_size": 4},
+    "temperatures": {"temperature": (1.2, 0.8)},
+    "temperatures of lanes": {"temperature": (1.2, 1.0), "batch_size": 3},
+    "a state": {"keep_state": True},
+    "a cache": {"cache": Cache(9)},
+    "bf16": {"precision": "bf16", "batch_size": 2},
+    "int8": {"precision": "int8"},
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {"clamp_len": 4, "same_length": True},
+    "adaptive": {"cutoffs": (4, 9), "div_val": 2},
+    "shift and pairs": {"shift": "token", "ngram_rows": (40,)},
+    "rotary": {"attention": "rotary", "mem_len": 9},
+}
+
+
+def graphed_and_not(
+    model: LanguageModel, ids: np.ndarray, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> tuple[Score, Score, list[Graphs]]:
+    """Score a text with graphs and without, read in the order of time; a CPU does at once what a graph would hold."""
+    made: list[Graphs] = []
+
+    def graphs(device: torch.device) -> Graphs:
+        made.append((AtOnce if device.type == "cpu" else Graphs)(device))
+        return made[-1]
+
+    class InOrder(Reader):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            if self.device.type == "cpu":
+                self.read_in_order()
+
+    monkeypatch.setattr(stream_module, "Reader", InOrder)
+    scores: list[Score] = []
+    for chosen in (graphs, lambda device: None):
+        monkeypatch.setattr(stream_module, "_graphs", chosen)
+        calls: list[int] = []
+        scores.append(evaluate(model, ids, tgt_len=7, per_token=True, on_tokens=calls.append, **options))
+        assert sum(calls) == len(ids) - 1
+        if options.get("keep_state"):  # and on from there
+            scores[-1] = evaluate(model, ids[::-1], tgt_len=7, state=scores[-1].state, per_token=True, keep_state=True)
+    return scores[0], scores[1], made
+
+
+def assert_equal(one: Score, other: Score) -> None:
+    """To the last bit."""
+    assert one.token_nats is not None and other.token_nats is not None
+    np.testing.assert_array_equal(one.token_nats, other.token_nats)
+    assert (one.nats, one.nats_at) == (other.nats, other.nats_at)
+    assert (one.state is None) == (other.state is None)
+    if one.state is not None and other.state is not None:
+        assert all(torch.equal(x, other.state[name]) for name, x in one.state.items())
+
+
+@pytest.mark.parametrize("case", GRAPHED)
+@pytest.mark.parametrize("kind", MODELS)
+def test_graphs_give_the_bits_of_single_kernels(kind: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a short segment at the end."""
+    model, ids = tiny_model(**MODELS[kind]), some_ids(150)
+    one, other, made = graphed_and_not(model, ids, monkeypatch, **GRAPHED[case])
+    assert_equal(one, other)
+    launched = any(isinstance(each, AtOnce) and each.places for each in made)
+    assert launched == (case != "a cache")
+
+
+@pytest.mark.parametrize("n", [2, 9, 60])
+def test_what_arrives_late_is_not_lost(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(evaluation_module._Rows):
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            self._n_late = 2
+
+    model, ids = tiny_model(), some_ids(n)
+    right = evaluate(model, ids, tgt_len=7, per_token=True)
+    monkeypatch.setattr(evaluation_module, "_Rows", Late)
+    calls: list[int] = []
+    assert_equal(evaluate(model, ids, tgt_len=7, per_token=True, on_tokens=calls.append), right)
+    assert sum(calls) == n - 1 and len(calls) == math.ceil((n - 1) / 7)
 
 
 # the nats of every token, in a file

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers import tiny_model
+from tests.helpers import AtOnce, tiny_model
+from tests.reading.test_evaluation import GRAPHED as SCORED
+from tests.reading.test_evaluation import MODELS, assert_equal, graphed_and_not, some_ids
 from tests.training.helpers import bits, differing, entries, run_bits, tiny_trainer
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.generation import scores as scores_module
@@ -179,6 +181,30 @@ def test_a_graph_of_decoding_gives_the_bits_of_single_kernels(
             graph.load(tmp_path / "session.safetensors")
     assert graph.state_dict().keys() == single.state_dict().keys()
     assert all(torch.equal(x, single.state_dict()[name]) for name, x in graph.state_dict().items())
+
+
+@pytest.mark.parametrize("case", SCORED)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_graph_of_scoring_gives_the_bits_of_single_kernels(kind: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One lane and several, with a short segment at the end, and the state that is handed over."""
+    model = tiny_model(**MODELS[kind]).to(DEVICE)
+    one, other, made = graphed_and_not(model, some_ids(150), monkeypatch, **SCORED[case])
+    assert_equal(one, other)
+    if case != "a cache":
+        assert made
+        assert any(each.places if isinstance(each, AtOnce) else len(each) and not each.problem for each in made)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_lanes_are_scored_there_as_here(kind: str) -> None:
+    model, ids = tiny_model(**{**MODELS[kind], "same_length": True}), some_ids(150)
+    here = evaluate(model, ids, tgt_len=7)
+    model = model.to(DEVICE)
+    precisions: list[tuple[InferencePrecision, float]] = [("fp32", 1e-4), ("bf16", 0.05)]
+    for precision, tolerance in precisions:
+        for rows in (1, 4):
+            there = evaluate(model, ids, tgt_len=7, batch_size=rows, precision=precision)
+            assert there.loss == pytest.approx(here.loss, abs=tolerance)
 
 
 def test_a_text_is_the_same_every_time_whether_drawn_there_or_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.model.adaptive import AdaptiveSoftmax
+from transformer_xl.model.captured import sent
 from transformer_xl.model.frozen import Matrix, Product, freeze, freeze_vector, product
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32
 from transformer_xl.model.softmax import Embedding, TokenSoftmax, check_ids
@@ -82,27 +83,43 @@ class FrozenSoftmax:
         own, tails = self.head(h_XD)
         return torch.cat([own, *(self.tail(i, h_XD, of_tail) for i, of_tail in enumerate(tails.unbind(-1)))], dim=-1)
 
-    def nll(self, h_XD: Tensor, label_X: Tensor) -> Tensor:
+    @property
+    def has_tails(self) -> bool:
+        """Whether it is adaptive."""
+        return len(self.clusters) > 1
+
+    def check(self, label_X: Tensor) -> None:
+        """Refuse labels outside the vocabulary, other than -100, with a TokenizerError."""
+        check_ids(label_X[label_X != _NOT_SCORED], vocab_size=self.borders[-1])
+
+    def nll(self, h_XD: Tensor, label_X: Tensor, *, checked: bool = False) -> Tensor:
         """Return nats (X,) of each token's label, in chunks of tokens; 0 where the label is -100.
+
+        Args:
+            h_XD: states.
+            label_X: on any device; if they are on the CPU, nothing waits for the device of the states.
+            checked: whether `check` has seen them. Without tails, nothing then looks at values, so a graph can hold it.
 
         Raises:
             TokenizerError: another label outside the vocabulary.
         """
-        check_ids(label_X[label_X != _NOT_SCORED], vocab_size=self.borders[-1])
+        if not checked:
+            self.check(label_X)
         n_chunk = max(1, _CHUNK_ELEMENTS // max(len(cluster.bias) for cluster in self.clusters))
         chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
         return torch.cat([self._nll(h, label) for h, label in chunks])
 
-    def nll_at(self, h_XD: Tensor, label_X: Tensor, temperatures: Sequence[float]) -> Tensor:
+    def nll_at(self, h_XD: Tensor, label_X: Tensor, temperatures: Sequence[float], *, checked: bool = False) -> Tensor:
         """Return nats (K, X) of each token's label at some temperatures, all above 0; 0 where the label is -100.
 
         At temperature t a token has probability p^(1/t) / Σ p^(1/t), summed over the whole vocabulary, as in `Sampling`. With
-        an adaptive softmax this needs the scores of every tail for every token.
+        an adaptive softmax this needs the scores of every tail for every token. `checked` is that of `nll`.
 
         Raises:
             TokenizerError: another label outside the vocabulary.
         """
-        check_ids(label_X[label_X != _NOT_SCORED], vocab_size=self.borders[-1])
+        if not checked:
+            self.check(label_X)
         n_chunk = max(1, _CHUNK_ELEMENTS // self.borders[-1])
         chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
         nats_KX = torch.cat([self._nll_at(h, label, temperatures) for h, label in chunks], dim=-1)
@@ -115,16 +132,17 @@ class FrozenSoftmax:
 
     def _nll(self, h_XD: Tensor, label_X: Tensor) -> Tensor:
         own, tails = self.head(h_XD)
-        size = own.shape[-1]
+        size, label_there_X = own.shape[-1], sent(label_X, h_XD.device)
         if tails.shape[-1] == 0:
             own = own.log_softmax(-1)
-        nats = -own.gather(-1, label_X.clamp(min=0, max=size - 1).unsqueeze(-1)).squeeze(-1)
+        nats = -own.gather(-1, label_there_X.clamp(min=0, max=size - 1).unsqueeze(-1)).squeeze(-1)
         for i, (first, last) in enumerate(zip(self.borders[1:-1], self.borders[2:], strict=True)):
             where = ((label_X >= first) & (label_X < last)).nonzero().squeeze(1)
             if len(where):
+                where = sent(where, h_XD.device)
                 scores = self.tail(i, h_XD[where], tails[where, i])
-                nats[where] = -scores.gather(-1, (label_X[where] - first).unsqueeze(-1)).squeeze(-1)
-        return nats.masked_fill(label_X == _NOT_SCORED, 0.0)
+                nats[where] = -scores.gather(-1, (label_there_X[where] - first).unsqueeze(-1)).squeeze(-1)
+        return nats.masked_fill(label_there_X == _NOT_SCORED, 0.0)
 
 
 def compute_head(

@@ -8,6 +8,7 @@ holds what it would hold if one lane had read everything.
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, system_reason
 from transformer_xl.model.call import Execution
+from transformer_xl.model.captured import Told
 from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
 from transformer_xl.model.softmax import check_ids
@@ -236,7 +238,7 @@ def evaluate(
             several, the score is that of the first, and `Score.nats_at` has the total nats of each. Neither dynamic evaluation
             nor a cache goes with another than 1.
         per_token: keep the nats of every token.
-        on_tokens: called with the number of tokens just scored here, for progress bars.
+        on_tokens: called with the number of tokens just scored here, for progress bars; on a GPU one segment late.
         world: the processes that score the stream together, each with the same arguments; None: this one alone.
         execution: how the model computes where it reads whole segments itself; kept keys are read in one way only.
 
@@ -357,6 +359,10 @@ def _check_alone(model: LanguageModel, world: World, batch_size: int, *, dynamic
         raise ConfigError(f"{'a cache' if cache else what} needs all weights in one process; do not shard the model")
 
 
+_LATE = 1
+"""Segments that a GPU computes while the host still waits for the nats of the one before, so that it always has work."""
+
+
 class _Rows:
     """The lanes of a text, read by a stream and with a cache, if there is one."""
 
@@ -374,6 +380,7 @@ class _Rows:
         execution: Execution,
     ) -> None:
         self._lanes, self._n_before, self._temperatures = lanes, n_before, temperatures
+        self._n_late = _LATE if view.device.type == "cuda" else 0
         self._n_cold = lanes.n_cold if n_before else lanes.n_lane  # rows that begin without memory
         n_row = lanes.n_lane - self._n_cold or self._n_cold or 1
         self.stream: Stream
@@ -404,8 +411,13 @@ class _Rows:
                 self.stream.prepend(self._n_cold)
                 if self.cache:
                     self.cache.prepend(self._n_cold)
+        late: deque[tuple[Cut, Told]] = deque()
         for segment in self._lanes.segments(pad_left=self.stream.pads_left):
-            yield segment, self._score(segment).cpu()
+            late.append((segment, Told.of(self._score(segment))))
+            if len(late) > self._n_late:
+                first, told = late.popleft()
+                yield first, told.tensor
+        yield from ((segment, told.tensor) for segment, told in late)
 
     def take(self) -> dict[str, torch.Tensor]:
         """Return what the only row knows, as tensors on the CPU by name."""

@@ -9,7 +9,7 @@ Shapes: B rows, b of them that read, T tokens, D d_model.
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import cast
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.captured import Compute, Graphs, sent
 from transformer_xl.model.frozen_softmax import FrozenSoftmax
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.language_model import LanguageModel
@@ -106,7 +107,10 @@ class Stream(ABC):
         return self.softmax.nll(h_BTD.flatten(0, 1), labels.flatten()).view(labels.shape)
 
     def score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
-        """Read one segment (B, T) in all rows, and return the nats of its labels, as `nll` does; on any device."""
+        """Read one segment (B, T) in all rows, and return the nats of its labels, as `nll` does; on any device.
+
+        Ids and labels are on the CPU. A device may still be computing the nats when this returns.
+        """
         return self.read_and_score(ids, labels, n_pad=n_pad)[1]
 
     def read_and_score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -160,7 +164,10 @@ class Stream(ABC):
 
 
 class KeptKeys(Stream):
-    """Rows over a `KeyValueMemory`, which a `Reader` reads with frozen weights."""
+    """Rows over a `KeyValueMemory`, which a `Reader` reads with frozen weights.
+
+    On a GPU `score` and `score_at` launch what they do with a segment as one graph, from the second segment of a shape on.
+    """
 
     def __init__(
         self, model: TransformerXL, batch_size: int, *, tgt_len: int, precision: InferencePrecision, window: int | None = None
@@ -175,6 +182,7 @@ class KeptKeys(Stream):
             remedy="lower mem_len (--mem-len), tgt_len or batch_size (--batch-size)",
         )
         self._window = window
+        self._graphs = _graphs(model.device)
         self.refresh()
         self.memory = self.reader.empty_memory(batch_size)
         self._oldest = [0] * batch_size  # per row, the first position before which rings of inputs and tokens know nothing more
@@ -189,6 +197,48 @@ class KeptKeys(Stream):
         """Make another reader."""
         model = cast(TransformerXL, self.model)
         self.reader = Reader(model, tgt_len=self.tgt_len, precision=self.precision, window=self._window)
+        self._forget_graphs()
+
+    def _forget_graphs(self) -> None:
+        if self._graphs is not None:
+            self._graphs.forget()
+
+    @torch.no_grad()
+    def score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
+        """Read and score; see `Stream.score`. The tails of an adaptive softmax, chosen by labels, are not part of a graph."""
+        if self._graphs is None:
+            return super().score(ids, labels, n_pad=n_pad)
+        self.softmax.check(labels)
+        is_scored = bool((labels >= 0).any())
+        if self.softmax.has_tails or not is_scored:
+            h_BTD = self._launch("read", lambda places: self.read(places[0]), ids)
+            flat = h_BTD.flatten(0, 1), labels.flatten()
+            return self.softmax.nll(*flat, checked=True).view(labels.shape) if is_scored else h_BTD.new_zeros(labels.shape)
+
+        def compute(places: Sequence[Tensor]) -> Tensor:
+            h_BTD = self.read(places[0])
+            return self.softmax.nll(h_BTD.flatten(0, 1), places[1].flatten(), checked=True).view(labels.shape)
+
+        return self._launch("score", compute, ids, labels)
+
+    @torch.no_grad()
+    def score_at(self, ids: Tensor, labels: Tensor, temperatures: Sequence[float], *, n_pad: Tensor | None = None) -> Tensor:
+        """Read and score at some temperatures; see `Stream.score_at`."""
+        if self._graphs is None:
+            return super().score_at(ids, labels, temperatures, n_pad=n_pad)
+        self.softmax.check(labels)
+
+        def compute(places: Sequence[Tensor]) -> Tensor:
+            h_BTD = self.read(places[0])
+            nats_KX = self.softmax.nll_at(h_BTD.flatten(0, 1), places[1].flatten(), temperatures, checked=True)
+            return nats_KX.unflatten(1, labels.shape)
+
+        return self._launch(("score", *temperatures), compute, ids, labels)
+
+    def _launch(self, what: Hashable, compute: Compute, *inputs: Tensor) -> Tensor:
+        assert self._graphs is not None
+        there = [sent(x, self.model.device) for x in inputs]
+        return self._graphs.launch((what, inputs[0].shape), compute, there)
 
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
         """Read in pieces of at most `tgt_len`; the rings of the rows must stand at the same place."""
@@ -210,6 +260,7 @@ class KeptKeys(Stream):
         empty = self.reader.empty_memory(n, end=end)
         self._oldest = [end] * n + self._oldest
         self.memory = KeyValueMemory.concatenate([empty, self.memory])
+        self._forget_graphs()  # which write to the old one
 
     def reset(self, rows: Tensor) -> None:
         """Empty rows."""
@@ -470,6 +521,11 @@ class ReadAgain(Stream):
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([ids], device=self.model.device)
+
+
+def _graphs(device: torch.device) -> Graphs | None:
+    """Return what launches segments as graphs; None: the device has none."""
+    return Graphs(device) if device.type == "cuda" else None
 
 
 def check_names(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
