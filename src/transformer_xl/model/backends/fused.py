@@ -67,8 +67,10 @@ class Tiles(NamedTuple):
     """For XLNet, whose kernel holds four more numbers of each query."""
 
 
-def tiles_of(d_head: int, dtype: torch.dtype, *, drops: bool = False) -> Tiles:
+def tiles_of(d_head: int, dtype: torch.dtype, *, drops: bool = False, tgt_len: int = 1024) -> Tiles:
     """Return the tiles for a width of heads, with or without dropout: the largest that spill few registers, of those tried.
+
+    A short segment has few programs; they should all run at once, so each takes fewer registers.
 
     They are not chosen by timing when a program runs, because other tiles have another order of sums. Wide heads in fp32 take
     smaller tiles, to fit the 99 KB of shared memory of desktop GPUs.
@@ -79,6 +81,8 @@ def tiles_of(d_head: int, dtype: torch.dtype, *, drops: bool = False) -> Tiles:
         return Tiles(usual, usual, usual._replace(stages=1), Tile(16, 16, 8, 2))
     if d_head <= 64:
         keys = Tile(64, 32, 4, 2) if drops else Tile(64, 64, 4, 3)
+        if tgt_len <= 96 and d_head <= 32:
+            keys = Tile(32, 64, 4, 2, 168)
         return Tiles(Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 4), keys, Tile(64, 64, 8, 2))
     if d_head <= 128:
         return Tiles(*[Tile(32, 32, 4)] * 4)
@@ -232,7 +236,7 @@ class Launch(NamedTuple):
         (_, T, _, H), S = q.shape, k.shape[1]
         n_column = -(-n_distance // 8) * 8  # products of other widths are slower
         precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-        return cls(tiles_of(H, q.dtype, drops=dropatt > 0), T, S, n_column, H, dropatt, precision, q.device)
+        return cls(tiles_of(H, q.dtype, drops=dropatt > 0, tgt_len=T), T, S, n_column, H, dropatt, precision, q.device)
 
     def __call__(
         self,
