@@ -87,6 +87,8 @@ TRAINING_SHAPES = {
     "E": TrainingShape("enwik8-base", rows=32, overrides=("model.vocab_size=204",)),
     "W": TrainingShape("wt103-large", rows=16, flops_target=0.4),
     "N": TrainingShape("nvidia-wt103-base", rows=32, peer_target=2.5),
+    "P": TrainingShape("ptb", rows=10),
+    "S": TrainingShape("shakespeare-char", rows=32, overrides=("model.vocab_size=65",)),
     "tiny": TrainingShape(
         "nvidia-wt103-base",
         rows=2,
@@ -99,4 +101,4 @@ TRAINING_SHAPES = {
     ),
 }
 """E and W: the paper's 12-layer enwik8 and 18-layer WikiText-103 models; N: NVIDIA's 16-layer one, with the rows of one of its
-8 GPUs; tiny: for tests of the benchmark."""
+8 GPUs; P and S: small ones, of Penn Treebank and Tiny Shakespeare; tiny: for tests of the benchmark."""

@@ -136,7 +136,7 @@ def test_a_layer_keeps_what_autograd_keeps(changes: dict[str, Any], precision: A
 @pytest.mark.parametrize("changes", [{}, {"pre_lnorm": True}, {"dropatt": 0.1}], ids=str)
 def test_a_layer_with_fused_attention(changes: dict[str, Any], precision: Any) -> None:
     pytest.importorskip("triton", reason="Triton is not installed")
-    compare_layer(changes, precision=precision, backend="triton", rows=2, besides=8)  # the seed of dropout
+    compare_layer(changes, precision=precision, backend="triton", rows=2, besides=8 if "dropatt" in changes else 0)  # a seed
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -82,12 +82,17 @@ def layer_bytes(work: Work) -> int:
 def logits_bytes(work: Work) -> int:
     """Return the bytes of log-probabilities that are kept, and of the gradients of one chunk of them."""
     kept, largest = 0.0, 0.0
+    is_narrow = work.element != _FP32
+    # fused kernels read narrow scores, and write narrow gradients
+    score, gradients = (
+        (work.element, work.element) if work.is_fused and is_narrow else (_FP32, 2 * _FP32 + is_narrow * work.element)
+    )
     for cluster in clusters(work.model, work.shares):
         n = work.n_token * cluster.share
         at_once = cluster.tokens_at_once(on_cpu=work.on_cpu)
         chunk = min(n, at_once) * cluster.n_class
-        kept += 0 if n > at_once else work.segments * chunk * _FP32
-        largest = max(largest, chunk * (2 * _FP32 + (work.element if work.element != _FP32 else 0)))
+        kept += 0 if n > at_once else work.segments * chunk * score
+        largest = max(largest, chunk * gradients)
     return round(kept + largest)
 
 
@@ -96,10 +101,12 @@ def _attention_bytes(work: Work) -> int:
     D, A, M, e = config.d_model, work.attention_width, work.model.mem_len, work.element
     kind, is_lowered = config.attention_kind, e != _FP32
     n = _entering_bytes(work)
-    n += X * D * e if is_lowered else 0  # a second copy, because queries are projected apart from keys and values
+    # a second copy, because queries are projected apart from keys and values
+    n += X * D * e if is_lowered or work.is_fused else 0
     n += S * _INDEX if kind.adds_positions_to_layers else 0  # of positions in their table
     # a copy of the memory's states, unless they can be read from Mems as they are
-    n += B * M * D * e if is_lowered or work.changes_memory or config.shift_reach or (work.tgt_len != M and B > 1) else 0
+    is_copied = is_lowered or work.is_fused or work.changes_memory or config.shift_reach or (work.tgt_len != M and B > 1)
+    n += B * M * D * e if is_copied else 0
     n += B * M * _NORM if config.pre_lnorm else 0
     n += _shifted_bytes(work) if config.shift_reach else 0
     n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
@@ -111,7 +118,8 @@ def _attention_bytes(work: Work) -> int:
     if not kind.compares_distances:
         n_mask = B * config.n_head if kind.biases_heads else B
         return n + n_mask * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # and a sum of each query
-    n += S * A * e  # keys of distances
+    is_padded = work.backend == "triton" and kind.has_backends
+    n += (-(-S // 8) * 8 + 8 if is_padded else S) * A * e  # keys of distances
     if work.backend != "triton" or not kind.has_backends:
         n += X * A * e  # queries with another bias
     if kind.has_backends:
@@ -156,8 +164,8 @@ def _weights_bytes(work: Work) -> int:
 
 def _feed_forward_bytes(work: Work) -> int:
     config, X, e = work.model.config, work.n_token, work.element
-    each = e if config.activation == "relu" and (work.on_cpu or not config.dropout) else 2 * e
-    is_masked = config.dropout > 0 and each == 2 * e
+    each = e if config.activation == "relu" and (work.on_cpu or work.is_fused or not config.dropout) else 2 * e
+    is_masked = config.dropout > 0 and each == 2 * e and not work.is_fused
     return _entering_bytes(work) + X * config.d_inner * (each + is_masked) + _closing_bytes(work)
 
 
@@ -172,9 +180,11 @@ def _entering_bytes(work: Work) -> int:
 def _closing_bytes(work: Work) -> int:
     """Return the bytes of dropout's mask, of a gate, and of the layer norm after a block."""
     config, X, e = work.model.config, work.n_token, work.element
+    if work.is_fused and config.gate == "sum":  # both sides of the residual sum
+        return 0 if config.pre_lnorm else X * config.d_model * (_FP32 + e)
     gate = X * config.d_model * {"sum": 0, "output": 2 * _FP32, "gru": 3 * (_FP32 + e)}[config.gate]
     norm = 0 if config.pre_lnorm else X * (config.d_model * _FP32 + _NORM)
-    return gate + norm + (X * config.d_model if config.dropout else 0)
+    return gate + norm + (X * config.d_model if config.dropout and not work.is_fused else 0)
 
 
 def _working_bytes(work: Work) -> int:

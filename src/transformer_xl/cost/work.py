@@ -60,6 +60,11 @@ class Work:
         return 4 if self.precision == "fp32" else 2
 
     @property
+    def is_fused(self) -> bool:
+        """Whether what stands between the products of a layer are kernels that keep no masks."""
+        return self.backend == "triton" and not self.on_cpu
+
+    @property
     def changes_memory(self) -> bool:
         """Whether weights change the memory before a layer projects it, so that the products with it have two gradients."""
         config = self.model.config

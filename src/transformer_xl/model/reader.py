@@ -185,7 +185,8 @@ class Reader:
     def read_in_order(self, *, fused: bool = False) -> None:
         """Read segments in the order of time, as a GPU does by itself, wherever rings stand and without waiting for a value.
 
-        With `fused`, by kernels that hold no scores by content; elsewhere than on a GPU Triton interprets them, for tests.
+        Args:
+            fused: by kernels that hold no scores by content; elsewhere than on a GPU Triton interprets them, for tests.
         """
         self._segments, self._by_distance = "fused" if fused else "ordered", []
         if fused:

@@ -5,11 +5,12 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, relative_weights, sinusoids
-from transformer_xl.model.backends import Attention, choose_backend
+from transformer_xl.model.backends import Attention, choose_backend, is_fused
 from transformer_xl.model.dropout import DropConnectLinear
 from transformer_xl.model.products import narrowed
 from transformer_xl.model_config import TransformerXLConfig
@@ -45,10 +46,11 @@ class RelativeAttention(AttentionBlock):
         """Return R, the layer's u and v, and the function of the backend."""
         config, device = model.config, model.device
         distances = key_distances(n_key, clamp_len=model.clamp_len, device=device)
-        r_SD = narrowed(model.drop_input(sinusoids(distances, config.d_model, model.dtype)))
+        r_SD = model.drop_input(sinusoids(distances, config.d_model, model.dtype))
         dropatt = config.dropatt if model.training else 0.0
         attend = choose_backend(backend, device, dtype=model.dtype, dropatt=dropatt, d_head=config.d_head)
-        return [{"r_SD": r_SD, "r_w_bias": u, "r_r_bias": v, "backend": attend} for u, v in _biases(model)]
+        keys = zip(_keys_or_encoded(model, r_SD), _biases(model), strict=True)
+        return [{"r_SD": r, "r_w_bias": u, "r_r_bias": v, "backend": attend} for r, (u, v) in keys]
 
     @staticmethod
     def frozen(model: "TransformerXL", n_slot: int) -> list[FrozenPositions]:
@@ -86,7 +88,21 @@ class RelativeAttention(AttentionBlock):
         return [self.r_net.weight]
 
     def _position_keys(self, r_SD: Tensor) -> Tensor:
+        if r_SD.ndim == 3:  # they are keys already
+            return r_SD
         return self.r_net(r_SD).unflatten(-1, (self.n_head, self.d_head))
+
+
+def _keys_or_encoded(model: "TransformerXL", r_SD: Tensor) -> list[Tensor]:
+    """Return the position keys of each layer, (S, N, H), computed together on a GPU; else the encoded distances for each."""
+    blocks = cast("list[RelativeAttention]", model.attention_blocks())
+    if not is_fused(r_SD) or any(type(block) is not RelativeAttention for block in blocks):
+        return [r_SD] * len(blocks)
+    weights = [block.r_net.drawn_weight() for block in blocks]
+    if not all(is_fused(weight) for weight in weights):  # parts of weights in several processes
+        return [r_SD] * len(blocks)
+    keys_LXS = torch.stack([narrowed(weight) for weight in weights]) @ narrowed(r_SD).T
+    return list(keys_LXS.transpose(1, 2).unflatten(2, (blocks[0].n_head, blocks[0].d_head)).unbind())
 
 
 def _biases(model: "TransformerXL") -> list[tuple[Tensor, Tensor]]:

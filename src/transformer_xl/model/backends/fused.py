@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.backends import SCRATCH_BYTES
 from transformer_xl.model.backends import fused_kernels as kernels
-from transformer_xl.model.backends.fused_blocks import totals
+from transformer_xl.model.backends.fused_blocks import sum_of_phases, totals
 from transformer_xl.model.dropout import drawn_seed
 
 
@@ -143,7 +143,8 @@ class _FusedAttention(torch.autograd.Function):
             grad_qv = grad_position @ r_windows
             tensors = (k_, grad_position, first_, grad_qv, grad_q_, grad_biases[part.rows, :, part.heads], seed)
             launch(kernels.query_gradient_kernel, "queries", part, tensors, (k, out, first, grad_biases))
-            found, head = _by_distance(grad_position, qv, S, r_dtype), part.heads.start
+            by_phase = grad_position.transpose(1, 2) @ qv
+            found, head = sum_of_phases(by_phase, S, r_dtype), part.heads.start
             grad_r[head] = grad_r[head] + found if head in grad_r else found
         (of_biases,) = totals(grad_biases.view(B * n_tile, 1, N * 2 * H), [u.new_empty(N, 2 * H)])
         assert of_biases is not None
@@ -178,17 +179,6 @@ def _position_keys(padded_XNH: Tensor, part: "Part", launch: "Launch") -> Tensor
     _, n_all, H = padded_XNH.shape
     windows = padded_XNH.as_strided((8, n_all, launch.n_column, H), (n_all * H, H, n_all * H, 1))[:, part.heads]
     return windows.reshape(8 * part.n_head, launch.n_column, H)
-
-
-def _by_distance(grad_position: Tensor, qv: Tensor, n_distance: int, dtype: torch.dtype) -> Tensor:
-    """Return the gradients of position keys: the sum of those of all phases, each moved by its number of rows."""
-    n, C, H = len(qv) // 8, grad_position.shape[2], qv.shape[2]
-    by_phase = torch.empty(8 * n, 8 + C, H, dtype=qv.dtype, device=qv.device)
-    by_phase[:, :8].zero_()  # a phase gives nothing to the rows before its first
-    own = by_phase[:, 8:]
-    torch.baddbmm(own, grad_position.transpose(1, 2), qv, beta=0, alpha=kernels.LN_2.value, out=own)
-    strides = (n * (8 + C) * H - H, H, (8 + C) * H, 1)
-    return by_phase.as_strided((8, n_distance, n, H), strides, 8 * H).sum(0, dtype=dtype)
 
 
 class Part(NamedTuple):

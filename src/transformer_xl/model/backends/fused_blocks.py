@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.backends import MOST_FUSED
-from transformer_xl.model.backends.fused_kernels import factor_of, words_of
+from transformer_xl.model.backends.fused_kernels import LN_2, factor_of, words_of
 from transformer_xl.model.dropout import Dropout, drawn_seed
 
 _MOST_PROGRAMS = 512
@@ -109,7 +109,8 @@ def added_gradient_kernel(
             gradient *= w[None, :]
             along, mean = tl.sum(gradient * standard, 1) / D, tl.sum(gradient, 1) / D
             gradient = (gradient - mean[:, None] - standard * along[:, None]) * scale[:, None]
-        tl.store(grad_x + at, gradient.to(grad_x.dtype.element_ty), mask=inside)
+        if grad_x is not None:
+            tl.store(grad_x + at, gradient.to(grad_x.dtype.element_ty), mask=inside)
         if DROPS:
             gradient *= factors
         tl.store(grad_y + at, gradient.to(grad_y.dtype.element_ty), mask=inside)
@@ -221,6 +222,21 @@ def join_kernel(
     tl.store(out + row.to(tl.int64)[:, None] * D + column[None, :], found, mask=inside)
 
 
+@triton.jit(do_not_specialize=["S", "C"])
+def phase_kernel(by_phase, out, S, C, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
+    """Add up R rows of one head, of eight phases (8, N, C, H) of which phase w begins w rows later, in units of log 2."""
+    n_tile = tl.cdiv(S, R)
+    s, head, h = tl.program_id(0) % n_tile * R + tl.arange(0, R), tl.program_id(0) // n_tile, tl.arange(0, W)
+    N = tl.num_programs(0) // n_tile
+    total = tl.zeros([R, W], tl.float32)
+    for phase in tl.static_range(8):
+        at = ((phase * N + head) * C + s - phase).to(tl.int64)[:, None] * H + h[None, :]
+        inside = ((s >= phase) & (s < S))[:, None] & (h < H)[None, :]
+        total += tl.load(by_phase + at, mask=inside, other=0.0).to(tl.float32)
+    at = (s * N + head).to(tl.int64)[:, None] * H + h[None, :]
+    tl.store(out + at, (total * LN_2).to(out.dtype.element_ty), mask=(s < S)[:, None] & (h < H)[None, :])
+
+
 class _Added(torch.autograd.Function):
     """norm(x + dropout(y + bias)), and the same in a narrower type if one is given.
 
@@ -238,8 +254,9 @@ class _Added(torch.autograd.Function):
         ctx.sizes = sizes = _sizes(x, p, locked)
         n_program = triton.cdiv(sizes["n_row"], sizes["R"])
         _launch(added_kernel, n_program, x, y, bias, weight, shift, seed, out, narrow, eps=eps, **sizes)
-        ctx.save_for_backward(x, y, bias, weight, seed)
-        ctx.eps = eps
+        needed = (None, None) if weight is None else (x, y)
+        ctx.save_for_backward(*needed, bias, weight, seed)
+        ctx.eps, ctx.x_dtype, ctx.y_dtype = eps, x.dtype, y.dtype
         ctx.set_materialize_grads(False)
         return out, narrow
 
@@ -250,14 +267,17 @@ class _Added(torch.autograd.Function):
         x, y, bias, weight, seed = ctx.saved_tensors
         grad, narrow = (None if g is None else g.contiguous() for g in grad_outputs)
         n_program = min(triton.cdiv(ctx.sizes["n_row"], ctx.sizes["R"]), _MOST_PROGRAMS)
-        grad_x, grad_y = torch.empty_like(x), torch.empty_like(y)
+        whole = grad if narrow is None else narrow
+        assert whole is not None
+        grad_y = torch.empty_like(whole, dtype=ctx.y_dtype)
+        grad_x = None if weight is None else torch.empty_like(whole, dtype=ctx.x_dtype)
         sums = None
         if weight is not None or bias is not None:
-            sums = torch.empty(n_program, 3, x.shape[-1], dtype=torch.float32, device=x.device)
+            sums = torch.empty(n_program, 3, whole.shape[-1], dtype=torch.float32, device=whole.device)
         arguments = (grad, narrow, x, y, bias, weight, seed, grad_x, grad_y, sums)
         _launch(added_gradient_kernel, n_program, *arguments, eps=ctx.eps, **ctx.sizes)
         of_weight, of_shift, of_bias = (None, None, None) if sums is None else totals(sums, [weight, weight, bias])
-        return grad_x, grad_y, of_bias, of_weight, of_shift, *[None] * 5
+        return grad if grad_x is None else grad_x, grad_y, of_bias, of_weight, of_shift, *[None] * 5
 
 
 class _ActiveInner(torch.autograd.Function):
@@ -321,9 +341,18 @@ def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
     """Return what programs summed, (n_program, N, D), in the types and shapes of N tensors; None for those that are None."""
     n_program, N, D = sums.shape
     found = [None if vector is None else torch.empty_like(vector) for vector in like]
-    sizes = {"n_sum": n_program, "N": N, "D": D, "W": 32, "R": 64}
-    _launch(sum_kernel, N * triton.cdiv(D, 32), sums, *found, *[None] * (3 - N), **sizes)
+    sizes = {"n_sum": n_program, "N": N, "D": D, "W": 8, "R": 512}  # most are loaded at once
+    _launch(sum_kernel, N * triton.cdiv(D, 8), sums, *found, *[None] * (3 - N), **sizes)
     return found
+
+
+def sum_of_phases(by_phase_XCH: Tensor, n_row: int, dtype: torch.dtype) -> Tensor:
+    """Return the gradients of position keys, (n_row, N, H), from those of eight phases, (8·N, C, H), in units of log 2."""
+    n_all, C, H = by_phase_XCH.shape
+    out = torch.empty(n_row, n_all // 8, H, dtype=dtype, device=by_phase_XCH.device)
+    sizes = {"H": H, "W": triton.next_power_of_2(H), "R": 16}
+    _launch(phase_kernel, triton.cdiv(n_row, 16) * (n_all // 8), by_phase_XCH, out, n_row, C, **sizes)
+    return out
 
 
 def joined_states(mem_BMD: Tensor, h_BTD: Tensor) -> Tensor:
