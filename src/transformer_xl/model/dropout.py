@@ -21,21 +21,34 @@ from transformer_xl.model.products import linear
 _LEVELS = 1 << 16  # 16 random bits decide for an element, so the probability is exact to 1 / 131,072
 _LEFT_OF_A_WORD = 1e-6  # share of a dropped word's vector that stays
 _N_SEED = 128  # drawn at once
-_drawn = threading.local()
+
+
+class _Local(threading.local):
+    seeds: dict[torch.device, list[Tensor]] | None = None
+    """Those left of a pass, by device; None: no pass is under way."""
+
+
+_local = _Local()
 
 
 @contextmanager
-def seeds_together() -> Iterator[None]:
-    """Let dropouts inside the block, which are in one pass of a model, draw their seeds together.
+def whole_pass() -> Iterator[None]:
+    """Say that a model computes its loss in the block, and that nobody looks at the states between its layers.
 
-    For a small model a kernel for each seed would take as long as the dropout. What is computed again outside of the block,
+    Dropouts then draw their seeds together, because for a small model a kernel for each would take as long as the dropout; and
+    blocks leave copies of their states for the next product, see `in_whole_pass`. What is computed again outside of the block,
     such as the layers of a checkpoint, would draw other seeds.
     """
-    _drawn.left = []
+    _local.seeds = {}
     try:
         yield
     finally:
-        _drawn.left = None
+        _local.seeds = None
+
+
+def in_whole_pass() -> bool:
+    """Whether a state may have a copy beside it that products read, whose gradient does not go through the state."""
+    return _local.seeds is not None
 
 
 def drawn_seed(device: torch.device) -> Tensor:
@@ -43,11 +56,11 @@ def drawn_seed(device: torch.device) -> Tensor:
 
     It stays on the device, so that the host does not wait for it and a graph can be captured.
     """
-    left = getattr(_drawn, "left", None)
-    if left is None:
+    if _local.seeds is None:
         return torch.randint(2**62, (1,), device=device)
-    if not left:
-        left += torch.randint(2**62, (_N_SEED,), device=device).split(1)
+    left = _local.seeds.setdefault(device, [])
+    if not left:  # 16 bytes apart, because Triton compiles a kernel anew for other addresses
+        left += torch.randint(2**62, (_N_SEED, 2), device=device)[:, 0].split(1)
     return left.pop()
 
 

@@ -86,10 +86,21 @@ def block_output(
         gate: None: a sum.
         norm: None: blocks have theirs at the beginning.
     """
-    if gate is None and is_fused(h) and h.shape[-1] <= MOST_FUSED:
+    if gate is None and is_fused(h) and _fits_kernel(net, DropConnectLinear) and _fits_kernel(norm, nn.LayerNorm):
         from transformer_xl.model.backends.fused_blocks import added  # Triton takes a second
 
         return added(h, linear(x, net.drawn_weight()), net.bias, drop=drop, norm=norm)
     found = drop(net(x))
     output = h + found if gate is None else gate(h, found)
     return output if norm is None else norm(output)
+
+
+def _fits_kernel(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Whether a kernel can do what a module does: it is of the usual kind and size, nobody replaced it or listens to it."""
+    if module is None:
+        return True
+    listens = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    if isinstance(module, nn.LayerNorm):
+        is_usual = module.elementwise_affine and module.bias is not None and module.normalized_shape[-1] <= MOST_FUSED
+        return is_usual and type(module) is kind and not listens
+    return isinstance(module, kind) and not listens

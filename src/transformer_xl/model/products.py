@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.model.backends import is_fused
 from transformer_xl.model.precision import processor
 
 _LEAST_WORK = 1 << 22
@@ -21,8 +22,8 @@ _LEAST_WORK = 1 << 22
 
 
 def linear(x: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x W^T + bias as `F.linear` does, (…, O)."""
-    x = getattr(x, "autocast_copy", x)
+    """Return x W^T + bias as `F.linear` does, (…, O); of a state that has a copy in the type of autocast, this is read."""
+    x = _with_copy(x)
     if _is_for_onednn(x, weight_OK):
         return _Product.apply(x.flatten(0, -2), weight_OK, bias_O).unflatten(0, x.shape[:-1])
     return F.linear(x, weight_OK, bias_O)
@@ -55,9 +56,19 @@ def _prefers_onednn() -> bool:
 
 
 def narrowed(x: Tensor) -> Tensor:
-    """Return x in the type in which autocast multiplies, if it is on; a kernel that made x may have made a copy in it, too."""
+    """Return x in the type in which autocast multiplies, if it is on, and as it is in fp64, which autocast leaves alone."""
     kind = x.device.type
-    return getattr(x, "autocast_copy", x).to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    is_narrowed = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    return _with_copy(x).to(torch.get_autocast_dtype(kind)) if is_narrowed else x
+
+
+def _with_copy(x: Tensor) -> Tensor:
+    """Return the copy that a kernel made beside x (see `backends.fused_blocks.added`), if autocast would make the same now."""
+    found = getattr(x, "autocast_copy", None)
+    if found is None or not torch.is_autocast_enabled(x.device.type):
+        return x
+    copy, version = found
+    return copy if x._version == version and copy.dtype == torch.get_autocast_dtype(x.device.type) else x
 
 
 def joined_products(mem_BMD: Tensor, h_BTD: Tensor, weight_OD: Tensor, n_query: int) -> tuple[Tensor, Tensor]:
@@ -89,8 +100,11 @@ class _JoinedProducts(torch.autograd.Function):
         w_q, w_kv = weight.tensor_split([ctx.n_query])
         B, M = len(h), joined.shape[1] - h.shape[1]
         own = w_kv.expand(B, *w_kv.shape)  # a row at a time, because those of the segment lie apart
-        grad_h = torch.baddbmm(grad_q @ w_q, grad_kv[:, M:], own)
-        grad_mem = torch.bmm(grad_kv[:, :M], own).to(ctx.mem_dtype) if ctx.needs_input_grad[0] else None
+        needs_mem, needs_h, needs_weight, _ = ctx.needs_input_grad
+        grad_mem = torch.bmm(grad_kv[:, :M], own).to(ctx.mem_dtype) if needs_mem else None
+        grad_h = torch.baddbmm(grad_q @ w_q, grad_kv[:, M:], own) if needs_h else None
+        if not needs_weight:
+            return grad_mem, grad_h, None, None
         grad_weight = torch.empty_like(weight)
         torch.mm(grad_q.flatten(0, 1).T, h.flatten(0, 1), out=grad_weight[: ctx.n_query])
         torch.mm(grad_kv.flatten(0, 1).T, joined.flatten(0, 1), out=grad_weight[ctx.n_query :])
@@ -98,8 +112,8 @@ class _JoinedProducts(torch.autograd.Function):
 
 
 def halves(x_BS2NH: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values, which lie side by side; gradients that do so, too, are not copied."""
-    first, second = x_BS2NH.unbind(2) if torch.compiler.is_compiling() else _Halves.apply(x_BS2NH)
+    """Return keys and values, which lie side by side; on a GPU, gradients that do so, too, are not copied."""
+    first, second = _Halves.apply(x_BS2NH) if is_fused(x_BS2NH) else x_BS2NH.unbind(2)
     return first, second
 
 

@@ -398,10 +398,10 @@ class Reader:
         scratch = torch.empty(n_score, dtype=self.dtype, device=self.device)
         if self._segments == "ordered":
             slot_BC = (end_B.unsqueeze(1) + tgt_len + torch.arange(C, device=self.device)) % C
-            biases = {n: self._bias(hidden_keys(self._first_keys(n_valid_B, tgt_len, n), C)) for n in set(self._unseen)}
+            firsts = {n: self._first_keys(n_valid_B, tgt_len, n) for n in set(self._unseen)}
             return read_segment_in_order, lambda i, part: {
                 "slot_BC": slot_BC[part],
-                "hidden_BTC": biases[self._unseen[i]][part],
+                "hidden_BTC": self._bias(hidden_keys(firsts[self._unseen[i]][part], C)),  # large, so for some rows at a time
                 "scratch": scratch,
             }
         at = int(end_B[0]) % C

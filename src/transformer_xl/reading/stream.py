@@ -8,6 +8,7 @@ Shapes: B rows, b of them that read, T tokens, D d_model.
 """
 
 import reprlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -163,6 +164,9 @@ class Stream(ABC):
         assert n == 0, "n_rewindable is 0"
 
 
+_NO_PADDING = "kept keys allow no padding; start all rows together"
+
+
 class KeptKeys(Stream):
     """Rows over a `KeyValueMemory`, which a `Reader` reads with frozen weights.
 
@@ -208,6 +212,7 @@ class KeptKeys(Stream):
         """Read and score; see `Stream.score`. The tails of an adaptive softmax, chosen by labels, are not part of a graph."""
         if self._graphs is None:
             return super().score(ids, labels, n_pad=n_pad)
+        assert n_pad is None, _NO_PADDING
         self.softmax.check(labels)
         is_scored = bool((labels >= 0).any())
         if self.softmax.has_tails or not is_scored:
@@ -226,6 +231,7 @@ class KeptKeys(Stream):
         """Read and score at some temperatures; see `Stream.score_at`."""
         if self._graphs is None:
             return super().score_at(ids, labels, temperatures, n_pad=n_pad)
+        assert n_pad is None, _NO_PADDING
         self.softmax.check(labels)
 
         def compute(places: Sequence[Tensor]) -> Tensor:
@@ -238,11 +244,17 @@ class KeptKeys(Stream):
     def _launch(self, what: Hashable, compute: Compute, *inputs: Tensor) -> Tensor:
         assert self._graphs is not None
         there = [sent(x, self.model.device) for x in inputs]
-        return self._graphs.launch((what, inputs[0].shape), compute, there)
+        had_problem = self._graphs.problem
+        found = self._graphs.launch((what, inputs[0].shape), compute, there)
+        if self._graphs.problem and not had_problem:
+            warnings.warn(
+                f"segments are launched kernel by kernel, because a graph fails: {self._graphs.problem}", stacklevel=2
+            )
+        return found
 
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
         """Read in pieces of at most `tgt_len`; the rings of the rows must stand at the same place."""
-        assert n_pad is None, "kept keys allow no padding; start all rows together"
+        assert n_pad is None, _NO_PADDING
         pieces = [self.reader.read(piece, self.memory, rows=rows) for piece in ids.split(self.tgt_len, dim=1)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 

@@ -22,7 +22,7 @@ from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.call import Execution, run_layer
 from transformer_xl.model.captured import Graphs, Told
-from transformer_xl.model.dropout import seeds_together
+from transformer_xl.model.dropout import whole_pass
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast, cannot_compile
@@ -295,8 +295,8 @@ class Trainer:
             with self.parallel.group(last=i == len(self.mems)), narrowed:
                 for segment in group:
                     arguments = kind_of(segment).arguments(segment, self.device, self.config)
-                    seeds = nullcontext() if self.config.checkpoint_layers else seeds_together()
-                    with autocast(self.device, self.precision), seeds:
+                    whole = nullcontext() if self.config.checkpoint_layers else whole_pass()
+                    with autocast(self.device, self.precision), whole:
                         out = self.parallel(
                             segment.ids.to(self.device),
                             mems=mems,

@@ -1,6 +1,7 @@
 """What stands between the products of a layer, as kernels against PyTorch's; in Triton's interpreter, or on a GPU."""
 
 import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from tests.helpers import assert_close, tiny_model
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
 
+from transformer_xl.model import backends
 from transformer_xl.model.backends import fused_blocks
 from transformer_xl.model.backends.fused_blocks import Dropped, active_inner, added
-from transformer_xl.model.dropout import Dropout, drawn_seed, seeds_together
+from transformer_xl.model.call import Execution
+from transformer_xl.model.dropout import Dropout, drawn_seed, whole_pass
+from transformer_xl.model.products import linear, narrowed
 
 pytestmark = [
     pytest.mark.usefixtures("on_the_gpu", "true_bf16"),
@@ -103,24 +107,100 @@ def test_a_copy_in_the_type_of_autocast_takes_part_in_gradients() -> None:
     norm = nn.LayerNorm(16)
     found = []
     for fused in (True, False):
-        with torch.autocast(x.device.type, torch.bfloat16):
-            h = added(x, y, None, drop=Dropout(0.0), norm=norm) if fused else norm(x + y)
+        with torch.autocast(x.device.type, torch.bfloat16), whole_pass():
+            h = added(x, y, None, drop=Dropout(0.0), norm=norm) if fused else norm(x + y).float()
             assert hasattr(h, "autocast_copy") == fused
-            out = F.linear(getattr(h, "autocast_copy", h), weight) + h
+            out = linear(h, weight) + h
         found.append(torch.autograd.grad(out.square().sum(), [x, y, weight]))
     for actual, expected in zip(*found, strict=True):
         assert ((actual - expected).norm() / expected.norm()).item() < 2e-2
 
 
+def test_products_read_a_copy_only_where_it_is_what_autocast_would_make() -> None:
+    x, weight, norm = torch.randn(2, 5, 16), torch.randn(16, 16), nn.LayerNorm(16)
+    kind = x.device.type
+    with torch.no_grad(), torch.autocast(kind, torch.bfloat16):
+        assert not hasattr(added(x, x, None, drop=Dropout(0.0), norm=norm), "autocast_copy")  # somebody may look at it
+        with whole_pass():
+            h = added(x, x, None, drop=Dropout(0.0), norm=norm)
+            assert narrowed(h) is h.autocast_copy[0]  # pyright: ignore[reportAttributeAccessIssue]
+            with torch.autocast(kind, torch.float16):
+                assert narrowed(h).dtype == torch.float16
+            with torch.autocast(kind, enabled=False):
+                torch.testing.assert_close(linear(h, weight), F.linear(h, weight))
+            h.mul_(2)
+            assert torch.equal(narrowed(h), h.bfloat16())
+    assert narrowed(torch.zeros(1, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_narrow_states_become_fp32_under_autocast_as_norms_of_pytorch_are() -> None:
+    x = torch.randn(2, 3, 8, dtype=torch.bfloat16)
+    with torch.autocast(x.device.type, torch.bfloat16):
+        assert added(x, x, None, drop=Dropout(0.0), norm=nn.LayerNorm(8)).dtype == torch.float32
+
+
+def test_relu_keeps_what_is_not_a_number() -> None:
+    y = torch.tensor([[float("nan"), -1.0, 1.0]])
+    assert active_inner(y, torch.zeros(3), drop=Dropout(0.0)).isnan().tolist() == [[True, False, False]]
+
+
 def test_seeds_of_one_pass_are_drawn_together_and_differ() -> None:
     device = torch.zeros(0).device
-    with seeds_together():
+    with whole_pass():
         seeds = [drawn_seed(device) for _ in range(150)]
         state = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state()
         drawn_seed(device)
         after = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state()
         assert torch.equal(state, after)
     assert len({int(seed) for seed in (*seeds, drawn_seed(device))}) == 151
+
+
+def fuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let models compute as they do on a GPU."""
+    for module in ("dropout", "gates", "layers", "products", "attention.block", "attention.relative"):
+        monkeypatch.setattr(importlib.import_module(f"transformer_xl.model.{module}"), "is_fused", lambda x: True)
+
+
+def test_layers_that_are_computed_again_drop_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    fuse(monkeypatch)
+    model = tiny_model(dropout=0.3, dropqkv=0.2, dropatt=0.2).train()
+    ids, found = torch.randint(0, 13, (2, 9), device=model.device), []
+    for again in (False, True):
+        torch.manual_seed(1)
+        model.zero_grad()
+        execution = Execution("matmul", checkpoint_layers=again)
+        model(ids[:, :-1], labels=ids[:, 1:], execution=execution).nll.mean().backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
+
+
+def test_what_listens_or_is_not_usual_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    fuse(monkeypatch)
+    model, heard = tiny_model(dropout=0.0), []
+    ids = torch.randint(0, 13, (2, 8), device=model.device)
+    layer: Any = model.layers[0]
+    layer.attention.o_net.register_forward_hook(lambda *_: heard.append(1))
+    model(ids)
+    assert heard == [1]
+    layer.feed_forward.layer_norm = nn.LayerNorm(model.config.d_model, elementwise_affine=False)
+    found = model(ids).logits
+    monkeypatch.undo()
+    assert_close("logits", found, model(ids).logits, 1e-5)
+
+
+@pytest.mark.parametrize(("backend", "fused"), [("auto", True), ("triton", True), ("equation", False), ("sdpa", False)])
+def test_layers_can_be_differentiated_twice_where_attention_can(
+    backend: str, fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device is said to be a GPU; nothing is computed."""
+    monkeypatch.setattr(backends, "_fuses", lambda *_: True)
+    monkeypatch.setattr(backends, "_PLAIN", (SimpleNamespace,))
+    x: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
+    seen: list[bool] = []
+    layer = nn.Module()
+    layer.forward = lambda h: seen.append(backends.is_fused(x))  # pyright: ignore[reportAttributeAccessIssue]
+    Execution(backend).run(layer, torch.zeros(0))
+    assert (seen, backends.is_fused(x)) == ([fused], True)
 
 
 KINDS = {
@@ -152,8 +232,7 @@ def test_a_model_learns_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
         return {"loss": torch.stack(losses), **{name: p.grad for name, p in model.named_parameters()}}
 
     expected, rounded = learned(), learned(narrow=True)
-    for module in ("dropout", "gates", "layers", "attention.block", "attention.relative"):
-        monkeypatch.setattr(importlib.import_module(f"transformer_xl.model.{module}"), "is_fused", lambda x: True)
+    fuse(monkeypatch)
     for what, actual in learned().items():
         assert_close(what, actual, expected[what], 1e-5)
     errors = [

@@ -1,6 +1,8 @@
 """Faster ways to compute `relative_attention`, and `ranked_attention`; tests compare each, outputs and every gradient."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -99,11 +101,35 @@ def _load(module: str, function: str) -> Attention:
 MOST_FUSED = 16_384
 """Features of a state that a kernel of our own can normalize."""
 _PLAIN = (Tensor, nn.Parameter)
+_TWICE = ("equation", "sdpa", "flex")
+"""Backends that can be differentiated twice."""
+
+
+class _Local(threading.local):
+    backend = "auto"
+
+
+_local = _Local()
+
+
+@contextmanager
+def layers_by(backend: str) -> Iterator[None]:
+    """Let layers inside the block be as differentiable as an attention backend."""
+    before, _local.backend = _local.backend, backend
+    try:
+        yield
+    finally:
+        _local.backend = before
 
 
 def is_fused(x: Tensor) -> bool:
-    """Whether kernels of our own compute what a layer does with states besides products: on a GPU, unless they are compiled."""
-    return x.device.type == "cuda" and not torch.compiler.is_compiling() and type(x) in _PLAIN and _fuses(x.device, x.dtype)
+    """Whether kernels of our own compute what a layer does with states besides products.
+
+    They do on a GPU, unless layers are compiled, or shall be differentiable twice.
+    """
+    if x.device.type != "cuda" or torch.compiler.is_compiling() or _local.backend in _TWICE:
+        return False
+    return type(x) in _PLAIN and _fuses(x.device, x.dtype)
 
 
 @cache

@@ -5,7 +5,8 @@ long as a product. Here one kernel does what a block ends with, `norm(x + dropou
 maps of a feed-forward network, `dropout(relu(y + bias))`. A pass over the same rows computes all gradients, those of biases and
 norms as partial sums in a fixed order, so results are the same to the last bit every time.
 
-No mask is kept: forward and backward draw it from the same seed, a stream of numbers for each row. Needs Triton and a GPU; with
+No mask is kept: forward and backward draw it from the same seed. The numbers of a row are a part of one sequence of 2^32, which
+begins anywhere; parts of different rows overlap now and then, elsewhere in each row. Needs Triton and a GPU; with
 TRITON_INTERPRET=1 it runs on any device, slowly.
 
 Shapes: X rows, which are positions of a batch, T positions of each row of the batch, D width.
@@ -23,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.backends import MOST_FUSED
 from transformer_xl.model.backends.fused_kernels import LN_2, factor_of, words_of
-from transformer_xl.model.dropout import Dropout, drawn_seed
+from transformer_xl.model.dropout import Dropout, drawn_seed, in_whole_pass
 
 _MOST_PROGRAMS = 512
 """Programs that sum over rows; a fixed number, because sums in another order have other bits."""
@@ -136,7 +137,7 @@ def active_kernel(
     if bias is not None:
         found += tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
     if RELU:
-        found = tl.maximum(found, 0.0)
+        found = tl.where(found < 0, 0.0, found)  # NaN stays NaN
     if DROPS:
         found *= _factors(seed_at, row, column, T, p, LOCKED)
     tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
@@ -161,13 +162,19 @@ def active_gradient_kernel(grad, out, grad_y, sums, n_row, T, p, D: tl.constexpr
 
 
 def added(x: Tensor, y: Tensor, bias: Tensor | None, *, drop: Dropout, norm: nn.LayerNorm | None) -> Tensor:
-    """Return norm(x + dropout(y + bias)), (…, T, D); under autocast with a copy for the next product, see `products.linear`."""
-    kind = x.device.type
-    narrow_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) and x.dtype == torch.float32 else None
+    """Return norm(x + dropout(y + bias)), (…, T, D).
+
+    Under autocast a norm's result is fp32, as PyTorch's is. In a training step it has a copy in the type of autocast, which
+    `products.linear` reads; nothing else may change the result, or ask for its gradient (`dropout.whole_pass`).
+    """
+    assert x.shape == y.shape, (x.shape, y.shape)
+    kind, narrow_dtype = x.device.type, None
+    if norm is not None and torch.is_autocast_enabled(kind):
+        x, narrow_dtype = x.float(), torch.get_autocast_dtype(kind) if in_whole_pass() else None
     weight, shift, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
-    states, narrow = _Added.apply(x, y, bias, weight, shift, eps, *_drawn(drop, x), None if norm is None else narrow_dtype)
+    states, narrow = _Added.apply(x, y, bias, weight, shift, eps, *_drawn(drop, x), narrow_dtype)
     if narrow is not None:
-        states.autocast_copy = narrow
+        states.autocast_copy = narrow, states._version
     return states
 
 
@@ -272,7 +279,7 @@ class _Added(torch.autograd.Function):
         grad_y = torch.empty_like(whole, dtype=ctx.y_dtype)
         grad_x = None if weight is None else torch.empty_like(whole, dtype=ctx.x_dtype)
         sums = None
-        if weight is not None or bias is not None:
+        if any(ctx.needs_input_grad[2:5]):
             sums = torch.empty(n_program, 3, whole.shape[-1], dtype=torch.float32, device=whole.device)
         arguments = (grad, narrow, x, y, bias, weight, seed, grad_x, grad_y, sums)
         _launch(added_gradient_kernel, n_program, *arguments, eps=ctx.eps, **ctx.sizes)
@@ -299,10 +306,8 @@ class _ActiveInner(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Compute both gradients in one pass."""
-        (out, bias), sizes = (
-            ctx.saved_tensors,
-            {name: size for name, size in ctx.sizes.items() if name not in ("DROPS", "LOCKED")},
-        )
+        out, bias = ctx.saved_tensors
+        sizes = {name: size for name, size in ctx.sizes.items() if name not in ("DROPS", "LOCKED")}
         n_program = min(triton.cdiv(sizes["n_row"], sizes["R"]), _MOST_PROGRAMS)
         grad_y = torch.empty_like(out)
         sums = torch.empty(n_program, 1, sizes["D"], dtype=torch.float32, device=out.device)
@@ -319,13 +324,8 @@ class Dropped(torch.autograd.Function):
         """Drop elements."""
         x, ctx.p, ctx.locked, seed = args
         ctx.save_for_backward(seed)
-        return Dropped.of(x, ctx.p, ctx.locked, seed)
-
-    @staticmethod
-    def of(x: Tensor, p: float, locked: bool, seed: Tensor) -> Tensor:
-        """Drop elements without a node for gradients."""
         x = x.contiguous()
-        out, sizes = torch.empty_like(x), _sizes(x, p, locked, widest=512)
+        out, sizes = torch.empty_like(x), _sizes(x, ctx.p, ctx.locked, widest=512)
         n_program = triton.cdiv(sizes["n_row"], sizes["R"]) * triton.cdiv(sizes["D"], sizes["W"])
         _launch(active_kernel, n_program, x, None, seed, out, RELU=False, **sizes)
         return out
