@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from tests.helpers import assert_close, tiny_model
 from transformer_xl.errors import TokenizerError
 from transformer_xl.model import softmax as softmax_module
-from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax, check_ids, linear_nll
+from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax, check_ids, linear_nll, look_up
 
 IDS = torch.tensor([[0, 3, 6], [6, 1, 2]])
 
@@ -134,3 +134,28 @@ def test_a_cpu_computes_no_scores_of_tokens_without_labels(monkeypatch: pytest.M
         torch.testing.assert_close(one, other)
     assert n_scored == [3]
     assert linear_nll(h, vectors, bias, torch.full((6,), -100)).tolist() == [0] * 6
+
+
+def test_gradients_of_what_was_looked_up_are_those_of_pytorch_in_a_fixed_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, table = torch.randint(0, 5, (3, 40)), torch.randn(7, 4, requires_grad=True)
+    asked: list[bool] = []
+    use = torch.use_deterministic_algorithms
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, **how: (asked.append(on), use(on, **how)))
+    found, expected = softmax_module._LookUp.apply(ids, table), F.embedding(ids, table)
+    assert torch.equal(found, expected)
+    for x in (found, expected):
+        (gradient,) = torch.autograd.grad(x.pow(3).sum(), table, create_graph=True)
+        torch.testing.assert_close(gradient, torch.bincount(ids.flatten(), minlength=7)[:, None] * 3 * table**2)
+        (second,) = torch.autograd.grad(gradient.sum(), table)
+        torch.testing.assert_close(second, torch.bincount(ids.flatten(), minlength=7)[:, None] * 6 * table)
+    assert asked[:2] == [True, False]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_many_tokens_of_few_ids_give_the_same_gradients_every_time() -> None:
+    table = torch.randn(16, 512, device="cuda", requires_grad=True)
+    ids, weights = torch.randint(0, 16, (16_384,), device="cuda"), torch.randn(16_384, 512, device="cuda")
+    first, *others = (torch.autograd.grad((look_up(ids, table) * weights).sum(), table)[0] for _ in range(5))
+    assert all(torch.equal(first, other) for other in others)

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.model.precision import at_least_fp32
-from transformer_xl.model.softmax import Cluster, Embedding, linear_nll
+from transformer_xl.model.softmax import Cluster, Embedding, linear_nll, look_up
 
 
 def cluster_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
@@ -84,7 +84,7 @@ class AdaptiveEmbedding(nn.Module):
             # every id is looked up in every cluster and one result is kept: tails are narrow, and shapes do not depend on ids
             first, last = i == 0, i == len(self.tables) - 1  # ids outside of all clusters stay so, and the look-up refuses them
             place = place if first else place.clamp(min=0)
-            vectors = F.embedding(place if last else place.clamp(max=len(table) - 1), table)
+            vectors = look_up(place if last else place.clamp(max=len(table) - 1), table)
             projection = self.projection_of(i)
             projected = vectors if projection is None else F.linear(vectors, projection)
             embedded = torch.where(inside.unsqueeze(-1), projected, embedded)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import join
+from transformer_xl.model.softmax import look_up
 from transformer_xl.model_config import TransformerXLConfig
 
 
@@ -46,7 +47,7 @@ class NgramEmbedding(nn.Module):
             ids: the tokens, int64 (B, T).
         """
         found = [
-            F.embedding(codes([ids + 1, *earlier[: n - 1]], self.vocab_size + 1, len(table)), table)
+            look_up(codes([ids + 1, *earlier[: n - 1]], self.vocab_size + 1, len(table)), table)
             for n, table in enumerate(self.tables, start=2)
         ]
         return sum(found[1:], start=found[0]) * self.scale

@@ -8,7 +8,7 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary, E width of a token's vector
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -50,6 +50,38 @@ def check_ids(ids: Tensor | np.ndarray, *, vocab_size: int) -> None:
             raise TokenizerError(f"token id {extreme} is outside the vocabulary ({vocab_size}); is this the model's tokenizer?")
 
 
+def look_up(ids: Tensor, table: Tensor) -> Tensor:
+    """Return the rows of a table, ids.shape + (E,), as `F.embedding` does; their gradients are added in a fixed order.
+
+    Where many tokens of a step share few ids, PyTorch adds them on a GPU in no fixed order, unless it is told to.
+    """
+    is_plain = type(table) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
+    return _LookUp.apply(ids, table) if table.device.type == "cuda" and is_plain else F.embedding(ids, table)
+
+
+class _LookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        ids, table = args
+        ctx.save_for_backward(ids)
+        ctx.n_row = len(table)
+        return F.embedding(ids, table)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (ids,) = ctx.saved_tensors
+        before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        settings: Any = torch.utils.deterministic
+        fills = settings.fill_uninitialized_memory
+        try:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            settings.fill_uninitialized_memory = False
+            return None, torch.ops.aten.embedding_dense_backward(grad_outputs[0], ids, ctx.n_row, -1, False)
+        finally:
+            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+            settings.fill_uninitialized_memory = fills
+
+
 class TokenEmbedding(nn.Module):
     """Vectors of token ids, projected where `d_embed` differs from `d_model`, and scaled, usually by sqrt(d_model).
 
@@ -64,7 +96,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed ids (B, T) as (B, T, d_model)."""
-        embedded = F.embedding(ids, self.weight)
+        embedded = look_up(ids, self.weight)
         projected = embedded if self.projection is None else self.projection(embedded)
         return projected.to(self.weight.dtype) * self.scale  # under autocast, too, hidden states stay fp32
 
@@ -120,7 +152,7 @@ class TokenSoftmax(nn.Module):
         vectors, where, label_X = self._vectors(embedding), label_X >= 0, label_X.clamp(min=0)
         with torch.autocast(h_BTD.device.type, enabled=False):
             projected = self._project(h_BTD.to(vectors.dtype), embedding).flatten(0, 1)
-            score_X = (projected * (F.embedding(label_X, vectors) - vectors.mean(0))).sum(-1)
+            score_X = (projected * (look_up(label_X, vectors) - vectors.mean(0))).sum(-1)
             return ((score_X + self.bias[label_X] - self.bias.mean()) * where).sum()
 
     def clusters(self, embedding: Embedding) -> tuple[list[Cluster], None]:
