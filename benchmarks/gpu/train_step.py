@@ -76,7 +76,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=TRAINING_SHAPES, nargs="+", default=["E", "W", "N"], help="default: all but tiny")
+    parser.add_argument("--shape", choices=TRAINING_SHAPES, nargs="+", default=["E", "W", "N"], help="default: E, W and N")
     parser.add_argument("--rows", type=int, help="B (default: the shape's)")
     parser.add_argument("--tgt-len", type=int, help="T (default: the shape's)")
     parser.add_argument("--mem-len", type=int, help="M (default: the shape's)")
