@@ -1,6 +1,9 @@
 """What stands between the products of a layer, as kernels against PyTorch's; in Triton's interpreter, or on a GPU."""
 
 import importlib
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -241,3 +244,34 @@ def test_a_model_learns_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
         for found in (learned(narrow=True), rounded)
     ]
     assert errors[0] <= 3 * errors[1]  # a unit whose input is nearly 0 may be on in one, and off in the other
+
+
+COMPILING = """
+import inspect
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from transformer_xl.model.backends import fused_blocks
+
+FP32, COUNTS = {"sums", "weight", "shift", "x", "mem", "grad_x"}, {"n_row", "T", "M", "S", "C", "n_sum", "mem_row", "mem_at"}
+for name in [name for name in dir(fused_blocks) if name.endswith("_kernel")]:
+    kernel = getattr(fused_blocks, name)
+    given = dict(D=384, W=8 if "sum" in name else 512, R=4, H=32, N=3, DROPS=True, LOCKED=True, RELU=True)
+    names = list(inspect.signature(kernel.fn).parameters)
+    constants = {n: given[n] for n in names if n in given}
+    kinds = dict.fromkeys(COUNTS, "i32") | dict.fromkeys(FP32, "*fp32") | {"p": "fp32", "eps": "fp32", "seed_at": "*i64"}
+    signature = {n: "constexpr" if n in constants else kinds.get(n, "*bf16") for n in names}
+    triton.compile(ASTSource(kernel, signature, constexprs=constants), target=GPUTarget("cuda", 90, 32))
+    print(name)
+"""
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_gpus() -> None:
+    """The compiler may refuse what the interpreter accepts, and it needs no GPU to do so."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-W", "ignore", "-c", COMPILING]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = ["active_gradient", "active", "added_gradient", "added", "join", "phase", "sum"]
+    assert done.stdout.split() == [f"{name}_kernel" for name in names]

@@ -296,23 +296,6 @@ def key_gradient_kernel(
 
 
 @jit
-def distance_kernel(
-    by_phase, grad_r, T, S, C, B, part,
-    H: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add up the gradients of a block of position keys of one head; those of phase w, (8, N, C, H), begin w rows later."""
-    n_tile = tl.cdiv(S, K)
-    s, head = tl.program_id(0) % n_tile * K + tl.arange(0, K), tl.program_id(0) // n_tile
-    N, h = tl.num_programs(0) // n_tile, tl.arange(0, P)
-    total = tl.zeros([K, P], tl.float32)
-    for phase in tl.static_range(8):
-        own = s - phase
-        places = ((phase * N + head) * C + own).to(tl.int64)[:, None] * H + h[None, :]
-        total += tl.load(by_phase + places, mask=((own >= 0) & (s < S))[:, None] & (h < H)[None, :], other=0.0).to(tl.float32)
-    store(grad_r + head * H, total, s, S, N * H, H, P)
-
-
-@jit
 def query_gradient_kernel(
     k, grad_position, first, grad_qv, grad_q, grad_biases, seed_at,
     k_row, k_head, k_s, out_row, out_head, out_t, first_row, biases_row, biases_head, biases_t,
