@@ -118,6 +118,9 @@ class OptimConfig(Settings):
         default=False, description="cosine, linear: decay begins after warm-up, as in TensorFlow and NVIDIA's, not beneath it"
     )
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="final rate / lr")
+    lr_by_length: bool = Field(
+        default=False, description="a step's rate is in proportion to the length of its segments: lr is that of train.tgt_len"
+    )
     plateau_factor: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, description="plateau: multiply the rate by this …")
     plateau_patience: Natural = Field(default=2, description="… after more than this many validations without improvement")
 
@@ -174,6 +177,12 @@ class TrainConfig(Settings):
     )
     label_smoothing: Probability = Field(
         default=0.0, description="share of the loss in which every token of the vocabulary is as right as the one that follows"
+    )
+    activation_penalty: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="added to the loss: this times the mean square of the last layer's states (AR)"
+    )
+    temporal_penalty: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="added to the loss: this times the mean square of their changes from token to token (TAR)"
     )
     varlen: bool = Field(default=False, description="segments of random length around tgt_len, as the authors' varlen")
     attention: str = Field(default="auto", description="how attention is computed: auto, or the name of a backend")
@@ -332,7 +341,10 @@ class RunConfig(Settings):
             "train.varlen": not self.train.varlen,
             "train.loss": self.train.loss == "full",
             "train.label_smoothing": not self.train.label_smoothing,
+            "train.activation_penalty": not self.train.activation_penalty,
+            "train.temporal_penalty": not self.train.temporal_penalty,
             "train.reset_at_documents": not self.train.reset_at_documents,
+            "optim.lr_by_length": not self.optim.lr_by_length,
             "eval.tgt_len": self.eval.tgt_len in (None, self.train.tgt_len),
             "eval.clamp_len": self.eval.clamp_len is None,
             "eval.same_length": self.eval.same_length is None,

@@ -7,8 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers import tiny_model
+from tests.training import helpers as training_helpers
 from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.call import Regularizers
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -217,3 +220,32 @@ def test_everything_at_once_learns_in_every_precision(kind: str, layout: dict[st
             assert parameter.grad is not None, name
             assert torch.isfinite(parameter.grad).all(), name
             assert parameter.grad.any(), name
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "vanilla", "lstm"])
+def test_penalties_are_mean_squares_of_the_last_states_and_of_their_changes(kind: str) -> None:
+    model = training_helpers.tiny_model(kind=kind)
+    assert isinstance(model, LanguageModel)
+    ids = torch.randint(11, (3, 5), generator=torch.Generator().manual_seed(0))
+    labels = ids.clone()
+    labels[0, :4] = -100
+    (*_, states), _ = model.hidden_states(ids)
+    changes = (states[:, 1:] - states[:, :-1]).square().mean()
+    expected = 11 * (0.2 * states.square().mean() + 0.1 * changes)  # of 11 labels
+    out = model(ids, labels=labels, regularizers=Regularizers(activation=0.2, temporal=0.1))
+    assert out.auxiliary is not None
+    torch.testing.assert_close(out.auxiliary, expected)
+    plain = model(ids, labels=labels)
+    assert plain.auxiliary is None and plain.nll is not None
+    assert torch.equal(out.nll, plain.nll), "nats stay what they are"
+    one = model(ids[:, :1], labels=ids[:, :1], regularizers=Regularizers(temporal=0.1))
+    assert one.auxiliary is not None and one.auxiliary.item() == 0, "a single token changes from nothing"
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "vanilla", "lstm"])
+def test_penalties_are_of_states_before_their_dropout(kind: str) -> None:
+    model = training_helpers.tiny_model(kind=kind, dropoutput=0.6).train()
+    ids, by = torch.randint(11, (3, 5)), Regularizers(activation=0.2, temporal=0.1)
+    dropped = model(ids, labels=ids, regularizers=by)
+    assert dropped.nll is not None and not torch.equal(dropped.nll, model(ids, labels=ids).nll)
+    torch.testing.assert_close(dropped.auxiliary, model.eval()(ids, labels=ids, regularizers=by).auxiliary)

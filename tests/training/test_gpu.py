@@ -37,6 +37,15 @@ SETTINGS = {
     "fp32": ["model.dropatt=0.1"],
     "bf16": ["train.precision=bf16", "model.dropatt=0.1"],
     "adaptive": ["train.precision=bf16", "model.cutoffs=[4, 8]", "model.div_val=2", "optim.optimizer=adamw"],
+    "penalties": [
+        "train.precision=bf16",
+        "train.varlen=true",
+        "optim.lr_by_length=true",
+        "train.activation_penalty=0.2",
+        "train.temporal_penalty=0.1",
+        "model.dropoutput=0.3",
+        "model.locked_dropout=true",
+    ],
     "lengths": ["train.varlen=true", "model.same_length=true", "model.clamp_len=4", "train.average=ema"],
 }
 
@@ -86,6 +95,13 @@ GRAPHED = {
 def test_a_graph_gives_the_bits_of_single_kernels(name: str, home: Path, tmp_path: Path) -> None:
     graph, single = (run_bits(start(home, tmp_path / way, *GRAPHED[name], f"train.graph={way}")) for way in ("auto", "off"))
     assert differing(graph, single) == ["config", "seal"]
+
+
+def test_graphs_of_more_lengths_than_are_kept_give_the_same_bits(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer_xl.model.captured._MOST_GRAPHS", 2)
+    test_a_graph_gives_the_bits_of_single_kernels("penalties", home, tmp_path)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has no CUDA graphs")

@@ -58,6 +58,10 @@ CASES: dict[str, dict[str, Any]] = {
     "documents": {"train": {"reset_at_documents": True}},
     "half": {"train": {"loss": "half"}},
     "lengths": {"train": {"varlen": True}, "model": {"same_length": True, "clamp_len": 3}},
+    "penalties": {
+        "train": {"varlen": True, "activation_penalty": 0.2, "temporal_penalty": 0.1},
+        "optim": {"lr_by_length": True},
+    },
     "words": {"model": {"dropemb": 0.3, "locked_dropout": True, "dropout": 0.1}},
     "shift": {"model": {"shift": "averages", "ngram_rows": [31], "d_model": 8}},
     "rates of layers": {"optim": {"optimizer": "adam", "layer_lr_decay": 0.7}},

@@ -141,6 +141,8 @@ def test_eval_says_what_memory_is_worth_and_generate_what_it_cannot(run: Path, t
         ("model.num_predict=40", "num_predict"),
         ("train.batch_size=3", "must be even"),
         ("train.varlen=true", "train.varlen .* does not go with model.kind"),
+        ("train.temporal_penalty=0.1", "train.temporal_penalty .* does not go with model.kind"),
+        ("optim.lr_by_length=true", "optim.lr_by_length .* does not go with model.kind"),
         ("eval.ext_len=3", "eval.ext_len .* does not go with model.kind"),
         ("train.batch_size=4000", "text too short"),
     ],

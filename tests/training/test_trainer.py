@@ -12,6 +12,8 @@ from tests.checkpoint.helpers import never
 from tests.training.helpers import OPTIM, bits, differing, memories, saved, tiny_trainer
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config import OptimConfig
+from transformer_xl.data.streams import Segment
+from transformer_xl.errors import ConfigError
 from transformer_xl.training.trainer import Trainer, checkpoint_bytes
 
 N_STEPS = 15  # 2.5 epochs
@@ -31,6 +33,10 @@ CASES: dict[str, dict[str, Any]] = {
     "tbptt": {"train": {"tbptt_segments": 4, "max_steps": 20}, "model": {"dropout": 0.2}},
     "growing": {"train": {"tgt_len_start": 2, "tgt_len_increment": 1, "tgt_len_warmup": 0.5, "max_steps": 20}},
     "varlen": {"train": {"varlen": True, "seed": 5}, "model": {"dropout": 0.2}},
+    "varlen-rates": {
+        "train": {"varlen": True, "activation_penalty": 0.2, "temporal_penalty": 0.1},
+        "optim": {"lr_by_length": True},
+    },
     "varlen-epochs-budget": {"train": {"varlen": True, "max_steps": None, "max_epochs": 9.0, "tgt_len_start": 3}},
     "ema": {"train": {"average": "ema", "average_decay": 0.8}},
     "swa": {"train": {"average": "swa", "average_start": 0.3, "max_steps": 15}},
@@ -143,6 +149,46 @@ def test_groups_of_lanes_give_the_loss_of_all_lanes_at_once(accumulate: int) -> 
         assert other.nats / other.tokens == pytest.approx(one.nats / one.tokens, abs=1e-6)
         assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
         assert (other.tokens, other.rate) == (one.tokens, one.rate)
+
+
+def test_penalties_are_added_to_the_mean_loss_of_a_token() -> None:
+    """In groups of lanes, too, and whatever share of the tokens is scored."""
+    reference, stream = tiny_trainer(), tiny_trainer().stream
+    segment = next(stream)
+    assert isinstance(segment, Segment)
+    reference.model.train()
+    out = reference.model(segment.ids, mems=reference.mems[0], labels=segment.labels)
+    (*_, states), _ = reference.model.hidden_states(segment.ids, mems=reference.mems[0])  # pyright: ignore[reportCallIssue]
+    penalty = 0.2 * states.square().mean() + 0.1 * states.diff(dim=1).square().mean()
+    (out.nll[:, 2:].mean() + penalty).backward()
+    expected = torch.cat([p.grad.flatten() for p in reference.model.parameters() if p.grad is not None])
+    for accumulate in (1, 2):
+        train = {"loss": "half", "accumulate": accumulate, "activation_penalty": 0.2, "temporal_penalty": 0.1}
+        trainer = tiny_trainer(train=train, optim={"clip": None})
+        result = trainer.train_step()
+        found = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+        assert result.nats == pytest.approx(out.nll[:, 2:].sum().item(), rel=1e-5)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_a_rate_by_length_is_in_proportion_to_what_a_step_reads() -> None:
+    """Of 32 tokens of each lane, a step reads five; the last of an epoch reads what is left."""
+    trainer = tiny_trainer(optim={"lr_by_length": True, "warmup_steps": 0, "schedule": "constant"}, train={"tbptt_segments": 2})
+    results = [trainer.train_step() for _ in range(4)]
+    assert [result.rate for result in results] == [result.tokens / 4 / 10 for result in results]
+    assert [result.rate for result in results[:3]] == [1.0, 1.0, 1.0]
+    random = tiny_trainer(optim={"lr_by_length": True, "warmup_steps": 0, "schedule": "constant"}, train={"varlen": True})
+    rates = [random.train_step().rate for _ in range(8)]
+    assert len(set(rates)) > 2 and max(rates) > 1
+
+
+@pytest.mark.parametrize("model", [{"kind": "vanilla", "intermediate_losses": True}, {"kind": "xlnet"}])
+@pytest.mark.parametrize("name", ["activation_penalty", "temporal_penalty"])
+def test_a_model_that_learns_from_other_losses_is_refused_penalties(model: dict[str, Any], name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"train.{name} \(0.1\).* need a model without losses besides that of the next token"
+    ):
+        tiny_trainer(model=model, train={name: 0.1, "tgt_len": 12})
 
 
 def test_memory_continues_the_lane_and_is_emptied_where_an_epoch_begins() -> None:

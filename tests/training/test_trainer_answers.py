@@ -11,7 +11,7 @@ from tests.training.helpers import OPTIM, TRAIN, random_ids, tiny_model, tiny_st
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.call import Rows
+from transformer_xl.model.call import Regularizers, Rows
 from transformer_xl.training.trainer import Trainer
 
 STARTS = list(range(0, 130, 13))
@@ -84,5 +84,5 @@ def test_other_kinds_smooth_their_labels_too(kind: str) -> None:
         model, tiny_stream(random_ids(), config, [0], model.config), train=config, optim=OptimConfig(**OPTIM), precision="fp32"
     )
     ids = torch.zeros(1, 3, dtype=torch.int64)
-    out = trainer.model(ids, labels=ids, label_smoothing=0.1)
+    out = trainer.model(ids, labels=ids, regularizers=Regularizers(label_smoothing=0.1))
     assert out.auxiliary is not None and out.auxiliary.item() != 0

@@ -1,6 +1,6 @@
 """What a call of a model gets besides tokens and memory: facts about the rows (`Rows`), and how to compute (`Execution`).
 
-Both are passed in as values, so a model owns parameters and nothing else.
+They are passed in as values, and so is what training adds to the loss (`Regularizers`); a model owns parameters alone.
 
 Shapes: B batch, T tgt_len.
 """
@@ -36,6 +36,21 @@ class Rows:
 
     n_pad: Tensor | None = None
     document_starts: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Regularizers:
+    """What training adds to the nats of the labels.
+
+    Attributes:
+        label_smoothing: share of the loss in which all tokens are equally right (Szegedy et al. 2016, arXiv 1512.00567).
+        activation: factor of the mean square of the last layer's states, before their dropout.
+        temporal: factor of the mean square of their changes from token to token (both Merity et al. 2017, arXiv 1708.01009).
+    """
+
+    label_smoothing: float = 0.0
+    activation: float = 0.0
+    temporal: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ Compute = Callable[[Sequence[Tensor]], Tensor]
 """What a device does: reads inputs, changes state in place, and returns what was found."""
 
 _MOST_GRAPHS = 64
-"""Work of other shapes is launched kernel by kernel; each graph takes memory, and a fraction of a second to capture."""
+"""Of more shapes, the graph that was used longest ago is dropped; each takes memory, and a fraction of a second to capture."""
 
 _WARM_UPS = 3
 """Calls before a capture, in which libraries allot what they need and kernels are compiled."""
@@ -108,10 +108,14 @@ class Graphs:
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             is_new = key not in self._captured and self._times[key] > 0
-            if is_new and not self.problem and len(self._captured) < _MOST_GRAPHS:
+            if is_new and not self.problem:
                 self._try_to_capture(key, compute, inputs)
             self._times[key] += 1
-            found = self._captured[key](inputs).clone() if key in self._captured else compute(inputs)
+            if key in self._captured:
+                self._captured[key] = captured = self._captured.pop(key)  # the last in order is the one used last
+                found = captured(inputs).clone()
+            else:
+                found = compute(inputs)
         for tensor in inputs:  # their memory must not be given to others before this work has read them
             tensor.record_stream(self._stream)
         current = torch.cuda.current_stream(self._stream.device)
@@ -140,6 +144,8 @@ class Graphs:
         # what other threads do meanwhile, such as NCCL's watchdog, is not this one's mistake
         with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             found = compute(places)
+        if len(self._captured) >= _MOST_GRAPHS:  # while the device is idle, and others hold the memory that they share
+            del self._captured[next(iter(self._captured))]
         return _Captured(graph, places, found)
 
 

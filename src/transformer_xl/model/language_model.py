@@ -6,7 +6,8 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from torch import Tensor
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionBlock
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution, Regularizers, Rows
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.precision import at_least_fp32
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
 from transformer_xl.model.softmax import TokenSoftmax
 
@@ -63,7 +65,7 @@ class LanguageModel(SequenceModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
         progress: float = 0.0,
-        label_smoothing: float = 0.0,
+        regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
         """Read one segment after the memory of those before it.
 
@@ -76,8 +78,7 @@ class LanguageModel(SequenceModel):
             keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one. The
                 caller detaches it (`Memory.detach`) to end that.
             progress: share of the training's budget that is used up; some auxiliary losses depend on it.
-            label_smoothing: share of the loss in which all tokens are equally right (Szegedy et al. 2016); it is `auxiliary`,
-                so that nats per token stay what they are.
+            regularizers: what is added to the loss as `auxiliary`, so that nats per token stay what they are.
 
         Returns:
             logits, or with labels nats per token, and the new memory.
@@ -91,17 +92,33 @@ class LanguageModel(SequenceModel):
             raise ValueError(f"labels {tuple(labels.shape)} must have the shape of ids {tuple(ids.shape)}")
         if mems is not None:
             mems.check(ids.shape[0], self.config.n_layer)  # len would fix the number of rows of an exported graph
-        h_BTD, new_mems = self.read(ids, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)
+        with self._last_states(regularizers) as last:
+            h_BTD, new_mems = self.read(ids, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)
         if labels is None:
             return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
         n_read_only = 0 if torch.is_grad_enabled() else _leading_unlabelled(labels)
         scored = (h_BTD[:, n_read_only:], labels[:, n_read_only:], self.embedding)
         nll = self.softmax.nll(*scored, tail_sizes=execution.tail_sizes)
-        auxiliary = None
-        if label_smoothing:
+        added = []
+        if regularizers.label_smoothing:
             assert isinstance(self.softmax, TokenSoftmax)
-            auxiliary = label_smoothing * self.softmax.advantage(h_BTD, labels, self.embedding)
-        return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)), auxiliary=auxiliary)
+            added.append(regularizers.label_smoothing * self.softmax.advantage(h_BTD, labels, self.embedding))
+        for last_BTD in last:
+            added.append((labels >= 0).sum() * _penalty(last_BTD, regularizers))  # the caller divides by the number of labels
+        return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)), auxiliary=sum(added[1:], added[0]) if added else None)
+
+    @contextmanager
+    def _last_states(self, regularizers: Regularizers) -> Iterator[list[Tensor]]:
+        """Note the last layer's states before their dropout, (B, T, D), while the model reads; only if they are needed."""
+        last: list[Tensor] = []
+        if not (regularizers.activation or regularizers.temporal):
+            yield last
+            return
+        hook = self.drop_output.register_forward_pre_hook(lambda _, given: last.append(given[0]))
+        try:
+            yield last
+        finally:
+            hook.remove()
 
     def hidden_states(
         self, ids: Tensor, *, mems: Memory | None = None, rows: Rows = Rows()
@@ -215,3 +232,12 @@ def _leading_unlabelled(labels: Tensor) -> int:
     """
     scored = (labels >= 0).any(dim=0).nonzero()
     return int(scored[0]) if len(scored) else labels.shape[1] - 1
+
+
+def _penalty(last_BTD: Tensor, by: Regularizers) -> Tensor:
+    """Return what is added to the mean loss of a token for the size of the last layer's states, and for their changes."""
+    last_BTD = at_least_fp32(last_BTD)
+    penalty = by.activation * last_BTD.square().mean()
+    if by.temporal and last_BTD.shape[1] > 1:
+        penalty = penalty + by.temporal * F.mse_loss(last_BTD[:, 1:], last_BTD[:, :-1])
+    return penalty

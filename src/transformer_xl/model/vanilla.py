@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import first_keys
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution, Regularizers, Rows
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Memory, Mems
@@ -90,11 +90,11 @@ class Vanilla(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
         progress: float = 0.0,
-        label_smoothing: float = 0.0,
+        regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
         """Read one segment; in training, with labels, the losses of other layers and targets are `auxiliary`."""
         if labels is None or not self.training or not self.adds_losses:
-            call = {"rows": rows, "execution": execution, "keep_graph": keep_graph, "label_smoothing": label_smoothing}
+            call = {"rows": rows, "execution": execution, "keep_graph": keep_graph, "regularizers": regularizers}
             return super().forward(ids, mems=mems, labels=labels, **call)
         layers = self._layers(ids, rows, execution)
         states = [self.drop_output(self.final_norm(h_BTD)) for h_BTD in layers]

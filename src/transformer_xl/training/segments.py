@@ -11,7 +11,7 @@ from transformer_xl.config import TrainConfig
 from transformer_xl.data.labelled import LabelledBatch
 from transformer_xl.data.pairs import PairSegment
 from transformer_xl.data.streams import Segment
-from transformer_xl.model.call import Rows
+from transformer_xl.model.call import Regularizers, Rows
 from transformer_xl.reading.targets import call_arguments
 from transformer_xl.world import World
 
@@ -79,8 +79,8 @@ def _of_stream(segment: Segment, device: torch.device, config: TrainConfig) -> d
     if first := _first_scored(segment, config):
         labels = labels.where(torch.arange(labels.shape[1], device=device) >= first, -100)
     rows = Rows(document_starts=segment.document_starts.to(device)) if config.reset_at_documents else Rows()
-    smoothing = {"label_smoothing": config.label_smoothing} if config.label_smoothing else {}
-    return {"labels": labels, "rows": rows, **smoothing}
+    added = Regularizers(config.label_smoothing, config.activation_penalty, config.temporal_penalty)
+    return {"labels": labels, "rows": rows} | ({} if added == Regularizers() else {"regularizers": added})
 
 
 def _of_task(batch: LabelledBatch, device: torch.device, _: TrainConfig) -> dict[str, Any]:

@@ -165,7 +165,7 @@ class Trainer:
         progress = self.progress
         segments = self._next_segments()
         n_token, n_scored = count(segments, self.config, self.world)
-        rate = self.schedule.factor(self.step, progress, share=self._share_of_step(progress))
+        rate = self.schedule.factor(self.step, progress, share=self._share_of_step(progress)) * self._share_of_length(segments)
         self.model.train()
         if self._graphs is None:
             told, overflow = self._update(segments, n_scored, progress, rate)
@@ -271,6 +271,12 @@ class Trainer:
     def _share_of_step(self, before: float) -> float:
         """Return the share of the budget that the step takes whose segments have just been read; 0 if nobody knows."""
         return max(self.progress - before, 1 / self.config.max_steps if self.config.max_steps else 0.0)
+
+    def _share_of_length(self, segments: list[AnySegment]) -> float:
+        """Return the factor on the rate of a step that reads shorter or longer segments, or fewer; see `optim.lr_by_length`."""
+        if not self.schedule.config.lr_by_length:
+            return 1.0
+        return sum(segment.ids.shape[1] for segment in segments) / (self.config.tgt_len * self.config.tbptt_segments)
 
     def _next_segments(self) -> list[AnySegment]:
         """Read the segments of one update. It ends where an epoch ends, because memory begins anew there."""
@@ -454,11 +460,16 @@ def check_settings(
     if train.parallel == "fsdp" and precision == "fp16" and not world.alone:
         raise ConfigError("train.precision (fp16) scales losses, which train.parallel (fsdp) cannot; use bf16 or fp32")
     model.check_backend(train.attention, device)
-    smooth = isinstance(model, LanguageModel) and isinstance(model.softmax, TokenSoftmax) and not model.adds_losses
-    if train.label_smoothing and not smooth:
+    is_plain = isinstance(model, LanguageModel) and not model.adds_losses
+    if train.label_smoothing and not (is_plain and isinstance(model.softmax, TokenSoftmax)):
         raise ConfigError(
             f"train.label_smoothing ({train.label_smoothing:g}) needs a model with a plain softmax (no model.cutoffs) and "
             "without losses besides that of the next token; leave it out, or those"
+        )
+    if (train.activation_penalty or train.temporal_penalty) and not is_plain:
+        raise ConfigError(
+            f"train.activation_penalty ({train.activation_penalty:g}) and train.temporal_penalty ({train.temporal_penalty:g}) "
+            "need a model without losses besides that of the next token; leave them out, or those"
         )
     if train.compile:
         check_compiler(device)

@@ -21,7 +21,7 @@ from transformer_xl.kinds import import_class
 from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.beyond.layer import Beyond, BeyondLayer
 from transformer_xl.model.beyond.memory import BeyondMems, Leaving
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution, Regularizers, Rows
 from transformer_xl.model.memory import Memory, remembered
 from transformer_xl.model.room import check_room, check_unasked
 from transformer_xl.model.sequence_model import ModelOutput
@@ -164,11 +164,11 @@ class BeyondTransformerXL(TransformerXL):
         execution: Execution = Execution(),
         keep_graph: bool = False,
         progress: float = 0.0,
-        label_smoothing: float = 0.0,
+        regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
         """Read one segment; in training, with labels, the loss of a convolution is `auxiliary`."""
         if labels is None or not self.training or not self.adds_losses:
-            call = {"rows": rows, "execution": execution, "keep_graph": keep_graph, "label_smoothing": label_smoothing}
+            call = {"rows": rows, "execution": execution, "keep_graph": keep_graph, "regularizers": regularizers}
             return super().forward(ids, mems=mems, labels=labels, **call)
         own = cast("BeyondMems | None", mems)
         h_BTD, new, loss = self._read(ids, mems=own, rows=rows, execution=execution, keep_graph=keep_graph)
