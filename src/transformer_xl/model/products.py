@@ -3,11 +3,15 @@
 PyTorch multiplies fp32 by MKL, which is slow on processors of AMD with AVX-512. There oneDNN, which PyTorch takes for bf16, is
 twice as fast. Both sum in fp32, in another order.
 
+A weight may have a list for the factors of its gradient (`keep_factors`). Small products then leave their factors there instead
+of multiplying them, and whoever made the lists multiplies those of equal shapes together after the backward pass.
+
 Shapes: X any number of rows, K width of the input, O of the output.
 """
 
+from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +23,53 @@ from transformer_xl.model.precision import processor
 
 _LEAST_WORK = 1 << 22
 """Products of fewer multiplications than this take less time than the choice saves."""
+_MOST_LATE_ROWS, _MOST_LATE_WEIGHTS = 2048, 1 << 20
+"""A gradient is computed late if its product sums at most so many rows, and its weight has at most so many elements. Larger
+products fill a GPU alone, and their factors, kept and copied side by side, would take much memory."""
+
+
+class Factors(NamedTuple):
+    """What the gradient of some rows of a weight is the product of, gradᵀ x."""
+
+    first_row: int
+    grad: Tensor
+    """(X, O)."""
+    x: Tensor
+    """(X, K)."""
+
+
+def keep_factors(weight_OK: Tensor) -> list[Factors]:
+    """Let a weight get no gradient from small products. Return the list to which their backward passes add its factors."""
+    cast("Any", weight_OK).late_factors = factors = []
+    return factors
+
+
+def multiplied(alike: Sequence[Factors]) -> Sequence[Tensor]:
+    """Return the gradients, (O, K) each, of factors that have the same shapes."""
+    if len(alike) == 1:
+        return [factors.grad.T @ factors.x for factors in alike]
+    grads_LXO = torch.stack([factors.grad for factors in alike])
+    x_LXK = torch.stack([factors.x for factors in alike])
+    return torch.bmm(grads_LXO.transpose(1, 2), x_LXK).unbind()
+
+
+def _late(weight_OK: Tensor, *inputs: Tensor) -> list[Factors] | None:
+    """Return where a product with the inputs leaves the factors of the weight's gradient; None: it computes that itself."""
+    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and weight_OK.requires_grad):
+        return None
+    late = getattr(weight_OK, "late_factors", None)
+    if late is None or weight_OK.numel() > _MOST_LATE_WEIGHTS:
+        return None
+    n_row = sum(x.numel() for x in inputs) // weight_OK.shape[1]
+    return late if n_row <= _MOST_LATE_ROWS else None
 
 
 def linear(x: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """Return x W^T + bias as `F.linear` does, (…, O); of a state that has a copy in the type of autocast, this is read."""
     x = _with_copy(x)
+    late = _late(weight_OK, x)
+    if late is not None:
+        return _LateProduct.apply(narrowed(x), weight_OK, bias_O, late)
     if _is_for_onednn(x, weight_OK):
         return _Product.apply(x.flatten(0, -2), weight_OK, bias_O).unflatten(0, x.shape[:-1])
     return F.linear(x, weight_OK, bias_O)
@@ -77,7 +123,8 @@ def joined_products(mem_BMD: Tensor, h_BTD: Tensor, weight_OD: Tensor, n_query: 
     A GPU takes fewer and larger products than with memory and segment apart. No gradient is computed for a memory that needs
     none. This needs Triton.
     """
-    return _JoinedProducts.apply(mem_BMD, narrowed(h_BTD), narrowed(weight_OD), n_query)
+    weight_OD = narrowed(weight_OD)
+    return _JoinedProducts.apply(mem_BMD, narrowed(h_BTD), weight_OD, n_query, _late(weight_OD, mem_BMD, h_BTD))
 
 
 class _JoinedProducts(torch.autograd.Function):
@@ -85,7 +132,7 @@ class _JoinedProducts(torch.autograd.Function):
     def forward(ctx: Any, *args: Any, **_: Any) -> Any:
         from transformer_xl.model.backends.fused_blocks import joined_states  # Triton takes a second
 
-        mem, h, weight, n_query = args
+        mem, h, weight, n_query, ctx.late = args
         joined = joined_states(mem, h)
         ctx.save_for_backward(h, joined, weight)
         ctx.n_query, ctx.mem_dtype = n_query, mem.dtype
@@ -100,15 +147,42 @@ class _JoinedProducts(torch.autograd.Function):
         w_q, w_kv = weight.tensor_split([ctx.n_query])
         B, M = len(h), joined.shape[1] - h.shape[1]
         own = w_kv.expand(B, *w_kv.shape)  # a row at a time, because those of the segment lie apart
-        needs_mem, needs_h, needs_weight, _ = ctx.needs_input_grad
+        needs_mem, needs_h, needs_weight, *_ = ctx.needs_input_grad
         grad_mem = torch.bmm(grad_kv[:, :M], own).to(ctx.mem_dtype) if needs_mem else None
         grad_h = torch.baddbmm(grad_q @ w_q, grad_kv[:, M:], own) if needs_h else None
         if not needs_weight:
-            return grad_mem, grad_h, None, None
+            return grad_mem, grad_h, None, None, None
+        factors = [
+            Factors(0, grad_q.flatten(0, 1), h.flatten(0, 1)),
+            Factors(ctx.n_query, grad_kv.flatten(0, 1), joined.flatten(0, 1)),
+        ]
+        if ctx.late is not None:
+            ctx.late.extend(factors)
+            return grad_mem, grad_h, None, None, None
         grad_weight = torch.empty_like(weight)
-        torch.mm(grad_q.flatten(0, 1).T, h.flatten(0, 1), out=grad_weight[: ctx.n_query])
-        torch.mm(grad_kv.flatten(0, 1).T, joined.flatten(0, 1), out=grad_weight[ctx.n_query :])
-        return grad_mem, grad_h, grad_weight, None
+        for part, (_, grad, x) in zip(grad_weight.tensor_split([ctx.n_query]), factors, strict=True):
+            torch.mm(grad.T, x, out=part)
+        return grad_mem, grad_h, grad_weight, None, None
+
+
+class _LateProduct(torch.autograd.Function):
+    """x W^T + bias, whose backward pass leaves the factors of the weight's gradient in a list."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        x, weight_OK, bias_O, ctx.late = args
+        ctx.save_for_backward(x, weight_OK)
+        return F.linear(x, weight_OK, bias_O)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight_OK = ctx.saved_tensors
+        grad_XO = grad_outputs[0].reshape(-1, len(weight_OK))
+        needs_x, _, needs_bias, _ = ctx.needs_input_grad
+        ctx.late.append(Factors(0, grad_XO, x.reshape(-1, x.shape[-1])))
+        grad_x = (grad_XO @ weight_OK).view(x.shape) if needs_x else None
+        return grad_x, None, grad_XO.sum(0) if needs_bias else None, None
 
 
 def halves(x_BS2NH: Tensor) -> tuple[Tensor, Tensor]:

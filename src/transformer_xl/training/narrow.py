@@ -2,15 +2,25 @@
 
 The numbers are the same: a gradient was bf16 before it became fp32. Such copies are a fifth of the kernels of a small model.
 Weights that are dropped at random are not copied, because they are scaled before they become bf16.
+
+Gradients of small weights are computed after the backward pass, those of equal shapes in one batched product. Each alone would
+fill a small part of a GPU.
 """
 # pyright: reportPrivateImportUsage=false
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import cast
 
 import torch
 from torch import Tensor, nn
+
+from transformer_xl.model.products import Factors, keep_factors, multiplied
+
+_Part = tuple[int, Tensor]
+"""The gradient of some rows of a weight, and the first of them."""
 
 
 class NarrowWeights:
@@ -29,6 +39,7 @@ class NarrowWeights:
         self._places = [(module, name, p) for module in maps for name, p in module.named_parameters(recurse=False)]
         self._own: list[Tensor] = [p for _, _, p in self._places]
         self._copies: list[Tensor] = [nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad) for p in self._own]
+        self._late: list[list[Factors]] = [keep_factors(copy) for copy in self._copies]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -43,22 +54,64 @@ class NarrowWeights:
         finally:
             for module, name, parameter in self._places:
                 module._parameters[name] = parameter
+            self._forget()  # what a backward pass that failed has left
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Add the gradients of the copies to those of the weights, and drop them."""
-        pairs = [(p, copy.grad) for p, copy in zip(self._own, self._copies, strict=True) if copy.grad is not None]
-        first = [(p, grad) for p, grad in pairs if p.grad is None]
-        more = [(p.grad, grad) for p, grad in pairs if p.grad is not None]
-        if more:
-            torch._foreach_add_([into for into, _ in more], [grad for _, grad in more])
-        if first:
-            gradients = [torch.empty_like(p) for p, _ in first]
-            torch._foreach_copy_(gradients, [grad for _, grad in first])
-            for (p, _), gradient in zip(first, gradients, strict=True):
-                p.grad = gradient
-        for copy in self._copies:
+        """Add the gradients of the copies to those of the weights, and drop them; inside the block of `in_place`."""
+        parts: dict[Tensor, list[_Part]] = {p: [] for p in self._own}
+        for p, copy in zip(self._own, self._copies, strict=True):
+            if copy.grad is not None:
+                parts[p].append((0, copy.grad))
+        for p, part in self._late_parts():
+            parts[p].append(part)
+        _add({p: _apart(found, p) for p, found in parts.items() if found})
+        self._forget()
+
+    def _late_parts(self) -> Iterator[tuple[Tensor, _Part]]:
+        """Multiply the factors that the backward pass has left, those of equal shapes together."""
+        alike: dict[tuple[torch.Size, torch.Size], list[tuple[Tensor, Factors]]] = defaultdict(list)
+        for p, late in zip(self._own, self._late, strict=True):
+            for factors in late:
+                alike[factors.grad.shape, factors.x.shape].append((p, factors))
+        for group in alike.values():
+            gradients = multiplied([factors for _, factors in group])
+            for (p, factors), gradient in zip(group, gradients, strict=True):
+                yield p, (factors.first_row, gradient)
+
+    def _forget(self) -> None:
+        for copy, late in zip(self._copies, self._late, strict=True):
             copy.grad = None
+            late.clear()
+
+
+def _apart(parts: list[_Part], weight: Tensor) -> list[_Part]:
+    """Return the gradients of parts of a weight as those of parts that make up all of it and do not overlap."""
+    ordered = sorted(parts, key=lambda part: part[0])
+    ends = accumulate(len(gradient) for _, gradient in ordered)
+    if [0, *ends] == [*(first for first, _ in ordered), len(weight)]:
+        return ordered
+    total = torch.zeros_like(weight)
+    for first, gradient in parts:
+        total[first : first + len(gradient)] += gradient
+    return [(0, total)]
+
+
+def _add(parts: dict[Tensor, list[_Part]]) -> None:
+    """Add gradients to those of the weights, in few kernels; the parts of each weight make up all of it."""
+    more = [p for p in parts if p.grad is not None]
+    first = [p for p in parts if p.grad is None]
+    for p in first:
+        p.grad = torch.empty_like(p)
+    for change, weights in ((torch._foreach_add_, more), (torch._foreach_copy_, first)):
+        if weights:
+            change(*_pairs(weights, parts))
+
+
+def _pairs(weights: Iterable[Tensor], parts: dict[Tensor, list[_Part]]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the rows of the weights' gradients that the parts belong to, and the parts."""
+    pairs = [(cast("Tensor", p.grad)[first : first + len(gradient)], gradient) for p in weights for first, gradient in parts[p]]
+    return [rows for rows, _ in pairs], [gradient for _, gradient in pairs]
 
 
 def _drops(module: nn.Module) -> bool:

@@ -16,12 +16,14 @@ from tests.helpers import assert_close, tiny_model
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
 
-from transformer_xl.model import backends
+from transformer_xl.model import backends, products
 from transformer_xl.model.backends import fused_blocks
 from transformer_xl.model.backends.fused_blocks import Dropped, active_inner, added
 from transformer_xl.model.call import Execution
 from transformer_xl.model.dropout import Dropout, drawn_seed, whole_pass
 from transformer_xl.model.products import linear, narrowed
+from transformer_xl.training import narrow
+from transformer_xl.training.narrow import NarrowWeights
 
 pytestmark = [
     pytest.mark.usefixtures("on_the_gpu", "true_bf16"),
@@ -244,6 +246,41 @@ def test_a_model_learns_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
         for found in (learned(narrow=True), rounded)
     ]
     assert errors[0] <= 3 * errors[1]  # a unit whose input is nearly 0 may be on in one, and off in the other
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_of_all_layers_are_computed_together(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over two segments, the second with a gradient into the memory."""
+    fuse(monkeypatch)
+    model = tiny_model(n_layer=3, d_model=16, n_head=2, d_head=8, d_inner=24, mem_len=5, dropout=0.0).train()
+    layers: Any = model.layers
+    layers[1].attention.qkv_net.requires_grad_(requires_grad=not frozen)
+    kind, ids, sizes = model.device.type, torch.randint(0, 13, (2, 3, 9), device=model.device), []
+    multiplied = products.multiplied
+    monkeypatch.setattr(narrow, "multiplied", lambda alike: sizes.append(len(alike)) or multiplied(alike))
+
+    def learned() -> dict[str, Tensor]:
+        model.zero_grad(set_to_none=True)
+        copies, mems, losses = NarrowWeights(model, torch.bfloat16), None, []
+        with copies.in_place():
+            with torch.autocast(kind, torch.bfloat16), whole_pass():
+                for segment in ids:
+                    out = model(segment[:, :-1], mems=mems, labels=segment[:, 1:], keep_graph=True)
+                    mems, losses = out.mems, [*losses, out.nll.mean()]
+            torch.stack(losses).sum().backward()
+            copies.collect()
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    found = learned()
+    # queries and the output of attention; keys and values, without and with a memory; inside of the network, and out of it
+    assert sorted(sizes) == ([2, 2, 6, 6, 10] if frozen else [3, 3, 6, 6, 12])
+    monkeypatch.setattr(products, "_MOST_LATE_ROWS", -1)
+    expected = learned()
+    assert len(sizes) == 5
+    assert found.keys() == expected.keys()
+    assert ("layers.1.attention.qkv_net.weight" in found) != frozen
+    for name, gradient in found.items():
+        assert_close(name, gradient, expected[name], 2**-7, least=1e-3)
 
 
 COMPILING = """
