@@ -106,6 +106,7 @@ bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against H
 	$(BIN)/python benchmarks/large_vocabulary.py
 	$(BIN)/python benchmarks/gpu/train_step.py
 	$(BIN)/python benchmarks/gpu/decode.py
+	$(BIN)/python benchmarks/gpu/score.py
 	$(BIN)/python benchmarks/gpu/registers.py
 
 $(BIN)/python:

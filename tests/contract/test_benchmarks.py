@@ -258,6 +258,24 @@ def test_gpu_decode_is_skipped_or_runs():
 
 
 @pytest.mark.benchmarks
+def test_gpu_score_is_skipped_or_runs(tmp_path):
+    figures = tmp_path / "figures.json"
+    arguments = ["--shape", "tiny", "--rows", 1, 2, "--tgt-len", 5, "--segments", 3, "--repeats", 2]
+    assert "skipped: " in run("gpu/score.py", *arguments, "--device", "cuda:99").stdout
+    done = run("gpu/score.py", *arguments, "--device", "cpu", "--json", figures)
+    lines = done.stdout.splitlines()
+    begin = next(i for i, line in enumerate(lines) if "ms a segment" in line)
+    expected = [["bf16", rows, way] for rows in ("1", "2") for way in ("graph", "eager")]
+    assert [line.split()[:3] for line in lines[begin + 1 : begin + 5]] == expected
+    assert lines[-1] == "nats are equal in all ways, to the last bit"
+    found = json.loads(figures.read_text())["shapes"]["tiny"]
+    for own in (*found["streams"], *found["texts"]):
+        assert own["differs"] == 0
+        assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in own["seconds"].values())
+    assert [own["n_token"] for own in found["texts"]] == [16]
+
+
+@pytest.mark.benchmarks
 def test_gpu_train_step_is_skipped_or_runs(tmp_path):
     figures = tmp_path / "figures.json"
     arguments = ["--shape", "tiny", "--ways", "eager", "graph", "--backends", "matmul", "sdpa", "flex"]
