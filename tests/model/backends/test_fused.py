@@ -174,6 +174,24 @@ def test_a_compiled_layer_calls_the_kernels_as_they_are():
         assert torch.equal(actual, expected[what]), what
 
 
+LOADING = """
+import sys
+import torch
+from transformer_xl.model.backends import fused, fused_ranked
+q, u, first = torch.ones(1, 2, 1, 4), torch.zeros(1, 4), torch.zeros(1, 2, dtype=torch.int64)
+fused.fused_attention(q, q, q, q[0], r_w_bias=u, r_r_bias=u, first_BT=first)
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_kernels_do_without_the_compiler_of_layers():
+    """It takes a second to load, which whoever scores a text or continues a prompt would wait for."""
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", LOADING]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 def test_wide_heads_in_fp32_take_smaller_tiles(monkeypatch):
     monkeypatch.undo()
     assert tiles_of(128, torch.float32) < tiles_of(64, torch.float32) < tiles_of(64, torch.bfloat16)

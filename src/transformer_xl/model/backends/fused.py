@@ -41,9 +41,16 @@ def fused_attention(
     return _attend(q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), r_w_bias, r_r_bias, first_BT, dropatt)
 
 
-@torch.compiler.disable(reason="the kernels are compiled already")
 def _attend(*inputs: Any) -> Tensor:
     """Run the autograd node outside of what `torch.compile` makes of a layer; it would trace the launches, and some fail."""
+    if torch.compiler.is_compiling():
+        from transformer_xl.model.backends.untraced import call
+
+        return call(_run, *inputs)
+    return _run(*inputs)
+
+
+def _run(*inputs: Any) -> Tensor:
     return _FusedAttention.apply(*inputs)
 
 

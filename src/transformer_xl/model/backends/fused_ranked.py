@@ -52,9 +52,16 @@ def fused_ranked_attention(
     return _attend(content_query, position_query, more_BNQ, k_BSNH, v_BSNH, r_XPNH.to(dtype), sight, dropatt)
 
 
-@torch.compiler.disable(reason="the kernels are compiled already")
 def _attend(*inputs: Any) -> Tensor:
     """Run the autograd node outside of what `torch.compile` makes of a layer; it would trace the launches, and some fail."""
+    if torch.compiler.is_compiling():
+        from transformer_xl.model.backends.untraced import call
+
+        return call(_run, *inputs)
+    return _run(*inputs)
+
+
+def _run(*inputs: Any) -> Tensor:
     *tensors, sight, dropatt = inputs
     n_content = tensors[-1].shape[1] + 1 - tensors[-2].shape[1]
     tables = sight.once(fused_ranked_attention, lambda: _tables(sight, n_content))
