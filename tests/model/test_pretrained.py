@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -335,3 +337,23 @@ def test_a_hub_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("huggingface_hub.HfApi.create_repo", refuse)
     with pytest.raises(CheckpointError, match=r"cannot upload to 'me/mine' \(401 Unauthorized\); check the name"):
         tiny_model().push_to_hub("me/mine")
+
+
+BLUEPRINT = """
+import sys
+import torch
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
+before = set(sys.modules)
+sizes = dict(vocab_size=50, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8)
+with torch.device("meta"):
+    for kind in ({}, {"ngram_rows": (64,)}, {"cutoffs": (10, 20), "div_val": 2}):
+        TransformerXL(TransformerXLConfig(**sizes, **kind))
+print({"sympy", "torch._dynamo"} & (set(sys.modules) - before))
+"""
+
+
+def test_a_model_without_numbers_is_made_without_slow_libraries() -> None:
+    """Each command that opens a run makes one, and nobody wants to wait for a library of algebra."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", BLUEPRINT], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

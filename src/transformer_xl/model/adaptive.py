@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.model.precision import at_least_fp32
-from transformer_xl.model.softmax import Cluster, Embedding, linear_nll, look_up
+from transformer_xl.model.softmax import Cluster, Embedding, drawn, linear_nll, look_up
 
 
 def cluster_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
@@ -66,9 +66,9 @@ class AdaptiveEmbedding(nn.Module):
         self.borders = (0, *cutoffs, vocab_size)
         sizes = cluster_sizes(vocab_size, cutoffs)
         widths = cluster_widths(len(sizes), d_embed=d_embed, div_val=div_val)
-        self.tables = nn.ParameterList(torch.randn(size, width) for size, width in zip(sizes, widths, strict=True))
+        self.tables = nn.ParameterList(drawn(size, width) for size, width in zip(sizes, widths, strict=True))
         self.projections = nn.ParameterList(
-            nn.Parameter(torch.randn(d_model, width))
+            nn.Parameter(drawn(d_model, width))
             if is_projected(width, d_model=d_model, div_val=div_val, proj_same_dim=proj_same_dim)
             else None
             for width in widths
@@ -141,16 +141,16 @@ class AdaptiveSoftmax(nn.Module):
         widths = cluster_widths(len(self.sizes), d_embed=d_embed, div_val=div_val)
         self.joined = div_val == 1
         if self.joined:
-            self.weight = None if tied else nn.Parameter(torch.randn(vocab_size, d_embed))
+            self.weight = None if tied else nn.Parameter(drawn(vocab_size, d_embed))
             self.bias = nn.Parameter(torch.zeros(vocab_size))
         else:
             shapes = zip(self.sizes, widths, strict=True)
-            self.weights = None if tied else nn.ParameterList(torch.randn(size, width) for size, width in shapes)
+            self.weights = None if tied else nn.ParameterList(drawn(size, width) for size, width in shapes)
             self.biases = nn.ParameterList(torch.zeros(size) for size in self.sizes)
         self.cluster_weight = nn.Parameter(torch.zeros(len(cutoffs), d_embed)) if cutoffs else None
         self.cluster_bias = nn.Parameter(torch.zeros(len(cutoffs))) if cutoffs else None
         self.projections = nn.ParameterList(
-            nn.Parameter(torch.randn(d_model, width))
+            nn.Parameter(drawn(d_model, width))
             if not tied_projection and is_projected(width, d_model=d_model, div_val=div_val, proj_same_dim=proj_same_dim)
             else None
             for width, tied_projection in zip(widths, tied_projections, strict=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import join
-from transformer_xl.model.softmax import look_up
+from transformer_xl.model.softmax import drawn, look_up
 from transformer_xl.model_config import TransformerXLConfig
 
 
@@ -36,7 +36,7 @@ class NgramEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, n_rows: Sequence[int], *, d_model: int, scale: float) -> None:
         super().__init__()
-        self.tables = nn.ParameterList(torch.randn(n, d_model) for n in n_rows)
+        self.tables = nn.ParameterList(drawn(n, d_model) for n in n_rows)
         self.vocab_size, self.scale = vocab_size, scale
 
     def forward(self, earlier: Sequence[Tensor], ids: Tensor) -> Tensor:

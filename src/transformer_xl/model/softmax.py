@@ -82,6 +82,16 @@ class _LookUp(torch.autograd.Function):
             settings.fill_uninitialized_memory = fills
 
 
+def drawn(*shape: int) -> Tensor:
+    """Return normal numbers. On the meta device, which has none, nothing is drawn, because that would load SymPy for 0.3 s.
+
+    Example:
+        >>> drawn(3, 2).shape
+        torch.Size([3, 2])
+    """
+    return torch.empty(shape) if torch.get_default_device().type == "meta" else torch.randn(shape)
+
+
 class TokenEmbedding(nn.Module):
     """Vectors of token ids, projected where `d_embed` differs from `d_model`, and scaled, usually by sqrt(d_model).
 
@@ -90,7 +100,7 @@ class TokenEmbedding(nn.Module):
 
     def __init__(self, vocab_size: int, *, d_embed: int, d_model: int, scale: float) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(vocab_size, d_embed))
+        self.weight = nn.Parameter(drawn(vocab_size, d_embed))
         self.projection = nn.Linear(d_embed, d_model, bias=False) if d_embed != d_model else None
         self.scale = scale
 
@@ -127,7 +137,7 @@ class TokenSoftmax(nn.Module):
 
     def __init__(self, vocab_size: int, *, d_embed: int, d_model: int, tied: bool, tied_projection: bool = False) -> None:
         super().__init__()
-        self.weight = None if tied else nn.Parameter(torch.randn(vocab_size, d_embed))
+        self.weight = None if tied else nn.Parameter(drawn(vocab_size, d_embed))
         self.bias = nn.Parameter(torch.zeros(vocab_size))
         projected = d_embed != d_model and not tied_projection
         self.projection = nn.Linear(d_model, d_embed, bias=False) if projected else None
