@@ -166,7 +166,8 @@ class Trainer:
         segments = self._next_segments()
         n_token, n_scored = count(segments, self.config, self.world)
         rate = self.schedule.factor(self.step, progress, share=self._share_of_step(progress)) * self._share_of_length(segments)
-        self.model.train()
+        if not self.model.training:  # to tell all modules takes longer than to launch the graph of a small model
+            self.model.train()
         if self._graphs is None:
             told, overflow = self._update(segments, n_scored, progress, rate)
         else:

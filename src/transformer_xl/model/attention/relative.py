@@ -6,6 +6,7 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
@@ -49,7 +50,7 @@ class RelativeAttention(AttentionBlock):
         r_SD = model.drop_input(sinusoids(distances, config.d_model, model.dtype))
         dropatt = config.dropatt if model.training else 0.0
         attend = choose_backend(backend, device, dtype=model.dtype, dropatt=dropatt, d_head=config.d_head)
-        keys = zip(_keys_or_encoded(model, r_SD), _biases(model), strict=True)
+        keys = zip(_keys_or_encoded(model, r_SD, attend), _biases(model), strict=True)
         return [{"r_SD": r, "r_w_bias": u, "r_r_bias": v, "backend": attend} for r, (u, v) in keys]
 
     @staticmethod
@@ -81,7 +82,8 @@ class RelativeAttention(AttentionBlock):
         self, q_BTNH: Tensor, k_BSNH: Tensor, *, first_BT: Tensor, r_SD: Tensor, backend: Attention, **biases: Tensor
     ) -> Tensor:
         """Return how much each query attends to each key, by the paper's equation whatever `backend` is."""
-        return relative_weights(q_BTNH, k_BSNH, self._position_keys(r_SD), first_BT=first_BT, **biases)
+        keys = self._position_keys(r_SD)[: k_BSNH.shape[1]]
+        return relative_weights(q_BTNH, k_BSNH, keys, first_BT=first_BT, **biases)
 
     def position_weights(self) -> list[Tensor]:
         """Return W_kR."""
@@ -93,16 +95,25 @@ class RelativeAttention(AttentionBlock):
         return self.r_net(r_SD).unflatten(-1, (self.n_head, self.d_head))
 
 
-def _keys_or_encoded(model: "TransformerXL", r_SD: Tensor) -> list[Tensor]:
-    """Return the position keys of each layer, (S, N, H), computed together on a GPU; else the encoded distances for each."""
+def _keys_or_encoded(model: "TransformerXL", r_SD: Tensor, attend: Attention) -> list[Tensor]:
+    """Return the position keys of each layer, (S, N, H), computed together on a GPU; else the encoded distances for each.
+
+    The fused backend gets the rows of zeros that it would add to those of each layer.
+    """
     blocks = cast("list[RelativeAttention]", model.attention_blocks())
     if not is_fused(r_SD) or any(type(block) is not RelativeAttention for block in blocks):
         return [r_SD] * len(blocks)
     weights = [block.r_net.drawn_weight() for block in blocks]
     if not all(is_fused(weight) for weight in weights):  # parts of weights in several processes
         return [r_SD] * len(blocks)
-    keys_LXS = torch.stack([narrowed(weight) for weight in weights]) @ narrowed(r_SD).T
-    return list(keys_LXS.transpose(1, 2).unflatten(2, (blocks[0].n_head, blocks[0].d_head)).unbind())
+    weights_LXD = torch.stack([narrowed(weight) for weight in weights])
+    r_SD = narrowed(r_SD)
+    if attend.__module__.endswith(".fused"):
+        from transformer_xl.model.backends.fused import n_padded
+
+        r_SD = F.pad(r_SD, (0, 0, 0, n_padded(len(r_SD)) - len(r_SD)))
+    keys_LSX = torch.bmm(r_SD.expand(len(blocks), *r_SD.shape), weights_LXD.transpose(1, 2))
+    return list(keys_LSX.unflatten(2, (blocks[0].n_head, blocks[0].d_head)).unbind())
 
 
 def _biases(model: "TransformerXL") -> list[tuple[Tensor, Tensor]]:

@@ -2,7 +2,7 @@
 
 Scores of positions P, and what follows from their gradients, are products of the library: (q + v)·rᵀ before a kernel reads P,
 dP·r and dPᵀ·(q + v) after a kernel has written dP. Where they would take more than `SCRATCH_BYTES`, P and dP are computed for
-some rows and heads at a time.
+some rows and heads at a time. The backward pass multiplies P again, unless it is small.
 
 Results are the same to the last bit every time. Needs Triton and a GPU; with TRITON_INTERPRET=1 it runs on any device, slowly.
 
@@ -25,6 +25,15 @@ from transformer_xl.model.backends import fused_kernels as kernels
 from transformer_xl.model.backends.fused_blocks import sum_of_phases, totals
 from transformer_xl.model.dropout import drawn_seed
 
+_KEPT_BYTES = 1 << 22
+"""Scores of positions of at most this size are kept for the backward pass. Those of a large model would take most of a GPU's
+memory."""
+
+
+def n_padded(n_key: int) -> int:
+    """Return how many rows position keys have with the rows of zeros that products read after them."""
+    return -(-n_key // 8) * 8 + 8
+
 
 def fused_attention(
     q_BTNH: Tensor,
@@ -37,7 +46,7 @@ def fused_attention(
     first_BT: Tensor,
     dropatt: float = 0.0,
 ) -> Tensor:
-    """Compute `relative_attention`; the same arguments and result."""
+    """Compute `relative_attention`; the same arguments and result. Position keys may have `n_padded` rows already."""
     return _attend(q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), r_w_bias, r_r_bias, first_BT, dropatt)
 
 
@@ -109,8 +118,10 @@ class _FusedAttention(torch.autograd.Function):
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         log_sum = torch.empty(B, N, T, dtype=torch.float32, device=q.device)
         ctx.launch = launch = Launch.of(q, k, dropatt, n_distance=k.shape[1])
-        padded = F.pad(r, (0, 0, 0, 0, 0, launch.n_column + 8 - len(r)))
-        for part in parts(q, launch.n_column):
+        n_more, ctx.n_row = n_padded(k.shape[1]) - len(r), len(r)
+        padded = F.pad(r, (0, 0, 0, 0, 0, n_more)) if n_more else r
+        pieces, kept = list(parts(q, launch.n_column)), None
+        for part in pieces:
             k_, v_, out_ = (x[part.rows, :, part.heads] for x in (k, v, out))
             log_sum_ = log_sum[part.rows, part.heads]
             qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part)
@@ -118,13 +129,14 @@ class _FusedAttention(torch.autograd.Function):
             tensors = (qu, k_, v_, position, first[part.rows], out_, log_sum_, seed)
             strided = (qu, k, v, out, log_sum, first)
             launch(kernels.forward_kernel, "forward", part, tensors, strided)
-        ctx.save_for_backward(q, k, v, padded, u, v_bias, first, out, log_sum, seed)
+            kept = position if len(pieces) == 1 and position.nbytes <= _KEPT_BYTES else None
+        ctx.save_for_backward(q, k, v, padded, u, v_bias, first, out, log_sum, seed, kept)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        q, k, v, padded, u, v_bias, first, out, log_sum, seed = ctx.saved_tensors
+        q, k, v, padded, u, v_bias, first, out, log_sum, seed, kept = ctx.saved_tensors
         grad, launch = grad_outputs[0].contiguous(), ctx.launch
         B, T, N, H = q.shape
         grad_q, mean = torch.empty_like(out), torch.empty_like(log_sum)
@@ -143,7 +155,7 @@ class _FusedAttention(torch.autograd.Function):
             grad_position = q.new_empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), launch.n_column)
             gradients = (grad, mean, grad_position)
             qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part, gradients)
-            position = qv @ r_windows.transpose(1, 2)
+            position = qv @ r_windows.transpose(1, 2) if kept is None else kept
             tensors = (qu, k_, v_, position, first_, grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position, seed)
             strided = (qu, k, v, out, log_sum, first, grad_k)
             launch(kernels.key_gradient_kernel, "keys", part, tensors, strided)
@@ -151,7 +163,7 @@ class _FusedAttention(torch.autograd.Function):
             tensors = (k_, grad_position, first_, grad_qv, grad_q_, grad_biases[part.rows, :, part.heads], seed)
             launch(kernels.query_gradient_kernel, "queries", part, tensors, (k, out, first, grad_biases))
             by_phase = grad_position.transpose(1, 2) @ qv
-            found, head = sum_of_phases(by_phase, S, r_dtype), part.heads.start
+            found, head = sum_of_phases(by_phase, S, ctx.n_row, r_dtype), part.heads.start
             grad_r[head] = grad_r[head] + found if head in grad_r else found
         (of_biases,) = totals(grad_biases.view(B * n_tile, 1, N * 2 * H), [u.new_empty(N, 2 * H)])
         assert of_biases is not None

@@ -229,10 +229,13 @@ def join_kernel(
     tl.store(out + row.to(tl.int64)[:, None] * D + column[None, :], found, mask=inside)
 
 
-@triton.jit(do_not_specialize=["S", "C"])
-def phase_kernel(by_phase, out, S, C, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
-    """Add up R rows of one head, of eight phases (8, N, C, H) of which phase w begins w rows later, in units of log 2."""
-    n_tile = tl.cdiv(S, R)
+@triton.jit(do_not_specialize=["S", "n_row", "C"])
+def phase_kernel(by_phase, out, S, n_row, C, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
+    """Add up R rows of one head, of eight phases (8, N, C, H) of which phase w begins w rows later, in units of log 2.
+
+    Rows from S on are zeros.
+    """
+    n_tile = tl.cdiv(n_row, R)
     s, head, h = tl.program_id(0) % n_tile * R + tl.arange(0, R), tl.program_id(0) // n_tile, tl.arange(0, W)
     N = tl.num_programs(0) // n_tile
     total = tl.zeros([R, W], tl.float32)
@@ -241,7 +244,7 @@ def phase_kernel(by_phase, out, S, C, H: tl.constexpr, W: tl.constexpr, R: tl.co
         inside = ((s >= phase) & (s < S))[:, None] & (h < H)[None, :]
         total += tl.load(by_phase + at, mask=inside, other=0.0).to(tl.float32)
     at = (s * N + head).to(tl.int64)[:, None] * H + h[None, :]
-    tl.store(out + at, (total * LN_2).to(out.dtype.element_ty), mask=(s < S)[:, None] & (h < H)[None, :])
+    tl.store(out + at, (total * LN_2).to(out.dtype.element_ty), mask=(s < n_row)[:, None] & (h < H)[None, :])
 
 
 class _Added(torch.autograd.Function):
@@ -346,12 +349,15 @@ def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
     return found
 
 
-def sum_of_phases(by_phase_XCH: Tensor, n_row: int, dtype: torch.dtype) -> Tensor:
-    """Return the gradients of position keys, (n_row, N, H), from those of eight phases, (8·N, C, H), in units of log 2."""
+def sum_of_phases(by_phase_XCH: Tensor, n_key: int, n_row: int, dtype: torch.dtype) -> Tensor:
+    """Return the gradients of position keys, (n_row, N, H), from those of eight phases, (8·N, C, H), in units of log 2.
+
+    Rows after those of the keys are zeros.
+    """
     n_all, C, H = by_phase_XCH.shape
     out = torch.empty(n_row, n_all // 8, H, dtype=dtype, device=by_phase_XCH.device)
     sizes = {"H": H, "W": triton.next_power_of_2(H), "R": 16}
-    _launch(phase_kernel, triton.cdiv(n_row, 16) * (n_all // 8), by_phase_XCH, out, n_row, C, **sizes)
+    _launch(phase_kernel, triton.cdiv(n_row, 16) * (n_all // 8), by_phase_XCH, out, n_key, n_row, C, **sizes)
     return out
 
 
