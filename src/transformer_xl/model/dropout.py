@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.model.backends import is_fused
+from transformer_xl.model.backends import has_hooks, is_fused
 from transformer_xl.model.products import linear
 
 _LEVELS = 1 << 16  # 16 random bits decide for an element, so the probability is exact to 1 / 131,072
@@ -115,6 +115,16 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """Return the probability, for `print(model)`."""
         return f"p={self.p}, locked=True" if self.locked else f"p={self.p}"
+
+
+def dropped_pair(drop: Dropout, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return drop(x) and drop(y), each with a mask of its own; on a GPU one kernel computes both."""
+    fits_kernel = is_fused(x) and is_fused(y) and type(drop) is Dropout and not has_hooks(drop)
+    if not fits_kernel or not drop.training or drop.p == 0:
+        return drop(x), drop(y)
+    from transformer_xl.model.backends.fused_blocks import DroppedPair  # Triton takes a second
+
+    return DroppedPair.apply(x, y, drop.p, drop.locked, drawn_seed(x.device), drawn_seed(y.device))
 
 
 class WordDropout(nn.Module):

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.model.backends import MOST_FUSED, is_fused
+from transformer_xl.model.backends import MOST_FUSED, has_hooks, is_fused
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
 from transformer_xl.model.products import linear
 from transformer_xl.model_config import GateKind
@@ -99,8 +99,7 @@ def _fits_kernel(module: nn.Module | None, kind: type[nn.Module]) -> bool:
     """Whether a kernel can do what a module does: it is of the usual kind and size, nobody replaced it or listens to it."""
     if module is None:
         return True
-    listens = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     if isinstance(module, nn.LayerNorm):
         is_usual = module.elementwise_affine and module.bias is not None and module.normalized_shape[-1] <= MOST_FUSED
-        return is_usual and type(module) is kind and not listens
-    return isinstance(module, kind) and not listens
+        return is_usual and type(module) is kind and not has_hooks(module)
+    return isinstance(module, kind) and not has_hooks(module)

@@ -20,9 +20,9 @@ from transformer_xl.model import backends, products
 from transformer_xl.model.attention import relative
 from transformer_xl.model.backends import fused_blocks
 from transformer_xl.model.backends.fused import fused_attention
-from transformer_xl.model.backends.fused_blocks import Dropped, active_inner, added
+from transformer_xl.model.backends.fused_blocks import Dropped, DroppedPair, active_inner, added
 from transformer_xl.model.call import Execution
-from transformer_xl.model.dropout import Dropout, drawn_seed, whole_pass
+from transformer_xl.model.dropout import Dropout, drawn_seed, dropped_pair, whole_pass
 from transformer_xl.model.products import linear, narrowed
 from transformer_xl.training import narrow
 from transformer_xl.training.narrow import NarrowWeights
@@ -96,6 +96,61 @@ def test_the_same_elements_are_dropped_forward_and_backward(locked: bool) -> Non
         assert 0.2 < (out == 0).float().mean().item() < 0.4
         assert bool((out == out[:, :1]).all()) == locked
         assert not torch.equal(out[0], out[1])
+
+
+def count_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which every launch adds the name of its kernel."""
+    launched, launch = [], fused_blocks._launch
+
+    def noted(kernel: Any, *arguments: Any, **named: Any) -> None:
+        launched.append(kernel.fn.__name__)
+        launch(kernel, *arguments, **named)
+
+    monkeypatch.setattr(fused_blocks, "_launch", noted)
+    return launched
+
+
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("shape", "other"),
+    [((2, 9, 34), (2, 5, 17)), ((1, 2, 1030), (1, 3, 515)), ((2, 1, 40), (2, 3, 150)), ((1, 4, 6), (1, 0, 3))],
+)
+def test_a_pair_loses_in_one_launch_what_each_loses_alone(
+    shape: tuple[int, ...], other: tuple[int, ...], dtype: torch.dtype, locked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = [torch.randn(sizes, dtype=dtype, requires_grad=True) for sizes in (shape, other)]
+    grads = [torch.randn_like(x).transpose(0, 1).contiguous().transpose(0, 1) for x in pair]
+    seeds, launched = [torch.tensor([7]), torch.tensor([2**40 + 3])], count_launches(monkeypatch)
+    outs = DroppedPair.apply(*pair, 0.3, locked, *seeds)
+    found = torch.autograd.grad(outs, pair, grads)
+    assert launched == ["pair_kernel"] * 2
+    for x, seed, grad, out, of_x in zip(pair, seeds, grads, outs, found, strict=True):
+        alone = Dropped.apply(x, 0.3, locked, seed)
+        assert out.dtype == of_x.dtype == dtype
+        assert torch.equal(out, alone)
+        assert torch.equal(of_x, torch.autograd.grad(alone, x, grad)[0])
+
+
+def test_pairs_of_many_rows_are_computed_several_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_blocks, "_FEW_ROWS", 4)
+    test_a_pair_loses_in_one_launch_what_each_loses_alone((1, 6, 530), (1, 3, 7), torch.float32, True, monkeypatch)
+
+
+def test_a_pair_is_dropped_in_one_launch_unless_nothing_is_or_somebody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    fuse(monkeypatch)
+    launched, x, y = count_launches(monkeypatch), torch.ones(2, 5, 8), torch.ones(2, 3, 4)
+    for idle in (Dropout(0.0), Dropout(0.5).eval(), nn.Identity()):
+        assert all(map(torch.equal, dropped_pair(idle, x, y), (x, y)))  # pyright: ignore[reportArgumentType]
+    assert launched == []
+    drop, heard, found = Dropout(0.5), [], []
+    for _ in range(2):
+        torch.manual_seed(2)
+        found += [dropped_pair(drop, x, y)]
+        drop.register_forward_hook(lambda _, args, out: heard.append(out))
+    assert launched == ["pair_kernel", "active_kernel", "active_kernel"]
+    assert len(heard) == 2
+    assert all(map(torch.equal, *found))  # the seeds are drawn in the same order
 
 
 def test_dropped_elements_look_independent() -> None:
@@ -262,6 +317,30 @@ def test_attention_weights_are_those_of_the_equation(monkeypatch: pytest.MonkeyP
         assert_close(str(i), weights, expected[i], 1e-5)
 
 
+@pytest.mark.parametrize("locked", [True, False])
+def test_queries_keys_and_values_are_dropped_forward_and_backward(locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What PyTorch projects, multiplied by the masks that the results show, has the same gradients."""
+    model: Any = tiny_model(d_model=12, n_head=2, d_head=6, dropout=0.0, dropqkv=0.3, locked_dropout=locked).train()
+    block = model.layers[0].attention
+    inputs = {"mem": drawn(2, 5, 12), "h": drawn(2, 3, 12), "weight": block.qkv_net.weight}
+
+    def projected() -> Tensor:
+        q, k, v = block.project(inputs["h"], inputs["mem"], None)
+        return torch.cat([q, k, v], 1)
+
+    with monkeypatch.context() as patch:
+        fuse(patch)
+        launched = count_launches(patch)
+        found = gradients(projected(), inputs)
+    assert launched == ["join_kernel", "pair_kernel", "pair_kernel"]
+    masks = found["out"].detach().ne(0) / 0.7
+    assert 0.5 < masks.gt(0).float().mean() < 0.9
+    block.eval()
+    expected = gradients(projected() * masks, inputs)
+    for what, actual in found.items():
+        assert_close(what, actual, expected[what], 1e-5)
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_gradients_of_all_layers_are_computed_together(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over two segments, the second with a gradient into the memory."""
@@ -305,13 +384,15 @@ from triton.compiler import ASTSource
 from transformer_xl.model.backends import fused_blocks
 from transformer_xl.model.backends.fused import fused_attention
 
-FP32, COUNTS = {"sums", "weight", "shift", "x", "mem", "grad_x"}, {"n_row", "T", "M", "S", "C", "n_sum", "mem_row", "mem_at"}
+FP32, SEEDS = {"sums", "weight", "shift", "x", "mem", "grad_x"}, {"seed_at", "other_seed_at"}
+COUNTS = {"n_row", "T", "M", "S", "C", "n_sum", "mem_row", "mem_at", "n_other", "T_other"}
 for name in [name for name in dir(fused_blocks) if name.endswith("_kernel")]:
     kernel = getattr(fused_blocks, name)
-    given = dict(D=384, W=8 if "sum" in name else 512, R=4, H=32, N=3, DROPS=True, LOCKED=True, RELU=True)
+    given = dict(D=384, D_other=768, W=8 if "sum" in name else 512, R=4, H=32, N=3, DROPS=True, LOCKED=True, RELU=True)
     names = list(inspect.signature(kernel.fn).parameters)
     constants = {n: given[n] for n in names if n in given}
-    kinds = dict.fromkeys(COUNTS, "i32") | dict.fromkeys(FP32, "*fp32") | {"p": "fp32", "eps": "fp32", "seed_at": "*i64"}
+    kinds = dict.fromkeys(COUNTS, "i32") | dict.fromkeys(FP32, "*fp32") | dict.fromkeys(SEEDS, "*i64")
+    kinds |= {"p": "fp32", "eps": "fp32"}
     signature = {n: "constexpr" if n in constants else kinds.get(n, "*bf16") for n in names}
     triton.compile(ASTSource(kernel, signature, constexprs=constants), target=GPUTarget("cuda", 90, 32))
     print(name)
@@ -325,5 +406,5 @@ def test_kernels_compile_for_gpus() -> None:
     command = [sys.executable, "-W", "ignore", "-c", COMPILING]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = ["active_gradient", "active", "added_gradient", "added", "join", "phase", "sum"]
+    names = ["active_gradient", "active", "added_gradient", "added", "join", "pair", "phase", "sum"]
     assert done.stdout.split() == [f"{name}_kernel" for name in names]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transformer_xl.model.attention.equation import hidden_keys, masked_softmax
 from transformer_xl.model.backends import is_fused
-from transformer_xl.model.dropout import DropConnectLinear, Dropout
+from transformer_xl.model.dropout import DropConnectLinear, Dropout, dropped_pair
 from transformer_xl.model.gates import block_output, make_gate
 from transformer_xl.model.memory import join
 from transformer_xl.model.products import halves, joined_products, linear
@@ -213,8 +213,9 @@ class AttentionBlock(nn.Module):
             # memory and segment are projected apart: no gradient is computed for the hidden states of the memory
             kv = join(linear(mem, w_kv), linear(h, w_kv), n_pad)
             q = linear(h if self.normalizes_queries else h_BTD, w_q)
-        k, v = halves(self.drop_qkv(kv).unflatten(-1, (2, *heads)))
-        return self.drop_qkv(q).unflatten(-1, heads), k, v
+        kv, q = dropped_pair(self.drop_qkv, kv, q)
+        k, v = halves(kv.unflatten(-1, (2, *heads)))
+        return q.unflatten(-1, heads), k, v
 
     def add(self, h_BTD: Tensor, attended_BTNH: Tensor) -> Tensor:
         """Project the output of the heads and add it to the segment's states, or join them by a gate."""

@@ -132,6 +132,11 @@ def is_fused(x: Tensor) -> bool:
     return type(x) in _PLAIN and _fuses(x.device, x.dtype)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody listens to a module, so that it must be called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
 @cache
 def _fuses(device: torch.device, dtype: torch.dtype) -> bool:
     return fused_problem(device, dtype, 1) is None

@@ -33,7 +33,7 @@ _TILE = 2048
 _FEW_ROWS = 4096
 """Up to so many rows, a program takes one at a time, which its threads sum without waiting for each other."""
 
-jit = triton.jit(do_not_specialize=["n_row", "T", "M", "n_sum"])
+jit = triton.jit(do_not_specialize=["n_row", "T", "M", "n_sum", "n_other", "T_other"])
 
 
 @triton.jit
@@ -123,14 +123,14 @@ def added_gradient_kernel(
         tl.store(own + 2 * D, tl.sum(of_bias, 0), mask=column < D)
 
 
-@jit
-def active_kernel(
-    y, bias, seed_at, out, n_row, T, p,
+@triton.jit
+def _activate(
+    tile, y, bias, seed_at, out, n_row, T, p,
     D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, RELU: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
 ):  # fmt: skip
     """Compute dropout(relu(y + bias)) of a tile, or dropout alone."""
     n_tile = tl.cdiv(D, W)
-    row, column = tl.program_id(0) // n_tile * R + tl.arange(0, R), tl.program_id(0) % n_tile * W + tl.arange(0, W)
+    row, column = tile // n_tile * R + tl.arange(0, R), tile % n_tile * W + tl.arange(0, W)
     inside = (row < n_row)[:, None] & (column < D)[None, :]
     at = row.to(tl.int64)[:, None] * D + column[None, :]
     found = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
@@ -141,6 +141,29 @@ def active_kernel(
     if DROPS:
         found *= _factors(seed_at, row, column, T, p, LOCKED)
     tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def active_kernel(
+    y, bias, seed_at, out, n_row, T, p,
+    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, RELU: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+):  # fmt: skip
+    """Compute dropout(relu(y + bias)), or dropout alone."""
+    _activate(tl.program_id(0), y, bias, seed_at, out, n_row, T, p, D, W, R, RELU, DROPS, LOCKED)
+
+
+@jit
+def pair_kernel(
+    y, seed_at, out, other, other_seed_at, other_out, n_row, T, n_other, T_other, p,
+    D: tl.constexpr, D_other: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+):  # fmt: skip
+    """Compute dropout of two tensors: the first programs take tiles of the one, the others tiles of the other."""
+    tile, n_tile = tl.program_id(0), tl.cdiv(n_row, R) * tl.cdiv(D, W)
+    if tile < n_tile:
+        _activate(tile, y, None, seed_at, out, n_row, T, p, D, W, R, False, DROPS, LOCKED)
+    else:
+        tile -= n_tile
+        _activate(tile, other, None, other_seed_at, other_out, n_other, T_other, p, D_other, W, R, False, DROPS, LOCKED)
 
 
 @jit
@@ -338,6 +361,31 @@ class Dropped(torch.autograd.Function):
         """Drop the same elements of the gradient."""
         (seed,) = ctx.saved_tensors
         return Dropped.apply(grad_outputs[0], ctx.p, ctx.locked, seed), None, None, None
+
+
+class DroppedPair(torch.autograd.Function):
+    """dropout(x) and dropout(y) in one kernel, each as `Dropped` computes it.
+
+    The arguments of `apply` are x (…, T, D) and y, whose sizes may be others, probability, whether it is locked, and two seeds.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
+        """Drop elements of both."""
+        x, y, ctx.p, ctx.locked, *seeds = args
+        ctx.save_for_backward(*seeds)
+        x, y = x.contiguous(), y.contiguous()
+        x_out, y_out = torch.empty_like(x), torch.empty_like(y)
+        sizes, own = (_sizes(states, ctx.p, ctx.locked, widest=512) for states in (x, y))
+        n_program = sum(triton.cdiv(s["n_row"], sizes["R"]) * triton.cdiv(s["D"], sizes["W"]) for s in (sizes, own))
+        sizes |= {"n_other": own["n_row"], "T_other": own["T"], "D_other": own["D"]}  # y has tiles of the same size
+        _launch(pair_kernel, n_program, x, seeds[0], x_out, y, seeds[1], y_out, **sizes)
+        return x_out, y_out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        """Drop the same elements of both gradients."""
+        return *DroppedPair.apply(*grad_outputs, ctx.p, ctx.locked, *ctx.saved_tensors), None, None, None, None
 
 
 def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
