@@ -4,7 +4,8 @@ The numbers are the same: a gradient was bf16 before it became fp32. Such copies
 Weights that are dropped at random are not copied, because they are scaled before they become bf16.
 
 Gradients of small weights are computed after the backward pass, those of equal shapes in one batched product. Each alone would
-fill a small part of a GPU.
+fill a small part of a GPU. Where kernels of our own sum over rows, for biases and norms, the sums of their programs are added
+up then, too. These gradients of biases are not rounded to bf16.
 """
 # pyright: reportPrivateImportUsage=false
 
@@ -12,12 +13,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.products import Factors, keep_factors, multiplied
+from transformer_xl.model.products import Factors, LateSums, keep_factors, multiplied
 
 _Part = tuple[int, Tensor]
 """The gradient of some rows of a weight, and the first of them."""
@@ -40,6 +41,9 @@ class NarrowWeights:
         self._own: list[Tensor] = [p for _, _, p in self._places]
         self._copies: list[Tensor] = [nn.Parameter(p.detach().to(dtype), requires_grad=p.requires_grad) for p in self._own]
         self._late: list[list[Factors]] = [keep_factors(copy) for copy in self._copies]
+        self._sums = LateSums(len(layers))
+        norms = [module for layer in layers for module in layer.modules() if isinstance(module, nn.LayerNorm)]
+        self._summed = {p for norm in norms for p in norm.parameters()} | {copy for copy in self._copies if copy.ndim == 1}
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -49,11 +53,15 @@ class NarrowWeights:
                 torch._foreach_copy_(self._copies, self._own)
         for (module, name, _), copy in zip(self._places, self._copies, strict=True):
             module._parameters[name] = cast("nn.Parameter", copy)
+        for vector in self._summed:
+            cast("Any", vector).late_sums = self._sums
         try:
             yield
         finally:
             for module, name, parameter in self._places:
                 module._parameters[name] = parameter
+            for vector in self._summed:
+                del cast("Any", vector).late_sums
             self._forget()  # what a backward pass that failed has left
 
     @torch.no_grad()
@@ -66,6 +74,10 @@ class NarrowWeights:
         for p, part in self._late_parts():
             parts[p].append(part)
         _add({p: _apart(found, p) for p, found in parts.items() if found})
+        own = dict(zip(self._copies, self._own, strict=True))
+        for vector, gradient in self._sums.gradients():
+            p = own.get(vector, vector)
+            p.grad = gradient if p.grad is None else p.grad.add_(gradient)
         self._forget()
 
     def _late_parts(self) -> Iterator[tuple[Tensor, _Part]]:
@@ -83,6 +95,7 @@ class NarrowWeights:
         for copy, late in zip(self._copies, self._late, strict=True):
             copy.grad = None
             late.clear()
+        self._sums.forget()
 
 
 def _apart(parts: list[_Part], weight: Tensor) -> list[_Part]:

@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,8 @@ from transformer_xl.model.backends.fused import fused_attention
 from transformer_xl.model.backends.fused_blocks import Dropped, DroppedPair, active_inner, added
 from transformer_xl.model.call import Execution
 from transformer_xl.model.dropout import Dropout, drawn_seed, dropped_pair, whole_pass
-from transformer_xl.model.products import linear, narrowed
+from transformer_xl.model.products import LateSums, linear, narrowed
+from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.training import narrow
 from transformer_xl.training.narrow import NarrowWeights
 
@@ -341,6 +343,24 @@ def test_queries_keys_and_values_are_dropped_forward_and_backward(locked: bool, 
         assert_close(what, actual, expected[what], 1e-5)
 
 
+def learned_narrow(
+    model: TransformerXL, segments: Tensor, copies: NarrowWeights | None = None, *, again: bool = False
+) -> dict[str, Tensor]:
+    """Return all gradients of a pass over segments with copies of the weights; later ones have gradients into the memory."""
+    if not again:
+        model.zero_grad(set_to_none=True)
+    torch.manual_seed(1)
+    copies, mems, losses = copies or NarrowWeights(model, torch.bfloat16), None, []
+    with copies.in_place():
+        with torch.autocast(model.device.type, torch.bfloat16), whole_pass():
+            for segment in segments:
+                out = model(segment[:, :-1], mems=mems, labels=segment[:, 1:], keep_graph=True)
+                mems, losses = out.mems, [*losses, out.nll.mean()]
+        torch.stack(losses).sum().backward()
+        copies.collect()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 def test_gradients_of_all_layers_are_computed_together(frozen: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over two segments, the second with a gradient into the memory."""
@@ -348,32 +368,151 @@ def test_gradients_of_all_layers_are_computed_together(frozen: bool, monkeypatch
     model = tiny_model(n_layer=3, d_model=16, n_head=2, d_head=8, d_inner=24, mem_len=5, dropout=0.0).train()
     layers: Any = model.layers
     layers[1].attention.qkv_net.requires_grad_(requires_grad=not frozen)
-    kind, ids, sizes = model.device.type, torch.randint(0, 13, (2, 3, 9), device=model.device), []
+    ids, sizes = torch.randint(0, 13, (2, 3, 9), device=model.device), []
     multiplied = products.multiplied
     monkeypatch.setattr(narrow, "multiplied", lambda alike: sizes.append(len(alike)) or multiplied(alike))
 
-    def learned() -> dict[str, Tensor]:
-        model.zero_grad(set_to_none=True)
-        copies, mems, losses = NarrowWeights(model, torch.bfloat16), None, []
-        with copies.in_place():
-            with torch.autocast(kind, torch.bfloat16), whole_pass():
-                for segment in ids:
-                    out = model(segment[:, :-1], mems=mems, labels=segment[:, 1:], keep_graph=True)
-                    mems, losses = out.mems, [*losses, out.nll.mean()]
-            torch.stack(losses).sum().backward()
-            copies.collect()
-        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-    found = learned()
+    found = learned_narrow(model, ids)
     # queries and the output of attention; keys and values, without and with a memory; inside of the network, and out of it
     assert sorted(sizes) == ([2, 2, 6, 6, 10] if frozen else [3, 3, 6, 6, 12])
     monkeypatch.setattr(products, "_MOST_LATE_ROWS", -1)
-    expected = learned()
+    expected = learned_narrow(model, ids)
     assert len(sizes) == 5
     assert found.keys() == expected.keys()
     assert ("layers.1.attention.qkv_net.weight" in found) != frozen
     for name, gradient in found.items():
         assert_close(name, gradient, expected[name], 2**-7, least=1e-3)
+
+
+def sums_model(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[TransformerXL, Tensor]:
+    """A fused model of three layers, and a segment."""
+    fuse(monkeypatch)
+    sizes = {"n_layer": 3, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24, "mem_len": 5, "dropout": 0.0}
+    model = tiny_model(**{**sizes, **changes}).train()
+    return model, torch.randint(0, 13, (1, 3, 9), device=model.device)
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Say of each kernel that adds up sums how many layers' blocks it does so for."""
+    found: list[int] = []
+    totals, gradients = fused_blocks.totals, LateSums.gradients
+
+    def counted(self: LateSums) -> Iterator[tuple[Tensor, Tensor]]:
+        found.extend(len(taken) for buffers in self._buffers.values() for _, taken in buffers)
+        return gradients(self)
+
+    monkeypatch.setattr(fused_blocks, "totals", lambda *args: found.append(1) or totals(*args))
+    monkeypatch.setattr(LateSums, "gradients", counted)
+    return found
+
+
+def early(monkeypatch: pytest.MonkeyPatch, model: TransformerXL, segments: Tensor) -> dict[str, Tensor]:
+    """Return the gradients where each block adds up its own sums."""
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_blocks, "_MOST_LATE_SUMS", 0)
+        return learned_narrow(model, segments)
+
+
+def check(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """Norms have the same gradients but for the order of sums, and biases the same before they are rounded."""
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        assert_close(name, gradient, expected[name], 2**-8 if name.endswith("er.bias") else 1e-5, least=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "late"),
+    [
+        ({}, [3, 3, 3]),  # the ends of both blocks, and the inside of the feed-forward network
+        ({"pre_lnorm": True}, [3, 3]),  # attention ends without a bias
+        ({"activation": "gelu"}, [3, 3]),
+        ({"pre_lnorm": True, "gate": "gru"}, [3]),
+        ({"dropweight": 0.2}, [1, 1, 1, 1, 1, 1, 3]),  # biases of such maps have no copies
+    ],
+)
+def test_sums_of_all_layers_are_added_up_together(
+    changes: dict[str, Any], late: list[int], sums: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, segments = sums_model(monkeypatch, **changes)
+    found = learned_narrow(model, segments)
+    assert sums == late
+    assert found.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(gradient, found[name]) for name, gradient in learned_narrow(model, segments).items())
+    sums.clear()
+    check(found, early(monkeypatch, model, segments))
+    assert sums == [1] * sum(late)
+
+
+def test_without_copies_each_block_adds_up_its_own_sums(sums: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after a pass with copies; its gradients are the same within the rounding of bf16."""
+    model, segments = sums_model(monkeypatch, mem_len=0)
+    for p in model.parameters():
+        p.data.copy_(p.bfloat16())  # or kernels would read other biases
+    found = learned_narrow(model, segments)
+    sums.clear()
+    model.zero_grad(set_to_none=True)
+    with torch.autocast(model.device.type, torch.bfloat16), whole_pass():
+        out = model(segments[0, :, :-1], labels=segments[0, :, 1:])
+    out.nll.mean().backward()
+    assert sums == [1] * 9
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        assert_close(name, found[name], p.grad, 2**-7, least=1e-3)
+
+
+def test_a_few_large_sums_are_not_kept(sums: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, segments = sums_model(monkeypatch)
+    monkeypatch.setattr(fused_blocks, "_MOST_LATE_SUMS", 2 * 24)  # 24 rows by two programs; the ends of blocks have 2 x 3 x 16
+    learned_narrow(model, segments)
+    assert sorted(sums) == [1] * 6 + [3]
+
+
+def test_frozen_norms_and_biases_get_no_gradient(sums: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, segments = sums_model(monkeypatch)
+    layers: Any = model.layers
+    frozen = ["0.attention.layer_norm.weight", "1.feed_forward.layer_norm.bias", "1.feed_forward.outer.bias"]
+    frozen += ["2.attention.layer_norm.weight", "2.attention.layer_norm.bias", "2.feed_forward.inner.bias"]
+    for name in frozen:
+        layers.get_parameter(name).requires_grad_(requires_grad=False)
+    found = learned_narrow(model, segments)
+    assert not {f"layers.{name}" for name in frozen} & found.keys()
+    assert "layers.0.attention.layer_norm.bias" in found
+    assert sums == [1, 3, 2, 2]  # the sums of the frozen bias are not kept
+    check(found, early(monkeypatch, model, segments))
+
+
+def test_sums_of_several_uses_and_passes_are_added(sums: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers share a norm and a bias."""
+    model, segments = sums_model(monkeypatch)
+    layers: Any = model.layers
+    for i in (1, 2):
+        layers[i].feed_forward.layer_norm = layers[0].feed_forward.layer_norm
+        layers[i].feed_forward.inner = layers[0].feed_forward.inner
+    once = learned_narrow(model, segments)
+    assert sums == [3, 3, 3]
+    twice = learned_narrow(model, segments, again=True)
+    check({name: gradient / 2 for name, gradient in twice.items()}, once)
+    check(once, early(monkeypatch, model, segments))
+
+
+def test_a_failing_pass_leaves_no_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, segments = sums_model(monkeypatch)
+    layers: Any = model.layers
+    copies, taken = NarrowWeights(model, torch.bfloat16), []
+
+    def fail(*_: Any) -> None:
+        taken.extend(copies._sums._buffers)
+        raise KeyboardInterrupt
+
+    listening = layers[0].register_full_backward_hook(fail)
+    with pytest.raises(KeyboardInterrupt):
+        learned_narrow(model, segments, copies)
+    listening.remove()
+    assert len(taken) == 2
+    assert not copies._sums._buffers
+    assert not any(hasattr(p, "late_sums") for p in model.parameters())
+    check(learned_narrow(model, segments, copies), early(monkeypatch, model, segments))
 
 
 COMPILING = """

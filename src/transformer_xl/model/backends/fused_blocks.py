@@ -13,6 +13,7 @@ Shapes: X rows, which are positions of a batch, T positions of each row of the b
 """
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -30,6 +31,9 @@ _MOST_PROGRAMS = 512
 """Programs that sum over rows; a fixed number, because sums in another order have other bits."""
 _TILE = 2048
 """Elements that a program holds of each tensor, unless a row has more."""
+_MOST_LATE_SUMS = 1 << 20
+"""Sums of a kernel are added up late (`products.LateSums`) if there are at most so many, 4 MB. Those of all layers are kept
+until then, and adding up more takes much longer than a launch."""
 _FEW_ROWS = 4096
 """Up to so many rows, a program takes one at a time, which its threads sum without waiting for each other."""
 
@@ -289,7 +293,7 @@ class _Added(torch.autograd.Function):
         _launch(added_kernel, n_program, x, y, bias, weight, shift, seed, out, narrow, eps=eps, **sizes)
         needed = (None, None) if weight is None else (x, y)
         ctx.save_for_backward(*needed, bias, weight, seed)
-        ctx.eps, ctx.x_dtype, ctx.y_dtype = eps, x.dtype, y.dtype
+        ctx.vectors, ctx.eps, ctx.x_dtype, ctx.y_dtype = (weight, shift, bias), eps, x.dtype, y.dtype
         ctx.set_materialize_grads(False)
         return out, narrow
 
@@ -304,12 +308,13 @@ class _Added(torch.autograd.Function):
         assert whole is not None
         grad_y = torch.empty_like(whole, dtype=ctx.y_dtype)
         grad_x = None if weight is None else torch.empty_like(whole, dtype=ctx.x_dtype)
-        sums = None
+        sums, is_late = None, False
         if any(ctx.needs_input_grad[2:5]):
-            sums = torch.empty(n_program, 3, whole.shape[-1], dtype=torch.float32, device=whole.device)
+            sums, is_late = _place_of_sums(ctx.vectors, n_program, whole)
         arguments = (grad, narrow, x, y, bias, weight, seed, grad_x, grad_y, sums)
         _launch(added_gradient_kernel, n_program, *arguments, eps=ctx.eps, **ctx.sizes)
-        of_weight, of_shift, of_bias = (None, None, None) if sums is None else totals(sums, [weight, weight, bias])
+        found = [None] * 3 if sums is None or is_late else totals(sums, [weight, weight, bias])
+        of_weight, of_shift, of_bias = found
         return grad if grad_x is None else grad_x, grad_y, of_bias, of_weight, of_shift, *[None] * 5
 
 
@@ -325,21 +330,23 @@ class _ActiveInner(torch.autograd.Function):
         ctx.sizes = sizes = _sizes(y, p, locked, widest=512)
         n_program = triton.cdiv(sizes["n_row"], sizes["R"]) * triton.cdiv(sizes["D"], sizes["W"])
         _launch(active_kernel, n_program, y, bias, seed, out, RELU=True, **sizes)
-        ctx.save_for_backward(out, bias)
+        ctx.save_for_backward(out)
+        ctx.vectors = (bias,)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Compute both gradients in one pass."""
-        out, bias = ctx.saved_tensors
+        (out,) = ctx.saved_tensors
         sizes = {name: size for name, size in ctx.sizes.items() if name not in ("DROPS", "LOCKED")}
         n_program = min(triton.cdiv(sizes["n_row"], sizes["R"]), _MOST_PROGRAMS)
         grad_y = torch.empty_like(out)
-        sums = torch.empty(n_program, 1, sizes["D"], dtype=torch.float32, device=out.device)
+        sums, is_late = _place_of_sums(ctx.vectors, n_program, out)
         n_tile = triton.cdiv(sizes["D"], sizes["W"])
         _launch(active_gradient_kernel, n_program * n_tile, grad_outputs[0].contiguous(), out, grad_y, sums, **sizes)
-        return grad_y, *totals(sums, [bias]), None, None, None
+        of_bias = None if is_late else totals(sums, [*ctx.vectors])[0]
+        return grad_y, of_bias, None, None, None
 
 
 class Dropped(torch.autograd.Function):
@@ -386,6 +393,16 @@ class DroppedPair(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         """Drop the same elements of both gradients."""
         return *DroppedPair.apply(*grad_outputs, ctx.p, ctx.locked, *ctx.saved_tensors), None, None, None, None
+
+
+def _place_of_sums(vectors: Sequence[Tensor | None], n_program: int, like: Tensor) -> tuple[Tensor, bool]:
+    """Return where programs write what they sum for N vectors, (n_program, N, D), and whether that is added up late."""
+    shape = torch.Size((n_program, len(vectors), like.shape[-1]))
+    keepers = {getattr(vector, "late_sums", None) for vector in vectors if vector is not None and vector.requires_grad}
+    late = keepers.pop() if len(keepers) == 1 and shape.numel() <= _MOST_LATE_SUMS else None
+    if late is not None:
+        return late.slot(vectors, shape, like.device), True
+    return torch.empty(shape, dtype=torch.float32, device=like.device), False
 
 
 def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
