@@ -47,11 +47,13 @@ def keep_factors(weight_OK: Tensor) -> list[Factors]:
 
 
 def multiplied(alike: Sequence[Factors]) -> Sequence[Tensor]:
-    """Return the gradients, (O, K) each, of factors that have the same shapes."""
+    """Return the gradients, (O, K) each, of factors that have the same shapes; a GPU returns those of several in fp32."""
     if len(alike) == 1:
         return [factors.grad.T @ factors.x for factors in alike]
     grads_LXO = torch.stack([factors.grad for factors in alike])
     x_LXK = torch.stack([factors.x for factors in alike])
+    if x_LXK.device.type == "cuda":  # which knows such products alone
+        return torch.bmm(grads_LXO.transpose(1, 2), x_LXK, out_dtype=torch.float32).unbind()
     return torch.bmm(grads_LXO.transpose(1, 2), x_LXK).unbind()
 
 

@@ -115,7 +115,9 @@ def _add(parts: dict[Tensor, list[_Part]]) -> None:
     more = [p for p in parts if p.grad is not None]
     first = [p for p in parts if p.grad is None]
     for p in first:
-        p.grad = torch.empty_like(p)
+        [(_, gradient), *others] = parts[p]
+        p.grad = gradient if not others and gradient.dtype == p.dtype else torch.empty_like(p)
+    first = [p for p in first if p.grad is not parts[p][0][1]]
     for change, weights in ((torch._foreach_add_, more), (torch._foreach_copy_, first)):
         if weights:
             change(*_pairs(weights, parts))
