@@ -83,8 +83,12 @@ class LateSums:
 
     def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Return each vector that wants a gradient, and this gradient, fp32 (D,); a vector that was used twice comes twice."""
+        if not self._buffers:
+            return
+        from transformer_xl.model.backends.fused_blocks import stacked_totals  # Triton takes a second
+
         for buffer, taken in (pair for buffers in self._buffers.values() for pair in buffers):
-            for vectors, sums_ND in zip(taken, buffer[: len(taken)].sum(1), strict=True):
+            for vectors, sums_ND in zip(taken, stacked_totals(buffer[: len(taken)]), strict=True):
                 for vector, sum_D in zip(vectors, sums_ND, strict=True):
                     if vector is not None and vector.requires_grad:
                         yield vector, sum_D
@@ -156,6 +160,32 @@ def _with_copy(x: Tensor) -> Tensor:
         return x
     copy, version = found
     return copy if x._version == version and copy.dtype == torch.get_autocast_dtype(x.device.type) else x
+
+
+def products_of_one(x_XK: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return x Wᵀ, (X, O), of several weights of one shape, by one product; x gets no gradient from small ones."""
+    x, weights = narrowed(x_XK), [narrowed(weight_OK) for weight_OK in weights]
+    late = [found for weight_OK in weights if (found := _late(weight_OK, x)) is not None]
+    return _ProductsOfOne.apply(x, late, *weights) if len(late) == len(weights) else _multiply_by_each(x, weights)
+
+
+def _multiply_by_each(x_XK: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    return torch.bmm(x_XK.expand(len(weights), *x_XK.shape), torch.stack([*weights]).transpose(1, 2)).unbind()
+
+
+class _ProductsOfOne(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
+        x, ctx.late, *weights = args
+        ctx.save_for_backward(x)
+        return _multiply_by_each(x, weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        for late, grad_XO in zip(ctx.late, grad_outputs, strict=True):
+            late.append(Factors(0, grad_XO, x))
+        return None, None, *[None] * len(grad_outputs)
 
 
 def joined_products(mem_BMD: Tensor, h_BTD: Tensor, weight_OD: Tensor, n_query: int) -> tuple[Tensor, Tensor]:

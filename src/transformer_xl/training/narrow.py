@@ -119,14 +119,21 @@ def _add(parts: dict[Tensor, list[_Part]]) -> None:
         p.grad = gradient if not others and gradient.dtype == p.dtype else torch.empty_like(p)
     first = [p for p in first if p.grad is not parts[p][0][1]]
     for change, weights in ((torch._foreach_add_, more), (torch._foreach_copy_, first)):
-        if weights:
-            change(*_pairs(weights, parts))
+        for rows, gradients in _pairs(weights, parts):
+            change(rows, gradients)
 
 
-def _pairs(weights: Iterable[Tensor], parts: dict[Tensor, list[_Part]]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the rows of the weights' gradients that the parts belong to, and the parts."""
-    pairs = [(cast("Tensor", p.grad)[first : first + len(gradient)], gradient) for p in weights for first, gradient in parts[p]]
-    return [rows for rows, _ in pairs], [gradient for _, gradient in pairs]
+def _pairs(weights: Iterable[Tensor], parts: dict[Tensor, list[_Part]]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Return the rows of the weights' gradients that the parts belong to, and the parts; those of each type together.
+
+    Given several types at once, PyTorch would take each pair by itself.
+    """
+    alike: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for p in weights:
+        for first, gradient in parts[p]:
+            alike[gradient.dtype].append((cast("Tensor", p.grad)[first : first + len(gradient)], gradient))
+    for pairs in alike.values():
+        yield [rows for rows, _ in pairs], [gradient for _, gradient in pairs]
 
 
 def _drops(module: nn.Module) -> bool:

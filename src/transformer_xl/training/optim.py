@@ -4,7 +4,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,15 +44,13 @@ class Optimizers:
                     self._stacked[p] = own_part(factors.view(-1, *(1,) * (p.dim() - 1)).expand(p.shape).contiguous(), p)
 
     @torch.no_grad()
-    def step(self, rate: float | Tensor, *, norm: Tensor | None = None, found_inf: Tensor | None = None) -> None:
+    def step(self, rate: float | Tensor, *, found_inf: Tensor | None = None) -> None:
         """Update the parameters from their gradients.
 
         Args:
             rate: factor on the configured learning rates; a scalar tensor is read on its device, so that nothing waits for it.
-            norm: of all gradients, which are then clipped here; None: they have been. Fused optimizers do it in passing.
             found_inf: fp32 scalar on the device; where it is 1, weights, moments and counters stay as they are. None: it is 0.
         """
-        divisor = None if norm is None or self._config.clip is None else ((norm + 1e-6) / self._config.clip).clamp(min=1)
         factors = [[lr * rate for lr in rates] for rates in self._rates]
         if isinstance(rate, Tensor):
             self._rates_there = self._rates_there or [[torch.empty_like(lr) for lr in own] for own in factors]
@@ -69,7 +67,6 @@ class Optimizers:
             part.found_inf = found_inf  # pyright: ignore[reportAttributeAccessIssue]  # fused ones of PyTorch look for it, too
             if isinstance(part, torch.optim.SGD) and found_inf is not None:
                 _fuse(part)
-            _divide(part, divisor)
             part.step()
         for parameter, factors in self._stacked.items():
             parameter.copy_(before[parameter].lerp(parameter, factors))
@@ -123,15 +120,6 @@ class Optimizers:
             elif is_fused:  # it keeps its count of steps on the device
                 value = value.to(parameter.device)
             owner.state[parameter][key] = value.clone()
-
-
-def _divide(part: torch.optim.Optimizer, divisor: Tensor | None) -> None:
-    """Let an optimizer divide its gradients in its next step; divide them now if it is not fused. None: by nothing."""
-    is_fused = all(group.get("fused") for group in part.param_groups)
-    part.grad_scale = divisor if is_fused else None  # pyright: ignore[reportAttributeAccessIssue]  # PyTorch's look for it
-    gradients = [p.grad for group in part.param_groups for p in group["params"] if p.grad is not None]
-    if divisor is not None and gradients and not is_fused:
-        torch._foreach_div_(gradients, divisor)
 
 
 def _fuse(part: torch.optim.SGD) -> None:
@@ -331,9 +319,6 @@ def finite_norm(parameters: Iterator[nn.Parameter], clip: float | None) -> tuple
 
 def clipped(parameters: Iterator[nn.Parameter], clip: float | None) -> tuple[Tensor, Tensor]:
     """Do as `finite_norm` without waiting: the second result is a fp32 scalar, 1 where gradients were not finite."""
-    learned = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([cast("Tensor", parameter.grad) for parameter in learned])
-    if clip is not None:
-        nn.utils.clip_grads_with_norm_(learned, clip, norm)
+    norm = nn.utils.clip_grad_norm_(parameters, math.inf if clip is None else clip)
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return norm, 1 - norm.isfinite().float()

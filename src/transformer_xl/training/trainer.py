@@ -191,7 +191,7 @@ class Trainer:
         self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
         for optimizer in self.optimizers.parts:
             self.scaler.unscale_(optimizer)
-        norm, finite = finite_norm(self.model.parameters(), None if self._decides_there else self.clip)
+        norm, finite = finite_norm(self.model.parameters(), self.clip)
         (nats,) = self.world.sum(float(own_nats))
         finite_loss = math.isfinite(nats)
         finite = finite and finite_loss
@@ -199,10 +199,7 @@ class Trainer:
         if finite:
             # on a GPU by the kernels that graphs consist of, so that all bits are the same with and without
             good = torch.zeros((), device=self.device) if self._decides_there else None
-            if self._decides_there:
-                self.optimizers.step(torch.full((), rate, device=self.device), norm=norm, found_inf=good)
-            else:
-                self.optimizers.step(rate)
+            self.optimizers.step(torch.full((), rate, device=self.device) if self._decides_there else rate, found_inf=good)
             self.average.update(self.model, progress=progress, found_inf=good)
             self.mems = new_mems
         if self.scaler.is_enabled():
@@ -220,9 +217,9 @@ class Trainer:
             found = [kind(*(next(own) for _ in range(n))) for kind, n in kinds]
             self.optimizers.zero_grad()
             nats, new_mems = self._forward_backward(found, n_scored, progress, tail_sizes)
-            norm, found_inf = clipped(self.model.parameters(), None)
+            norm, found_inf = clipped(self.model.parameters(), self.clip)
             found_inf = torch.where(nats.isfinite(), found_inf, 1.0)
-            self.optimizers.step(factor, norm=norm, found_inf=found_inf)
+            self.optimizers.step(factor, found_inf=found_inf)
             self.average.update(self.model, progress=progress, found_inf=found_inf)
             for mems, new in zip(self.mems, new_mems, strict=True):
                 _move(new, mems, unless=found_inf)

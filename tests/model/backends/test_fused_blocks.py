@@ -373,11 +373,12 @@ def test_gradients_of_all_layers_are_computed_together(frozen: bool, monkeypatch
     monkeypatch.setattr(narrow, "multiplied", lambda alike: sizes.append(len(alike)) or multiplied(alike))
 
     found = learned_narrow(model, ids)
-    # queries and the output of attention; keys and values, without and with a memory; inside of the network, and out of it
-    assert sorted(sizes) == ([2, 2, 6, 6, 10] if frozen else [3, 3, 6, 6, 12])
+    # queries and the output of attention; keys and values, and keys of positions, each without and with a memory; inside of the
+    # network, and out of it
+    assert sorted(sizes) == ([2, 2, 3, 3, 6, 6, 10] if frozen else [3, 3, 3, 3, 6, 6, 12])
     monkeypatch.setattr(products, "_MOST_LATE_ROWS", -1)
     expected = learned_narrow(model, ids)
-    assert len(sizes) == 5
+    assert len(sizes) == 7
     assert found.keys() == expected.keys()
     assert ("layers.1.attention.qkv_net.weight" in found) != frozen
     for name, gradient in found.items():
@@ -525,9 +526,11 @@ from transformer_xl.model.backends.fused import fused_attention
 
 FP32, SEEDS = {"sums", "weight", "shift", "x", "mem", "grad_x"}, {"seed_at", "other_seed_at"}
 COUNTS = {"n_row", "T", "M", "S", "C", "n_sum", "mem_row", "mem_at", "n_other", "T_other"}
-for name in [name for name in dir(fused_blocks) if name.endswith("_kernel")]:
+names = [name for name in dir(fused_blocks) if name.endswith("_kernel")]
+for name, stacked in [*((name, False) for name in names), ("sum_kernel", True)]:
     kernel = getattr(fused_blocks, name)
-    given = dict(D=384, D_other=768, W=8 if "sum" in name else 512, R=4, H=32, N=3, DROPS=True, LOCKED=True, RELU=True)
+    given = dict(D=384, D_other=768, W=8 if "sum" in name else 512, R=4, H=32, N=3, STACKED=stacked)
+    given |= dict(DROPS=True, LOCKED=True, RELU=True)
     names = list(inspect.signature(kernel.fn).parameters)
     constants = {n: given[n] for n in names if n in given}
     kinds = dict.fromkeys(COUNTS, "i32") | dict.fromkeys(FP32, "*fp32") | dict.fromkeys(SEEDS, "*i64")
@@ -545,5 +548,5 @@ def test_kernels_compile_for_gpus() -> None:
     command = [sys.executable, "-W", "ignore", "-c", COMPILING]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = ["active_gradient", "active", "added_gradient", "added", "join", "pair", "phase", "sum"]
+    names = ["active_gradient", "active", "added_gradient", "added", "join", "pair", "phase", "sum", "sum"]
     assert done.stdout.split() == [f"{name}_kernel" for name in names]

@@ -5,7 +5,6 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, relative_weights, sinusoids
 from transformer_xl.model.backends import Attention, choose_backend, is_fused
 from transformer_xl.model.dropout import DropConnectLinear
-from transformer_xl.model.products import narrowed
+from transformer_xl.model.products import products_of_one
 from transformer_xl.model_config import TransformerXLConfig
 
 if TYPE_CHECKING:
@@ -106,14 +105,12 @@ def _keys_or_encoded(model: "TransformerXL", r_SD: Tensor, attend: Attention) ->
     weights = [block.r_net.drawn_weight() for block in blocks]
     if not all(is_fused(weight) for weight in weights):  # parts of weights in several processes
         return [r_SD] * len(blocks)
-    weights_LXD = torch.stack([narrowed(weight) for weight in weights])
-    r_SD = narrowed(r_SD)
     if attend.__module__.endswith(".fused"):
         from transformer_xl.model.backends.fused import n_padded
 
         r_SD = F.pad(r_SD, (0, 0, 0, n_padded(len(r_SD)) - len(r_SD)))
-    keys_LSX = torch.bmm(r_SD.expand(len(blocks), *r_SD.shape), weights_LXD.transpose(1, 2))
-    return list(keys_LSX.unflatten(2, (blocks[0].n_head, blocks[0].d_head)).unbind())
+    heads = (blocks[0].n_head, blocks[0].d_head)
+    return [keys_SX.unflatten(1, heads) for keys_SX in products_of_one(r_SD, weights)]
 
 
 def _biases(model: "TransformerXL") -> list[tuple[Tensor, Tensor]]:

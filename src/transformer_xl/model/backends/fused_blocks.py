@@ -218,17 +218,26 @@ def _drawn(drop: Dropout, x: Tensor) -> tuple[float, bool, Tensor | None]:
 
 @jit
 def sum_kernel(
-    sums, first, second, third, n_sum, N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr
+    sums, first, second, third, n_sum,
+    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
-    """Add up what programs summed, (n_sum, N, D), for a part of one of up to three vectors."""
+    """Add up what programs summed, (n_sum, N, D), for a part of one of up to three vectors.
+
+    Of several such sums, one after another, the totals of all vectors are written to the first place.
+    """
     n_tile = tl.cdiv(D, W)
-    vector, column = tl.program_id(0) // n_tile, tl.program_id(0) % n_tile * W + tl.arange(0, W)
+    row, column = tl.program_id(0) // n_tile, tl.program_id(0) % n_tile * W + tl.arange(0, W)
+    vector = row % N
+    sums += (row // N).to(tl.int64) * n_sum * (N * D)
     total = tl.zeros([R, W], tl.float32)
     for p0 in range(0, n_sum, R):
         program = p0 + tl.arange(0, R)
         inside = (program < n_sum)[:, None] & (column < D)[None, :]
         total += tl.load(sums + ((program * N + vector) * D)[:, None] + column[None, :], mask=inside, other=0.0)
     found = tl.sum(total, 0)
+    if STACKED:
+        tl.store(first + row * D + column, found, mask=column < D)
+        return
     if first is not None:  # noqa: SIM102 (the compiler drops the outer one)
         if vector == 0:
             tl.store(first + column, found.to(first.dtype.element_ty), mask=column < D)
@@ -410,7 +419,16 @@ def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
     n_program, N, D = sums.shape
     found = [None if vector is None else torch.empty_like(vector) for vector in like]
     sizes = {"n_sum": n_program, "N": N, "D": D, "W": 8, "R": 512}  # most are loaded at once
-    _launch(sum_kernel, N * triton.cdiv(D, 8), sums, *found, *[None] * (3 - N), **sizes)
+    _launch(sum_kernel, N * triton.cdiv(D, 8), sums, *found, *[None] * (3 - N), STACKED=False, **sizes)
+    return found
+
+
+def stacked_totals(sums_LPND: Tensor) -> Tensor:
+    """Return what the programs of several kernels summed, as fp32 (L, N, D)."""
+    L, n_program, N, D = sums_LPND.shape
+    found = torch.empty(L, N, D, dtype=torch.float32, device=sums_LPND.device)
+    sizes = {"n_sum": n_program, "N": N, "D": D, "W": 32, "R": 64}
+    _launch(sum_kernel, L * N * triton.cdiv(D, 32), sums_LPND, found, None, None, STACKED=True, **sizes)
     return found
 
 
