@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformer_xl.kinds import AttentionKind, BeyondKind, register_attention, register_beyond
     from transformer_xl.model.beyond.model import BeyondTransformerXL
     from transformer_xl.model.body import TransformerXLBody
-    from transformer_xl.model.call import Execution, Rows
+    from transformer_xl.model.call import Execution, Regularizers, Rows
     from transformer_xl.model.key_value_memory import KeyValueMemory
     from transformer_xl.model.language_model import LanguageModel
     from transformer_xl.model.lstm import Lstm
@@ -75,7 +75,7 @@ _NAMES = {
     "kinds": "AttentionKind BeyondKind register_attention register_beyond",
     "model.beyond.model": "BeyondTransformerXL",
     "model.body": "TransformerXLBody",
-    "model.call": "Execution Rows",
+    "model.call": "Execution Regularizers Rows",
     "model.key_value_memory": "KeyValueMemory",
     "model.language_model": "LanguageModel",
     "model.lstm": "Lstm",
@@ -100,8 +100,8 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 __all__ = [
     "Answer", "AttentionKind", "BeyondKind", "BeyondTransformerXL", "Cache", "Converted", "Decoder", "Dynamic", "Example",
     "Execution", "HeadConfig", "Hypothesis", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Memory", "Mems",
-    "ModelOutput", "Order", "Prediction", "Reader", "Request", "Rows", "RunConfig", "Sampling", "Scheduler", "Score",
-    "SegmentStream", "TaskModel", "TaskScore", "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "Tuned",
+    "ModelOutput", "Order", "Prediction", "Reader", "Regularizers", "Request", "Rows", "RunConfig", "Sampling", "Scheduler",
+    "Score", "SegmentStream", "TaskModel", "TaskScore", "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "Tuned",
     "TxlError", "Vanilla", "VanillaConfig", "XLNet", "XLNetConfig", "beam_search", "convert", "evaluate", "finetune",
     "generate", "load", "load_recipe", "mean_squares", "predict", "prepare", "register_attention", "register_beyond",
     "register_model", "train",

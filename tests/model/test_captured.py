@@ -1,6 +1,8 @@
 """A step in fixed places, as a CUDA graph needs it: the bits of any other step, and nothing that waits or depends on data."""
 
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, cast
 
 import pytest
 import torch
@@ -8,8 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.model.test_reader import OPTIONS, clone, model_of, tokens
+from transformer_xl.model import captured as captured_module
 from transformer_xl.model import reader as reader_module
-from transformer_xl.model.captured import Captured
+from transformer_xl.model.captured import Captured, Graphs
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.precision import InferencePrecision
 from transformer_xl.model.reader import Reader
@@ -146,3 +149,43 @@ def test_what_watches_steps_sees_waiting() -> None:
     for wait in (lambda x: x.item(), lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: torch.tensor([1.0]) + x):
         with pytest.raises(AssertionError), Strict():
             wait(torch.ones(1))
+
+
+class Kept(Graphs):
+    """Graphs that are only counted."""
+
+    def __init__(self) -> None:
+        self._must, self.problem, self._times, self._captured = False, None, Counter(), {}
+        self.captures: list[int] = []
+
+    def _capture(self, compute: Any, inputs: Any) -> Any:
+        self.captures.append(inputs)
+        return lambda _: torch.zeros(())
+
+    def launched(self, keys: Iterable[int]) -> list[int]:
+        """Launch work, and return what was captured for it."""
+        del self.captures[:]
+        for key in keys:
+            self._graph_of(key, lambda _: torch.zeros(()), cast("Any", key))
+        return list(self.captures)
+
+
+def test_graphs_make_room_for_work_that_comes_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured_module, "_MOST_GRAPHS", 4)
+    graphs = Kept()
+    assert graphs.launched(range(4)) == []
+    assert graphs.launched([0, 1, 2, 3, 0, 1, 2, 3]) == [0, 1, 2, 3], "the second time"
+    assert graphs.launched([0, 9] * 8) == [], "there is no room"
+    assert graphs.launched([9]) == [9]
+    assert list(graphs._captured) == [2, 3, 0, 9], "the one used longest ago made it"
+    assert graphs.launched([1] * 8) == []
+    assert graphs.launched([1]) == [1]
+    assert len(graphs) == 4
+
+
+def test_more_shapes_than_there_is_room_for_are_hardly_ever_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If each were captured whenever it comes, every step would wait for a capture."""
+    monkeypatch.setattr(captured_module, "_MOST_GRAPHS", 4)
+    graphs = Kept()
+    graphs.launched([*range(10)] * 20)
+    assert len(graphs.launched([*range(10)] * 20)) <= 200 / 8

@@ -186,7 +186,7 @@ def test_a_rate_by_length_is_in_proportion_to_what_a_step_reads() -> None:
 @pytest.mark.parametrize("name", ["activation_penalty", "temporal_penalty"])
 def test_a_model_that_learns_from_other_losses_is_refused_penalties(model: dict[str, Any], name: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"train.{name} \(0.1\).* need a model without losses besides that of the next token"
+        ConfigError, match=rf"train.{name} \(0.1\).* needs a model without losses besides that of the next token"
     ):
         tiny_trainer(model=model, train={name: 0.1, "tgt_len": 12})
 

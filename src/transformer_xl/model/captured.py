@@ -18,7 +18,11 @@ Compute = Callable[[Sequence[Tensor]], Tensor]
 """What a device does: reads inputs, changes state in place, and returns what was found."""
 
 _MOST_GRAPHS = 64
-"""Of more shapes, the graph that was used longest ago is dropped; each takes memory, and a fraction of a second to capture."""
+"""Each takes memory, and a fraction of a second to capture."""
+
+_LAUNCHES_OF_A_CAPTURE = 8
+"""Where there is no room, work is launched so often kernel by kernel before its graph takes the place of the one that was used
+longest ago. That takes about as long as a capture, so shapes that take turns never cost much more than they would without."""
 
 _WARM_UPS = 3
 """Calls before a capture, in which libraries allot what they need and kernels are compiled."""
@@ -107,15 +111,8 @@ class Graphs:
         """
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
-            is_new = key not in self._captured and self._times[key] > 0
-            if is_new and not self.problem:
-                self._try_to_capture(key, compute, inputs)
-            self._times[key] += 1
-            if key in self._captured:
-                self._captured[key] = captured = self._captured.pop(key)  # the last in order is the one used last
-                found = captured(inputs).clone()
-            else:
-                found = compute(inputs)
+            captured = self._graph_of(key, compute, inputs)
+            found = compute(inputs) if captured is None else captured(inputs).clone()
         for tensor in inputs:  # their memory must not be given to others before this work has read them
             tensor.record_stream(self._stream)
         current = torch.cuda.current_stream(self._stream.device)
@@ -128,13 +125,30 @@ class Graphs:
         self._captured.clear()
         self._times.clear()
 
+    def _graph_of(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> "_Captured | None":
+        """Return the graph of some work, captured now if it has come often enough; None: its kernels are launched."""
+        is_full = len(self._captured) >= _MOST_GRAPHS
+        enough = _LAUNCHES_OF_A_CAPTURE if is_full else 1
+        if key not in self._captured and not self.problem and self._times[key] >= enough:
+            self._try_to_capture(key, compute, inputs)
+        if key not in self._captured:
+            self._times[key] += 1
+            return None
+        self._captured[key] = captured = self._captured.pop(key)  # the last in order is the one used last
+        return captured
+
     def _try_to_capture(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> None:
         try:
-            self._captured[key] = self._capture(compute, inputs)
+            captured = self._capture(compute, inputs)
         except RuntimeError as error:
             self.problem = str(error).strip().partition("\n")[0]
             if self._must:
                 raise ConfigError(f"train.graph (on) cannot be: {self.problem}; use auto") from None
+            return
+        if len(self._captured) >= _MOST_GRAPHS:  # the device is idle, and the others hold the memory that all share
+            oldest = next(iter(self._captured))
+            del self._captured[oldest], self._times[oldest]
+        self._captured[key] = captured
 
     def _capture(self, compute: Compute, inputs: Sequence[Tensor]) -> "_Captured":
         graph, places = torch.cuda.CUDAGraph(), [tensor.clone() for tensor in inputs]
@@ -144,8 +158,6 @@ class Graphs:
         # what other threads do meanwhile, such as NCCL's watchdog, is not this one's mistake
         with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
             found = compute(places)
-        if len(self._captured) >= _MOST_GRAPHS:  # while the device is idle, and others hold the memory that they share
-            del self._captured[next(iter(self._captured))]
         return _Captured(graph, places, found)
 
 

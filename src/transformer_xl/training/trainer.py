@@ -467,10 +467,11 @@ def check_settings(
             f"train.label_smoothing ({train.label_smoothing:g}) needs a model with a plain softmax (no model.cutoffs) and "
             "without losses besides that of the next token; leave it out, or those"
         )
-    if (train.activation_penalty or train.temporal_penalty) and not is_plain:
+    penalties = {"activation_penalty": train.activation_penalty, "temporal_penalty": train.temporal_penalty}
+    if (asked := next((name for name, factor in penalties.items() if factor), None)) and not is_plain:
         raise ConfigError(
-            f"train.activation_penalty ({train.activation_penalty:g}) and train.temporal_penalty ({train.temporal_penalty:g}) "
-            "need a model without losses besides that of the next token; leave them out, or those"
+            f"train.{asked} ({penalties[asked]:g}) needs a model without losses besides that of the next token; leave it "
+            "out, or what adds them (model.intermediate_losses, model.n_target, model.beyond=conv)"
         )
     if train.compile:
         check_compiler(device)

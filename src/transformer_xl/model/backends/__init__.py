@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +96,15 @@ def _uncompiled(attend: Attention) -> Attention:
 @cache
 def _load(module: str, function: str) -> Attention:
     return getattr(import_module(f"transformer_xl.model.{module}"), function)
+
+
+def run_untraced(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """Call a function that launches kernels, outside of what `torch.compile` makes of a layer; it would trace the launches."""
+    if not torch.compiler.is_compiling():
+        return function(*inputs)
+    from transformer_xl.model.backends.untraced import call  # which loads the compiler
+
+    return call(function, *inputs)
 
 
 MOST_FUSED = 16_384

@@ -20,7 +20,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.model.backends import SCRATCH_BYTES
+from transformer_xl.model.backends import SCRATCH_BYTES, run_untraced
 from transformer_xl.model.backends import fused_kernels as kernels
 from transformer_xl.model.backends.fused_blocks import sum_of_phases, totals
 from transformer_xl.model.dropout import drawn_seed
@@ -47,16 +47,7 @@ def fused_attention(
     dropatt: float = 0.0,
 ) -> Tensor:
     """Compute `relative_attention`; the same arguments and result. Position keys may have `n_padded` rows already."""
-    return _attend(q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), r_w_bias, r_r_bias, first_BT, dropatt)
-
-
-def _attend(*inputs: Any) -> Tensor:
-    """Run the autograd node outside of what `torch.compile` makes of a layer; it would trace the launches, and some fail."""
-    if torch.compiler.is_compiling():
-        from transformer_xl.model.backends.untraced import call
-
-        return call(_run, *inputs)
-    return _run(*inputs)
+    return run_untraced(_run, q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), r_w_bias, r_r_bias, first_BT, dropatt)
 
 
 def _run(*inputs: Any) -> Tensor:

@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.attention.two_streams import Sight
 from transformer_xl.model.backends import fused_ranked_kernels as kernels
+from transformer_xl.model.backends import run_untraced
 from transformer_xl.model.backends.fused import Launch, Part, parts
 from transformer_xl.model.dropout import drawn_seed
 
@@ -49,16 +50,7 @@ def fused_ranked_attention(
     if sight.query_segment is not None and sight.key_segment is not None:
         differs_NH = (seg_embed[1] - seg_embed[0]).to(dtype) * scale
         more_BNQ = torch.einsum("bqnh,nh->bnq", q_BQNH + r_s_bias.to(dtype), differs_NH).float()
-    return _attend(content_query, position_query, more_BNQ, k_BSNH, v_BSNH, r_XPNH.to(dtype), sight, dropatt)
-
-
-def _attend(*inputs: Any) -> Tensor:
-    """Run the autograd node outside of what `torch.compile` makes of a layer; it would trace the launches, and some fail."""
-    if torch.compiler.is_compiling():
-        from transformer_xl.model.backends.untraced import call
-
-        return call(_run, *inputs)
-    return _run(*inputs)
+    return run_untraced(_run, content_query, position_query, more_BNQ, k_BSNH, v_BSNH, r_XPNH.to(dtype), sight, dropatt)
 
 
 def _run(*inputs: Any) -> Tensor:
