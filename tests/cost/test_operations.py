@@ -131,7 +131,10 @@ def test_what_fused_kernels_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(flops) == 7 * product
     planned = count_flops(work(settings, rows=3, tgt_len=32, backend="triton"))
     assert counter.get_total_flops() + sum(flops) == planned.needed + planned.repeated
-    assert planned.repeated == 2 * product
+    assert planned.repeated == product
+    assert count_flops(work(settings, rows=600, tgt_len=32, backend="triton")).repeated == 2 * 200 * product, (
+        "too large to keep"
+    )
 
 
 # of a tiny model: 13 tokens, 2 layers, d_model 10, 3 heads of 4, d_inner 14, 5 positions of memory

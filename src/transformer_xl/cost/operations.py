@@ -132,14 +132,15 @@ def count_flops(work: Work) -> Flops:
 def _repeats(work: Work) -> dict[Part, int]:
     """Return how often the backward pass of attention repeats each product.
 
-    Backends that do not keep the weights compute scores once more, and so does `content_attention` in fp32 on a CPU.
+    Backends that do not keep the weights compute scores once more, and so does `content_attention` in fp32 on a CPU. Fused
+    kernels keep small scores of positions.
     """
     if work.model.config.attention_kind.by_content:
         return {"content": int(work.on_cpu and work.precision == "fp32")}
     if not work.model.config.has_backends:
         return {}
     again = int(work.backend == "triton" or (work.backend == "matmul" and work.precision == "fp32"))
-    return {"content": again, "distance": again}
+    return {"content": again, "distance": 0 if work.kept_position_bytes else again}
 
 
 def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> float:

@@ -13,6 +13,7 @@ import torch
 from transformer_xl.config import RunConfig
 from transformer_xl.data.named import NAMED
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.backends import KEPT_BYTES
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.softmax import CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS
@@ -63,6 +64,15 @@ class Work:
     def is_fused(self) -> bool:
         """Whether what stands between the products of a layer are kernels that keep no masks."""
         return self.backend == "triton" and not self.on_cpu
+
+    @property
+    def kept_position_bytes(self) -> int:
+        """Bytes of the scores of positions that fused kernels keep in a layer: of eight phases, whose rows are padded."""
+        if self.backend != "triton" or not self.model.config.has_backends:
+            return 0
+        n_query, n_column = (-(-n // 8) * 8 for n in (self.tgt_len, self.n_key))
+        n_byte = self.rows * self.model.config.n_head * n_query * n_column * self.element
+        return n_byte if n_byte <= KEPT_BYTES else 0
 
     @property
     def changes_memory(self) -> bool:

@@ -17,6 +17,9 @@ Attention = Callable[..., Tensor]
 
 SCRATCH_BYTES = 1 << 30
 """Fused kernels take scores of positions of at most so many bytes at a time, unless those of one head of one row are more."""
+KEPT_BYTES = 1 << 22
+"""They keep scores of positions of at most this size for the backward pass. Those of a large model would take most of a GPU's
+memory."""
 
 _FUNCTIONS = {
     "equation": ("attention.equation", "relative_attention"),

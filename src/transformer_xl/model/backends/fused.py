@@ -20,14 +20,10 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.model.backends import SCRATCH_BYTES, run_untraced
+from transformer_xl.model.backends import KEPT_BYTES, SCRATCH_BYTES, run_untraced
 from transformer_xl.model.backends import fused_kernels as kernels
 from transformer_xl.model.backends.fused_blocks import sum_of_phases, totals
 from transformer_xl.model.dropout import drawn_seed
-
-_KEPT_BYTES = 1 << 22
-"""Scores of positions of at most this size are kept for the backward pass. Those of a large model would take most of a GPU's
-memory."""
 
 
 def n_padded(n_key: int) -> int:
@@ -120,7 +116,7 @@ class _FusedAttention(torch.autograd.Function):
             tensors = (qu, k_, v_, position, first[part.rows], out_, log_sum_, seed)
             strided = (qu, k, v, out, log_sum, first)
             launch(kernels.forward_kernel, "forward", part, tensors, strided)
-            kept = position if len(pieces) == 1 and position.nbytes <= _KEPT_BYTES else None
+            kept = position if len(pieces) == 1 and position.nbytes <= KEPT_BYTES else None
         ctx.save_for_backward(q, k, v, padded, u, v_bias, first, out, log_sum, seed, kept)
         return out
 
