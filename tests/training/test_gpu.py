@@ -100,7 +100,8 @@ def test_a_graph_gives_the_bits_of_single_kernels(name: str, home: Path, tmp_pat
 def test_graphs_of_more_lengths_than_are_kept_give_the_same_bits(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformer_xl.model.captured._MOST_GRAPHS", 2)
+    for name, number in (("_MOST_GRAPHS", 2), ("_LAUNCHES_OF_A_CAPTURE", 1)):
+        monkeypatch.setattr(f"transformer_xl.model.captured.{name}", number)
     test_a_graph_gives_the_bits_of_single_kernels("penalties", home, tmp_path)
 
 

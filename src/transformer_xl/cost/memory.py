@@ -146,7 +146,7 @@ def _scores_bytes(work: Work) -> int:
     """Return the bytes that a backend keeps besides queries, keys and values."""
     config, T, e = work.model.config, work.tgt_len, work.element
     if work.backend == "triton" and config.attention_kind.has_backends:
-        return work.n_token * config.n_head * _FP32 + work.kept_position_bytes  # a sum for each query
+        return work.n_token * config.n_head * _FP32 + work.kept_position_bytes  # the first: a sum for each query
     n_weight = work.rows * config.n_head * T * work.n_key
     kept = (n_weight * e if e != _FP32 else 0) + (n_weight if config.dropatt else 0)
     # the result a second time, as the output projection reads it; weights; the mask of hidden keys

@@ -67,7 +67,7 @@ class Work:
 
     @property
     def kept_position_bytes(self) -> int:
-        """Bytes of the scores of positions that fused kernels keep in a layer: of eight phases, whose rows are padded."""
+        """Bytes of the scores of positions that fused kernels keep in a layer; lengths are padded to multiples of eight."""
         if self.backend != "triton" or not self.model.config.has_backends:
             return 0
         n_query, n_column = (-(-n // 8) * 8 for n in (self.tgt_len, self.n_key))

@@ -4,14 +4,12 @@ PyTorch multiplies fp32 by MKL, which is slow on processors of AMD with AVX-512.
 twice as fast. Both sum in fp32, in another order.
 
 A weight may have a list for the factors of its gradient (`keep_factors`). Small products then leave their factors there instead
-of multiplying them, and whoever made the lists multiplies those of equal shapes together after the backward pass. `LateSums` is
-the same for the gradients of norms and biases, which are sums.
+of multiplying them, and whoever made the lists multiplies those of equal shapes together after the backward pass.
 
-Shapes: X any number of rows, K width of the input, O of the output; of sums P programs, N vectors, D width.
+Shapes: X any number of rows, K width of the input, O of the output.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple, cast
 
@@ -52,50 +50,9 @@ def multiplied(alike: Sequence[Factors]) -> Sequence[Tensor]:
         return [factors.grad.T @ factors.x for factors in alike]
     grads_LXO = torch.stack([factors.grad for factors in alike])
     x_LXK = torch.stack([factors.x for factors in alike])
-    if x_LXK.device.type == "cuda":  # which knows such products alone
+    if x_LXK.device.type == "cuda":  # a CPU has no such product with a result in fp32
         return torch.bmm(grads_LXO.transpose(1, 2), x_LXK, out_dtype=torch.float32).unbind()
     return torch.bmm(grads_LXO.transpose(1, 2), x_LXK).unbind()
-
-
-class LateSums:
-    """Gradients of vectors that are sums over rows, of which each program of a kernel has summed some.
-
-    What the kernels of all layers write for equal shapes lies in one buffer. So one kernel adds it up after the backward pass,
-    and nothing is copied. A vector has a kernel write here if this is its attribute `late_sums`.
-
-    Args:
-        n_slot: how many kernels write into one buffer.
-    """
-
-    def __init__(self, n_slot: int) -> None:
-        self._n_slot = n_slot
-        self._buffers: dict[torch.Size, list[tuple[Tensor, list[Sequence[Tensor | None]]]]] = defaultdict(list)
-        """By the shape of a slot, (P, N, D): buffers, and the vectors of each slot that is taken."""
-
-    def slot(self, vectors: Sequence[Tensor | None], shape: torch.Size, device: torch.device) -> Tensor:
-        """Return where a kernel writes its sums for N vectors, fp32 (P, N, D)."""
-        buffers = self._buffers[shape]
-        if not buffers or len(buffers[-1][1]) == self._n_slot:
-            buffers.append((torch.empty(self._n_slot, *shape, dtype=torch.float32, device=device), []))
-        buffer, taken = buffers[-1]
-        taken.append(vectors)
-        return buffer[len(taken) - 1]
-
-    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return each vector that wants a gradient, and this gradient, fp32 (D,); a vector that was used twice comes twice."""
-        if not self._buffers:
-            return
-        from transformer_xl.model.backends.fused_blocks import stacked_totals  # Triton takes a second
-
-        for buffer, taken in (pair for buffers in self._buffers.values() for pair in buffers):
-            for vectors, sums_ND in zip(taken, stacked_totals(buffer[: len(taken)]), strict=True):
-                for vector, sum_D in zip(vectors, sums_ND, strict=True):
-                    if vector is not None and vector.requires_grad:
-                        yield vector, sum_D
-
-    def forget(self) -> None:
-        """Drop all sums."""
-        self._buffers.clear()
 
 
 def _late(weight_OK: Tensor, *inputs: Tensor) -> list[Factors] | None:

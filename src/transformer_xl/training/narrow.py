@@ -4,13 +4,13 @@ The numbers are the same: a gradient was bf16 before it became fp32. Such copies
 Weights that are dropped at random are not copied, because they are scaled before they become bf16.
 
 Gradients of small weights are computed after the backward pass, those of equal shapes in one batched product. Each alone would
-fill a small part of a GPU. Where kernels of our own sum over rows, for biases and norms, the sums of their programs are added
-up then, too. These gradients of biases are not rounded to bf16.
+fill a small part of a GPU. The kernels that sum over rows for norms and biases leave partial sums, which are added up then, too
+(`LateSums`). These gradients of biases are not rounded to bf16.
 """
 # pyright: reportPrivateImportUsage=false
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, cast
@@ -18,10 +18,52 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.products import Factors, LateSums, keep_factors, multiplied
+from transformer_xl.model.products import Factors, keep_factors, multiplied
 
 _Part = tuple[int, Tensor]
 """The gradient of some rows of a weight, and the first of them."""
+
+
+class LateSums:
+    """Partial sums of the gradients of norms and biases, kept for all layers until the backward pass has ended.
+
+    Each program of a kernel sums some rows. The kernels of all layers write partial sums of one shape to one buffer. One more
+    kernel adds up the whole buffer, and nothing is copied. A kernel writes here if its norm or bias has this object as its
+    attribute `late_sums`.
+
+    Args:
+        n_slot: how many kernels write to one buffer.
+    """
+
+    def __init__(self, n_slot: int) -> None:
+        self._n_slot = n_slot
+        self._buffers: dict[torch.Size, list[tuple[Tensor, list[Sequence[Tensor | None]]]]] = defaultdict(list)
+        """By the shape of a slot, (P, N, D): buffers, and the vectors of each slot that is taken."""
+
+    def slot(self, vectors: Sequence[Tensor | None], shape: torch.Size, device: torch.device) -> Tensor:
+        """Return where a kernel of P programs writes its sums for N vectors, fp32 (P, N, D)."""
+        buffers = self._buffers[shape]
+        if not buffers or len(buffers[-1][1]) == self._n_slot:
+            buffers.append((torch.empty(self._n_slot, *shape, dtype=torch.float32, device=device), []))
+        buffer, taken = buffers[-1]
+        taken.append(vectors)
+        return buffer[len(taken) - 1]
+
+    def gradients(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each vector that wants a gradient, and this gradient, fp32 (D,); a vector that was used twice comes twice."""
+        if not self._buffers:
+            return
+        from transformer_xl.model.backends.fused_blocks import stacked_totals  # Triton takes a second
+
+        for buffer, taken in (pair for buffers in self._buffers.values() for pair in buffers):
+            for vectors, sums_ND in zip(taken, stacked_totals(buffer[: len(taken)]), strict=True):
+                for vector, sum_D in zip(vectors, sums_ND, strict=True):
+                    if vector is not None and vector.requires_grad:
+                        yield vector, sum_D
+
+    def forget(self) -> None:
+        """Drop all sums."""
+        self._buffers.clear()
 
 
 class NarrowWeights:

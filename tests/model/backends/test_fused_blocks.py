@@ -24,10 +24,10 @@ from transformer_xl.model.backends.fused import fused_attention
 from transformer_xl.model.backends.fused_blocks import Dropped, DroppedPair, active_inner, added
 from transformer_xl.model.call import Execution
 from transformer_xl.model.dropout import Dropout, drawn_seed, dropped_pair, whole_pass
-from transformer_xl.model.products import LateSums, linear, narrowed
+from transformer_xl.model.products import linear, narrowed
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.training import narrow
-from transformer_xl.training.narrow import NarrowWeights
+from transformer_xl.training.narrow import LateSums, NarrowWeights
 
 pytestmark = [
     pytest.mark.usefixtures("on_the_gpu", "true_bf16"),

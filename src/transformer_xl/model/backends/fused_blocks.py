@@ -32,8 +32,8 @@ _MOST_PROGRAMS = 512
 _TILE = 2048
 """Elements that a program holds of each tensor, unless a row has more."""
 _MOST_LATE_SUMS = 1 << 20
-"""Sums of a kernel are added up late (`products.LateSums`) if there are at most so many, 4 MB. Those of all layers are kept
-until then, and adding up more takes much longer than a launch."""
+"""A kernel with at most so many partial sums, 4 MB, leaves them for later (`LateSums` in `training/narrow.py`). Larger ones of
+all layers would take much memory, and adding them up takes much longer than a launch."""
 _FEW_ROWS = 4096
 """Up to so many rows, a program takes one at a time, which its threads sum without waiting for each other."""
 
@@ -221,9 +221,10 @@ def sum_kernel(
     sums, first, second, third, n_sum,
     N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, STACKED: tl.constexpr,
 ):  # fmt: skip
-    """Add up what programs summed, (n_sum, N, D), for a part of one of up to three vectors.
+    """Add up the partial sums of programs, (n_sum, N, D), for some columns of one vector.
 
-    Of several such sums, one after another, the totals of all vectors are written to the first place.
+    Each of the N vectors has a result of its own. If the sums of several kernels are stacked, (L, n_sum, N, D), all results go
+    to the first tensor, (L, N, D).
     """
     n_tile = tl.cdiv(D, W)
     row, column = tl.program_id(0) // n_tile, tl.program_id(0) % n_tile * W + tl.arange(0, W)
@@ -267,9 +268,9 @@ def join_kernel(
 
 @triton.jit(do_not_specialize=["S", "n_row", "C"])
 def phase_kernel(by_phase, out, S, n_row, C, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
-    """Add up R rows of one head, of eight phases (8, N, C, H) of which phase w begins w rows later, in units of log 2.
+    """Add up the gradients of R position keys of one head from all eight phases, (8, N, C, H), in units of log 2.
 
-    Rows from S on are zeros.
+    Phase w begins w rows later. Rows from S on become zeros.
     """
     n_tile = tl.cdiv(n_row, R)
     s, head, h = tl.program_id(0) % n_tile * R + tl.arange(0, R), tl.program_id(0) // n_tile, tl.arange(0, W)
@@ -322,8 +323,8 @@ class _Added(torch.autograd.Function):
             sums, is_late = _place_of_sums(ctx.vectors, n_program, whole)
         arguments = (grad, narrow, x, y, bias, weight, seed, grad_x, grad_y, sums)
         _launch(added_gradient_kernel, n_program, *arguments, eps=ctx.eps, **ctx.sizes)
-        found = [None] * 3 if sums is None or is_late else totals(sums, [weight, weight, bias])
-        of_weight, of_shift, of_bias = found
+        is_done = sums is None or is_late
+        of_weight, of_shift, of_bias = [None] * 3 if is_done else totals(sums, [weight, weight, bias])
         return grad if grad_x is None else grad_x, grad_y, of_bias, of_weight, of_shift, *[None] * 5
 
 
@@ -405,7 +406,7 @@ class DroppedPair(torch.autograd.Function):
 
 
 def _place_of_sums(vectors: Sequence[Tensor | None], n_program: int, like: Tensor) -> tuple[Tensor, bool]:
-    """Return where programs write what they sum for N vectors, (n_program, N, D), and whether that is added up late."""
+    """Return where programs write their partial sums for N vectors, (n_program, N, D), and whether they stay there."""
     shape = torch.Size((n_program, len(vectors), like.shape[-1]))
     keepers = {getattr(vector, "late_sums", None) for vector in vectors if vector is not None and vector.requires_grad}
     late = keepers.pop() if len(keepers) == 1 and shape.numel() <= _MOST_LATE_SUMS else None
@@ -424,7 +425,7 @@ def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
 
 
 def stacked_totals(sums_LPND: Tensor) -> Tensor:
-    """Return what the programs of several kernels summed, as fp32 (L, N, D)."""
+    """Return the totals of L kernels' partial sums for N vectors, fp32 (L, N, D)."""
     L, n_program, N, D = sums_LPND.shape
     found = torch.empty(L, N, D, dtype=torch.float32, device=sums_LPND.device)
     sizes = {"n_sum": n_program, "N": N, "D": D, "W": 32, "R": 64}
