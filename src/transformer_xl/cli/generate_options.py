@@ -130,7 +130,7 @@ class Choice:
     """How tokens are chosen.
 
     Args:
-        temperature: 1 draws as the model believes, lower is safer, 0 takes the likeliest token.
+        temperature: 1 draws with the model's own probabilities, lower favors likely tokens, 0 takes the likeliest token.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the likeliest tokens that together have this probability.
         min_p: draw from tokens at least this many times as likely as the likeliest.
