@@ -44,7 +44,7 @@ class Regularizers:
 
     Attributes:
         label_smoothing: share of the loss in which all tokens are equally right (Szegedy et al. 2016, arXiv 1512.00567).
-        activation: factor of the mean square of the last layer's states, before their dropout.
+        activation: factor of the mean square of the last layer's states, before their dropout (AWD-LSTM's code: after it).
         temporal: factor of the mean square of their changes from token to token (both Merity et al. 2017, arXiv 1708.01009).
     """
 

@@ -84,6 +84,7 @@ class LanguageModel(SequenceModel):
             logits, or with labels nats per token, and the new memory.
 
         Raises:
+            ConfigError: regularizers that this kind of model cannot have.
             ValueError: shapes that do not fit together.
         """
         if ids.dim() != 2 or ids.shape[1] == 0:
@@ -119,6 +120,11 @@ class LanguageModel(SequenceModel):
             yield last
         finally:
             hook.remove()
+        if len(last) != 1:
+            raise ConfigError(
+                f"penalties on the last layer's states need a {type(self).__name__}.read that gives them to self.drop_output "
+                f"once, and it does so {len(last)} times; set them to 0"
+            )
 
     def hidden_states(
         self, ids: Tensor, *, mems: Memory | None = None, rows: Rows = Rows()

@@ -45,14 +45,20 @@ def keep_factors(weight_OK: Tensor) -> list[Factors]:
 
 
 def multiplied(alike: Sequence[Factors]) -> Sequence[Tensor]:
-    """Return the gradients, (O, K) each, of factors that have the same shapes; a GPU returns those of several in fp32."""
+    """Return the gradients, (O, K) each, of factors that have the same shapes; most GPUs return those of several in fp32."""
     if len(alike) == 1:
         return [factors.grad.T @ factors.x for factors in alike]
     grads_LXO = torch.stack([factors.grad for factors in alike])
     x_LXK = torch.stack([factors.x for factors in alike])
-    if x_LXK.device.type == "cuda":  # a CPU has no such product with a result in fp32
+    if _returns_fp32(x_LXK.device):
         return torch.bmm(grads_LXO.transpose(1, 2), x_LXK, out_dtype=torch.float32).unbind()
     return torch.bmm(grads_LXO.transpose(1, 2), x_LXK).unbind()
+
+
+@cache
+def _returns_fp32(device: torch.device) -> bool:
+    """Say whether a device has a batched product of bf16 with a result in fp32; PyTorch has none for CPUs and older GPUs."""
+    return device.type == "cuda" and (torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0))
 
 
 def _late(weight_OK: Tensor, *inputs: Tensor) -> list[Factors] | None:
