@@ -33,6 +33,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+IN_THE_SUITE = ("plain", "adaptive", "pairs and triples", "averages, gates")
+"""An export takes a second or more; the others are slow tests."""
+
 Export = Callable[[str], tuple[TransformerXL, Path]]
 
 
@@ -78,7 +81,9 @@ class Runner:
         return torch.from_numpy(named["logits"])
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=[] if name in IN_THE_SUITE else pytest.mark.slow) for name in VARIANTS]
+)
 def test_the_graph_is_the_model_segment_after_segment(variant: str, exported: Export) -> None:
     model, path = exported(variant)
     assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]

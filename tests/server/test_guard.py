@@ -287,10 +287,10 @@ def test_a_minute_has_so_many_requests_and_tokens(serve: Serve) -> None:
 def test_a_streamed_text_waits_for_its_tokens(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer_xl.server.guard._BODY_SECONDS", 0.2)  # our own waiting does not count
     monkeypatch.setattr("transformer_xl.server.guard._LEAST_RATE", 1e9)
-    client = serve(tokens=Budget(60 * 40_000))
+    client = serve(tokens=Budget(60 * 8_000))
     one = client.post("/v1/sessions", json={}).json()["id"]
-    client.service.tokens.spend(LOCAL_OWNER, 60 * 40_000 - 100)  # a second's worth is missing for what comes
-    text = "read on " * 5_000
+    client.service.tokens.spend(LOCAL_OWNER, 60 * 8_000 - 100)  # a second's worth is missing for what comes
+    text = "read on " * 1_000
     answer = client.post(f"/v1/sessions/{one}/append", content=text.encode(), headers={"content-type": "text/plain"})
     assert answer.status_code == 200 and answer.json()["n_read"] == len(text)
 

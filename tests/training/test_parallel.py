@@ -1,5 +1,8 @@
 """Several processes train as one does: same losses, same bits when resumed, in any number of processes."""
 
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +10,7 @@ import pytest
 
 from tests.forked import run_forked, run_jobs
 from tests.training import parallel_cases
+from transformer_xl.files import locked
 
 Cases = dict[str, dict[str, dict[str, Any]]]
 Jobs = dict[str, list[Any]]
@@ -69,13 +73,27 @@ MODULE = "tests.training.parallel_cases"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where checkpoints lie."""
-    return tmp_path_factory.mktemp("saved")
+    """Where checkpoints lie, and results, which the processes of the suite share: one may steal these tests from another."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "parallel"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _once(path: Path, compute: Callable[[], Jobs]) -> Jobs:
+    with locked(path.with_suffix(".lock"), on_busy=lambda: None):
+        if not path.exists():
+            path.write_text(json.dumps(compute()))
+    return json.loads(path.read_text())
 
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> Jobs:
     """What one process does."""
+    return _once(folder / "alone.json", lambda: _alone(folder))
+
+
+def _alone(folder: Path) -> Jobs:
     for how, changes in SAVED.items():
         parallel_cases.saved(str(folder / f"{how}, by one"), changes, 6)
     return {
@@ -102,7 +120,7 @@ def by_two(folder: Path, alone: Jobs) -> Jobs:
     for how, changes in SAVED.items():
         jobs[f"{how}, after one"] = (f"{MODULE}:gone_on", str(folder / f"{how}, by one"), changes, 6, str(folder / how))
         jobs[f"{how}, saved"] = (f"{MODULE}:saved", str(folder / f"{how}, by two"), changes, 6)
-    return run_jobs(jobs | _scores(SCORED), 2)
+    return _once(folder / "by_two.json", lambda: run_jobs(jobs | _scores(SCORED), 2))
 
 
 @pytest.fixture(scope="module")
@@ -114,13 +132,14 @@ def by_four(folder: Path, by_two: Jobs) -> Jobs:
     }
     for how, changes in SAVED.items():
         jobs[f"{how}, after two"] = (f"{MODULE}:gone_on", str(folder / f"{how}, by two"), changes, 12)
-    return run_jobs(jobs, 4)
+    return _once(folder / "by_four.json", lambda: run_jobs(jobs, 4))
 
 
 @pytest.fixture(scope="module")
-def by_three() -> Jobs:
+def by_three(folder: Path) -> Jobs:
     """What each of three processes returns, a number that divides no lanes of the trainer's."""
-    return run_jobs({"losses": (f"{MODULE}:losses", [{}], 1), **_scores([SCORED[0], SCORED[2]])}, 3)
+    jobs = {"losses": (f"{MODULE}:losses", [{}], 1), **_scores([SCORED[0], SCORED[2]])}
+    return _once(folder / "by_three.json", lambda: run_jobs(jobs, 3))
 
 
 def _scores(cases: list[Any]) -> dict[str, tuple[Any, ...]]:
