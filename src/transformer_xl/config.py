@@ -14,7 +14,7 @@ from pydantic import Field, FieldSerializationInfo, PositiveFloat, field_seriali
 from pydantic.fields import FieldInfo
 
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line
-from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
+from transformer_xl.model_config import KINDS, ModelConfig, TextSettings, TransformerXLConfig, model_config
 from transformer_xl.settings import Natural, Positive, Probability, Settings
 from transformer_xl.untrusted import read_small
 
@@ -243,7 +243,7 @@ class EvalConfig(Settings):
     max_tokens: Positive | None = Field(default=200_000, description="validation in training reads at most this many tokens")
 
 
-class TaskConfig(Settings):
+class TaskConfig(TextSettings):
     """What `txl finetune` teaches, and from which texts."""
 
     kind: Literal["classification", "multilabel", "regression", "choice", "span"] = Field(
@@ -261,17 +261,7 @@ class TaskConfig(Settings):
     label: tuple[str, ...] = Field(
         default=(), strict=False, description="column of the label, several for multilabel; empty: found by its name"
     )
-    summary: Literal["last", "mean"] = Field(
-        default="last", description="state that the head reads: the last, or the mean of all"
-    )
-    max_len: Positive | None = Field(default=None, description="tokens of a text that are read, from its beginning; None: all")
-    gradient_segments: Positive = Field(
-        default=1, description="gradients reach through so many of a text's last segments, through the memory between them"
-    )
     patience: Positive | None = Field(default=None, description="validations without improvement after which training ends")
-    doc_stride: Positive = Field(default=128, description="span: tokens by which windows of a long passage move on")
-    max_query_len: Positive = Field(default=64, description="span: tokens of a question that are read")
-    max_answer_len: Positive = Field(default=64, description="span: tokens of the longest answer")
 
 
 class RunConfig(Settings):

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, field_validator, model_validator
+from pydantic import Field, PositiveFloat, ValidationInfo, field_validator, model_validator
 
 from transformer_xl.errors import ConfigError, did_you_mean, shown
 from transformer_xl.kinds import ATTENTION, BEYOND, AttentionKind, BeyondKind
@@ -21,7 +21,22 @@ GateKind = Literal["sum", "output", "gru"]
 """How a layer joins its states and what a block found for them; see `model/gates.py`."""
 
 
-class HeadConfig(Settings):
+class TextSettings(Settings):
+    """How texts are read for a head: the settings of a task, which its model keeps."""
+
+    summary: Literal["last", "mean"] = Field(
+        default="last", description="the head reads the state of the last token, or the mean of all"
+    )
+    max_len: Positive | None = Field(default=None, description="tokens of a text that are read, from its beginning; None: all")
+    gradient_segments: Positive = Field(
+        default=1, description="training: gradients reach through so many of a text's last segments"
+    )
+    doc_stride: Positive = Field(default=128, description="span: tokens by which windows of a long passage move on")
+    max_query_len: Positive = Field(default=64, description="span: tokens of a question that are read")
+    max_answer_len: Positive = Field(default=64, description="span: tokens of the longest answer")
+
+
+class HeadConfig(TextSettings):
     """What fine-tuning adds to a model: a head over its last states, and how texts are read for it."""
 
     kind: Literal["classification", "multilabel", "regression", "choice", "span"] = Field(
@@ -30,19 +45,9 @@ class HeadConfig(Settings):
     labels: tuple[str, ...] = Field(
         default=(), strict=False, max_length=100_000, description="names of classes or labels, in the order of their scores"
     )
-    summary: Literal["last", "mean"] = Field(
-        default="last", description="the head reads the state of the last token, or the mean of all"
-    )
     projection: bool = Field(default=True, description="a square layer with tanh stands before the scores")
     dropout: Probability = Field(default=0.1, description="dropout before the scores")
     tgt_len: Positive = Field(default=512, description="tokens per segment; longer texts are read on with memory")
-    max_len: Positive | None = Field(default=None, description="tokens of a text that are read, from its beginning; None: all")
-    gradient_segments: Positive = Field(
-        default=1, description="training: gradients reach through so many of a text's last segments"
-    )
-    doc_stride: Positive = Field(default=128, description="span: tokens by which windows of a long passage move on")
-    max_query_len: Positive = Field(default=64, description="span: tokens of a question that are read")
-    max_answer_len: Positive = Field(default=64, description="span: tokens of the longest answer")
     no_answer_above: Probability | None = Field(
         default=None, description="span: probability of no answer above which none is given; None: there always is one"
     )
@@ -392,24 +397,15 @@ class TransformerXLConfig(AttentionConfig):
             raise ValueError(f"mem_len ({list(lengths)}) must have numbers of at least 1; only one number for all may be 0")
         return {**values, "mem_len": max(lengths), "mem_lens": lengths}
 
-    @field_validator("beyond", mode="before")
+    @field_validator("attention", "beyond", mode="before")
     @classmethod
-    def _known_beyond(cls, beyond: Any) -> Any:
-        if beyond is not None and (not isinstance(beyond, str) or beyond not in BEYOND):
-            names = ", ".join(map(repr, BEYOND))
-            raise ValueError(
-                f"must be {names} or None; no other is registered: if it is your own, import its module first (--import)"
-            )
-        return beyond
-
-    @field_validator("attention", mode="before")
-    @classmethod
-    def _known(cls, attention: Any) -> Any:
-        if not isinstance(attention, str) or attention not in ATTENTION:
-            *names, last = map(repr, ATTENTION)
+    def _known(cls, name: Any, info: ValidationInfo) -> Any:
+        table, optional = (ATTENTION, []) if info.field_name == "attention" else (BEYOND, [None])
+        if name not in optional and (not isinstance(name, str) or name not in table):
+            *names, last = map(repr, [*table, *optional])
             kinds = f"{', '.join(names)} or {last}"
             raise ValueError(f"must be {kinds}; no other is registered: if it is your own, import its module first (--import)")
-        return attention
+        return name
 
     @field_validator("d_model")
     @classmethod

@@ -171,6 +171,6 @@ def running_beside(own: int = 0) -> int:
             time.sleep(_LOOK_SECONDS)
         return max(least, 0)
     except (OSError, ValueError, IndexError):
-        with suppress(OSError, AttributeError):  # Windows has no load
+        with suppress(OSError):
             return max(0, int(os.getloadavg()[0]) - own)
         return 0

@@ -122,10 +122,10 @@ def rows(scored: Iterable[tuple[Line, np.ndarray]], per: Per, tokenizer: Tokeniz
 def _whole(parts: Sequence[tuple[Line, np.ndarray]]) -> Iterator[dict[str, Any]]:
     if parts:
         text = "".join(line.text for line, _ in parts).removesuffix("\n").removesuffix("\r")
-        yield {"line": parts[0][0].number, **_sum(np.concatenate([nats for _, nats in parts])), "text": _shown(text)}
+        yield {"line": parts[0][0].number, **_sum(np.concatenate([nats for _, nats in parts])), "text": whole_characters(text)}
 
 
-def _shown(text: str) -> str:
+def whole_characters(text: str) -> str:
     """Return a text with ? for bytes that are not UTF-8, because lone surrogates are no valid JSON."""
     return text.encode("utf-8", "replace").decode()
 
@@ -135,7 +135,7 @@ def _words(line: Line, nats: np.ndarray) -> Iterator[dict[str, Any]]:
     begins = np.cumsum([0, *map(len, found[:-1])])
     for text, own in zip(found, np.split(nats, np.searchsorted(line.starts, begins[1:])), strict=True):
         if len(own):
-            yield {**_sum(own), "text": _shown(text.strip() or text[-1])}
+            yield {**_sum(own), "text": whole_characters(text.strip() or text[-1])}
 
 
 def _tokens(line: Line, nats: np.ndarray, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import canonical_json
 from transformer_xl.seals import seal_command
-from transformer_xl.untrusted import open_regular, parse_json, read_at
+from transformer_xl.untrusted import is_unicode, open_regular, parse_json, read_at
 
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 50_000
@@ -247,7 +247,7 @@ def check_storable(tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_storable(name: str, tensor: Tensor) -> None:
-    if not isinstance(name, str) or not _is_utf8(name) or name == "__metadata__":
+    if not isinstance(name, str) or not is_unicode(name) or name == "__metadata__":
         raise CheckpointError(f"tensor name {name!r} cannot be stored; use text other than '__metadata__'")
     if not isinstance(tensor, Tensor):
         raise CheckpointError(f"{name!r} is a {type(tensor).__name__}, not a tensor; put it into `state`")
@@ -257,14 +257,6 @@ def _check_storable(name: str, tensor: Tensor) -> None:
     if tensor.dtype not in CODES:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
         raise CheckpointError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be stored; convert it to one of {known}")
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _encode_header(tensors: list[tuple[str, torch.dtype, torch.Size]], metadata: Mapping[str, str]) -> bytes:

@@ -43,10 +43,6 @@ class Translation:
     log_probability: float
     is_whole: bool
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all of it for JSON."""
-        return vars(self)
-
 
 def read_sources(lines: Iterable[bytes], place: str, tokenizer: Tokenizer) -> Iterator[Source]:
     """Encode lines of UTF-8, each a source. White space at both ends does not count.

@@ -22,7 +22,7 @@ REMEDY = "restore it from a copy"
 MAX_DEPTH = 64
 """Lists and objects inside of each other; our own files have 4, those of byte-pair tokenizers 8."""
 
-_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _PARTS = (b"{", b"[", b",", b":")
 
 
@@ -117,6 +117,15 @@ def parse_json(data: bytes, *, most_parts: int = MAX_SETTINGS_PARTS) -> Any:
         raise ValueError(one_line(error)) from None
     _check_depth(value)
     return value
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether UTF-8 can hold a text; it cannot hold half of a character (a lone surrogate)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_depth(value: Any) -> None:

@@ -32,9 +32,9 @@ def main(cases: list[dict[str, Any]]) -> None:
 
 def peak(settings: dict[str, Any]) -> int | None:
     two_steps({name: {**value, **_TINY[name]} if name in _TINY else value for name, value in settings.items()})
-    with MemoryWatch(torch.device("cpu")) as watch:  # after the libraries have loaded and allotted what they keep
-        two_steps(settings)
-        return watch.peak
+    watch = MemoryWatch(torch.device("cpu"))  # after the libraries have loaded and allotted what they keep
+    two_steps(settings)
+    return watch.peak
 
 
 def two_steps(settings: dict[str, Any]) -> None:

@@ -107,18 +107,18 @@ def test_where_tokens_are_read_again_nothing_is_counted(changes) -> None:
 def held_and_freed() -> None:
     size = 64 * 2**20
     before = torch.ones(size // 4)
-    with MemoryWatch(CPU) as watch:
-        held = torch.ones(size // 4)
-        freed = torch.ones(2 * size // 4)
-        del freed
-        resident, peak = watch.resident, watch.peak
+    watch = MemoryWatch(CPU)
+    held = torch.ones(size // 4)
+    freed = torch.ones(2 * size // 4)
+    del freed
+    resident, peak = watch.resident, watch.peak
     assert resident is not None
     assert peak is not None
     assert resident == pytest.approx(held.nbytes, rel=0.1)
     assert peak == pytest.approx(3 * size, rel=0.1)
-    with MemoryWatch(CPU) as watch:  # the peak of what was before is forgotten
-        assert watch.peak is not None
-        assert watch.peak < size
+    watch = MemoryWatch(CPU)  # the peak of what was before is forgotten
+    assert watch.peak is not None
+    assert watch.peak < size
     assert len(before) == len(held)
 
 
@@ -129,13 +129,13 @@ def freed_before() -> None:
     freed = many()
     last = torch.ones(1 << 14)  # lies behind them
     del freed
-    with MemoryWatch(CPU) as watch:
-        held = many()
-        after_taking = watch.resident
-        freed = many()
-        more = torch.ones(1 << 14)
-        del freed
-        after_freeing = watch.resident
+    watch = MemoryWatch(CPU)
+    held = many()
+    after_taking = watch.resident
+    freed = many()
+    more = torch.ones(1 << 14)
+    del freed
+    after_freeing = watch.resident
     for resident in after_taking, after_freeing:
         assert resident == pytest.approx(sum(x.nbytes for x in held), rel=0.1)
     assert more.sum() == 1 << 14
@@ -145,7 +145,8 @@ def freed_before() -> None:
 def file_read(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(64 * 2**20)
-    with MemoryWatch(CPU) as watch, path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+    watch = MemoryWatch(CPU)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
         assert not any(pages[i] for i in range(0, len(pages), mmap.PAGESIZE))
         resident, peak = watch.resident, watch.peak
     assert resident is not None

@@ -280,8 +280,6 @@ def test_a_memory_map_is_read_where_it_is_needed(tmp_path) -> None:
             {"reuse_len": 28, "perm_size": 4},
             r"model.reuse_len \(28\) must be at most train.tgt_len - 5 \(27\), so that two texts and three",
         ),
-        ({"second_segment": "corpus"}, r"model.second_segment \(corpus\) must be lane or text"),
-        ({"sentence_ends": np.ones(7, bool)}, r"sentence_ends \(7 tokens\) and word_starts \(1000\) must be of one vocabulary"),
         ({"batch_size": 4, "world_size": 3}, r"world_size \(3\) must divide train.batch_size \(4\)"),
         ({"num_predict": 40}, r"model.num_predict \(40\)"),
         ({"sep": None}, "the vocabulary has no token <sep>"),

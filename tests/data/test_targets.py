@@ -231,8 +231,6 @@ def test_draws_do_not_depend_on_how_many_are_taken_at_once(sizes) -> None:
         ({"num_predict": 0}, r"model.num_predict \(0\)"),
         ({"mask_alpha": 1, "mask_beta": 2}, r"model.mask_beta \(2\) must be at least 1 and at most mask_alpha \(1\)"),
         ({"mask_beta": 0}, r"model.mask_beta \(0\)"),
-        ({"max_gram": 0}, r"model.max_gram \(0\) must be at least 1"),
-        ({"spans": "lines"}, r"model.spans \(lines\) must be words or pieces"),
     ],
 )
 def test_errors(changes, message: str) -> None:

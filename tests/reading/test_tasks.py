@@ -13,7 +13,8 @@ import torch
 
 from tests.helpers import TINY, random_weights, tiny_model
 from transformer_xl.config import TokenizerConfig
-from transformer_xl.data.labelled import Example, Label, Layout, batch_of, labels_of
+from transformer_xl.data.labelled import Layout, batch_of
+from transformer_xl.data.labels import Example, Label, labels_of
 from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformer_xl.data.labels import Example
     from transformer_xl.opening import Opened
 
-_JSON_LINES = (".jsonl", ".ndjson")
+JSON_LINES = (".jsonl", ".ndjson")
 
 
 def predict(
@@ -85,7 +85,7 @@ def predict(
     head = head_of(opened.any_model, f"'{run}'")
     mind_busy_cores(opened, quiet=quiet)
     keep_freed_memory()
-    as_objects = json_ or (out is not None and out.suffix in _JSON_LINES)
+    as_objects = json_ or (out is not None and out.suffix in JSON_LINES)
 
     write = as_json if as_objects else as_row
 

@@ -7,15 +7,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from transformer_xl.cli.arriving import Arriving
 from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least, check_run, mind_busy_cores
-from transformer_xl.cli.predict import check_out
+from transformer_xl.cli.predict import JSON_LINES, check_out
 from transformer_xl.cli.printers import show
 from transformer_xl.cli.prompts import STDIN
 from transformer_xl.console import Bar, progress, say, table
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from transformer_xl.reading.evaluation import Reading
     from transformer_xl.reading.token_nats import SideBySide
 
-_JSON_LINES = (".jsonl", ".ndjson")
 _NAMED = ("blimp", "lambada")
 _ESCAPED = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
@@ -247,8 +245,8 @@ def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json:
     from transformer_xl.data.text_files import COMPRESSED
     from transformer_xl.predicting import origin_of, prediction_file
 
-    file, is_json = job.files[0], as_json or (out is not None and out.suffix in _JSON_LINES)
-    put, n_line = (_nowhere if job.compares else show), 0
+    file, is_json = job.files[0], as_json or (out is not None and out.suffix in JSON_LINES)
+    put, n_line = ((lambda _: None) if job.compares else show), 0  # rows of what is compared go to a file only
     with ExitStack() as stack:
         if out is not None:
             texts = None if file == STDIN or len(job.files) > 1 else file
@@ -256,7 +254,7 @@ def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json:
             origin = origin_of(job.opened.source, job.opened.model, texts, **how)
             computed = f"{origin['computed']} --per {job.per} --memory {job.memory} ({job.reading}, {job.compares})"
             lines, n_line = stack.enter_context(prediction_file(out, {**origin, "computed": computed}, resume=resume))
-            put = partial(_append, lines)
+            put = lambda line: lines.write(line.encode("utf-8", "replace"))  # noqa: E731
         n_kept = n_line if is_json else max(n_line - 1, 0)
         size = None if job.compares or file == STDIN or file.suffix in COMPRESSED else file.stat().st_size
         unit = "texts" if job.compares else "bytes"
@@ -272,14 +270,6 @@ def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json:
             if out is not None:
                 say("\ninterrupted; go on with the same command and --resume", quiet=quiet)
             raise
-
-
-def _nowhere(line: str) -> None:
-    """Write nothing: rows of what is compared go to a file only."""
-
-
-def _append(file: BinaryIO, line: str) -> None:
-    file.write(line.encode("utf-8", "replace"))
 
 
 def _cell(value: object) -> str:

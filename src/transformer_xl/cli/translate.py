@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from transformer_xl.cli.arriving import Arriving, lines_of_stdin
 from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run, mind_busy_cores
-from transformer_xl.cli.predict import check_out, write_lines
+from transformer_xl.cli.predict import JSON_LINES, check_out, write_lines
 from transformer_xl.console import progress, say, warn
 from transformer_xl.errors import ConfigError, CorpusError, room_for
 from transformer_xl.generation.requests import check_beams
@@ -18,8 +18,6 @@ from transformer_xl.process import is_alone
 if TYPE_CHECKING:
     from transformer_xl.opening import Opened
     from transformer_xl.translating import Source
-
-_JSON_LINES = (".jsonl", ".ndjson")
 
 
 def translate(
@@ -98,7 +96,7 @@ def translate(
     keep_freed_memory()
     mem_len = opened.reading(mem_len=mem_len).mem_len
     reach = None if opened.model.config.remembers == "state" else mem_len
-    as_objects = json_ or (out is not None and out.suffix in _JSON_LINES)
+    as_objects = json_ or (out is not None and out.suffix in JSON_LINES)
     found: list[str] = []
 
     def lines(skip: int = 0) -> Iterator[str]:
@@ -110,7 +108,7 @@ def translate(
             how["is_ready"] = arriving and arriving.is_ready
             for each in translations(decoder, opened.tokenizer, sources, **how):
                 found.append(each.text)
-                yield f"{json.dumps(each.as_dict(), ensure_ascii=False) if as_objects else each.text}\n"
+                yield f"{json.dumps(vars(each), ensure_ascii=False) if as_objects else each.text}\n"
 
     if out is None:
         from transformer_xl.cli.printers import show

@@ -226,32 +226,32 @@ def measure_decoding(
     first = has_not_compiled()
     for parameter in model.parameters():
         parameter.sum()  # weights mapped from a file are read at first use, and would seem to be the decoder's
-    with MemoryWatch(model.device) as watch:
-        begin = clock()
-        decoder = Decoder(model, batch_size=n_row, precision=precision, compile=compile)
-        n_fill = slots_per_row(decoder)
-        text_BT = torch.from_numpy(np.resize(ids, (n_row, n_fill + _N_WARM_UP + n_token)).astype(np.int64))
-        decoder.step(text_BT[:, 0]).top(1)
-        ready = clock() - begin
-        decoder.reset()
+    watch = MemoryWatch(model.device)
+    begin = clock()
+    decoder = Decoder(model, batch_size=n_row, precision=precision, compile=compile)
+    n_fill = slots_per_row(decoder)
+    text_BT = torch.from_numpy(np.resize(ids, (n_row, n_fill + _N_WARM_UP + n_token)).astype(np.int64))
+    decoder.step(text_BT[:, 0]).top(1)
+    ready = clock() - begin
+    decoder.reset()
 
-        report(f"reading {n_fill:,} tokens into memory")
-        decoder.feed(text_BT[:, :n_fill])
-        for tokens_B in text_BT[:, n_fill : n_fill + _N_WARM_UP].unbind(1):
-            decoder.step(tokens_B).top(1)
-        counted = bytes_per_token(decoder)
-        seconds, tails = [], [0] * len(counted.tails if counted else ())
-        for i, tokens_B in enumerate(text_BT[:, n_fill + _N_WARM_UP :].unbind(1), start=1):
-            begin = clock()
-            scores = decoder.step(tokens_B)
-            scores.top(1)
-            seconds.append(clock() - begin)
-            for tail in {tail for tail, _ in scores.computed}:
-                tails[tail] += 1
-            report(f"{i} of {n_token} steps")
-        n_bytes = counted and counted.of_step(n_row, [n / n_token for n in tails])
-        held = (session_bytes(decoder), watch.resident, watch.peak)
-        return Decoding(n_row, ready, tuple(seconds), n_bytes, *held, first, decoder.speeds_in(precision))
+    report(f"reading {n_fill:,} tokens into memory")
+    decoder.feed(text_BT[:, :n_fill])
+    for tokens_B in text_BT[:, n_fill : n_fill + _N_WARM_UP].unbind(1):
+        decoder.step(tokens_B).top(1)
+    counted = bytes_per_token(decoder)
+    seconds, tails = [], [0] * len(counted.tails if counted else ())
+    for i, tokens_B in enumerate(text_BT[:, n_fill + _N_WARM_UP :].unbind(1), start=1):
+        begin = clock()
+        scores = decoder.step(tokens_B)
+        scores.top(1)
+        seconds.append(clock() - begin)
+        for tail in {tail for tail, _ in scores.computed}:
+            tails[tail] += 1
+        report(f"{i} of {n_token} steps")
+    n_bytes = counted and counted.of_step(n_row, [n / n_token for n in tails])
+    held = (session_bytes(decoder), watch.resident, watch.peak)
+    return Decoding(n_row, ready, tuple(seconds), n_bytes, *held, first, decoder.speeds_in(precision))
 
 
 def decoding_figures(measured: Decoding, *, precision: str, compiled: bool, bandwidth: float) -> Figures:

@@ -6,7 +6,6 @@ Counts are of the tensors that the decoder really reads, in their types in memor
 import ctypes
 import gc
 import itertools
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +125,7 @@ def _place(x: Tensor) -> int:
 
 
 class MemoryWatch:
-    """Measures the memory that work takes: what it still holds, and its peak. Begins with the `with` block.
+    """Measures the memory that work takes: what it still holds, and its peak.
 
     On a GPU this is the memory of tensors, elsewhere that of this process (Linux only). What is held excludes copies of files,
     because the system drops pages of libraries and reads them back as it likes; the peak includes them, because the system
@@ -135,19 +134,12 @@ class MemoryWatch:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._held_before = self._in_use_before = 0
-
-    def __enter__(self) -> "MemoryWatch":
         _return_freed()
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         elif _CLEAR.exists():
             _CLEAR.write_text("5")  # forgets the peak
         self._held_before, self._in_use_before, _ = self._now() or (0, 0, 0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     @property
     def resident(self) -> int | None:
@@ -179,6 +171,6 @@ class MemoryWatch:
 def _return_freed() -> None:
     """Make the C library return freed memory to the system; otherwise it counts as held, and using it again costs nothing."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim:
         trim(0)

@@ -34,8 +34,7 @@ _flops = partial(short, units=("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"))
 def machine_line(machine: Mapping[str, str | float]) -> str:
     """Return the facts of `hardware.describe` in one line."""
     names = ", ".join(str(machine[name]) for name in ("processor", "gpu") if name in machine)
-    load = f", load {machine['load']}" if "load" in machine else ""
-    return f"{names}; {machine['cores']} cores, {machine['threads']} threads{load}; torch {machine['torch']}"
+    return f"{names}; {machine['cores']} cores, {machine['threads']} threads, load {machine['load']}; torch {machine['torch']}"
 
 
 def processor_and_threads(machine: Mapping[str, str | float]) -> str:

@@ -46,15 +46,9 @@ class Times:
     ours: list[float] = field(default_factory=list)
     strided: list[float] = field(default_factory=list)  # of vanilla, which reads anew every `stride` tokens
 
-    @property
-    def slowdowns(self) -> list[float]:
-        """How many times longer the vanilla model takes, in each round."""
-        return [theirs / own for theirs, own in zip(self.vanilla, self.ours, strict=False)]
-
-    @property
-    def strided_slowdowns(self) -> list[float]:
-        """The same with a stride."""
-        return [theirs / own for theirs, own in zip(self.strided, self.ours, strict=False)]
+    def slowdowns(self, theirs: Sequence[float]) -> list[float]:
+        """Return how many times longer the vanilla model takes, in each round; `theirs` are its times."""
+        return [each / own for each, own in zip(theirs, self.ours, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -151,7 +145,7 @@ def eval_speed_figures(times: Times, sides: Sides) -> dict[str, Any]:
     strided = sides.stride and {
         "tokens": sides.stride,
         "vanilla_seconds": _spread(times.strided),
-        "slowdown": _spread(times.strided_slowdowns),
+        "slowdown": _spread(times.slowdowns(times.strided)),
         "flops_ratio": vanilla_flops(sides.stride) / ours,
     }
     return {
@@ -159,7 +153,7 @@ def eval_speed_figures(times: Times, sides: Sides) -> dict[str, Any]:
         "rounds": len(times.ours),
         "vanilla_seconds": _spread(times.vanilla),
         "our_seconds": _spread(times.ours),
-        "slowdown": _spread(times.slowdowns),
+        "slowdown": _spread(times.slowdowns(times.vanilla)),
         "published_slowdown": PUBLISHED.get(length),
         "vanilla_flops": theirs,
         "our_flops": ours,

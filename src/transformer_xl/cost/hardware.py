@@ -191,9 +191,7 @@ def describe(device: torch.device) -> dict[str, str | float]:
     facts: dict[str, str | float] = {"processor": processor(), "cores": cores(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
-    if hasattr(os, "getloadavg"):
-        facts["load"] = round(os.getloadavg()[0], 1)
-    return {**facts, "torch": torch.__version__}
+    return {**facts, "load": round(os.getloadavg()[0], 1), "torch": torch.__version__}
 
 
 def memory_bandwidth(device: torch.device, *, n_bytes: int | None = None, clock: Clock = time.perf_counter) -> float:

@@ -27,22 +27,20 @@ class _UnreachableError(CorpusError):
     """A mirror did not answer; another one may."""
 
 
-def download(url: str | Sequence[str], target: Path, *, size: int | None, sha256: str | None) -> None:
+def download(urls: Sequence[str], target: Path, *, size: int, sha256: str) -> None:
     """Download a file; it gets its name only when it is complete and verified.
 
-    The bytes go to `target.part`; if an earlier attempt left this file, only the rest is requested. If no `sha256` is
-    published, the hash of the first download is recorded in `target.sha256`, and later downloads must have it.
+    The bytes go to `target.part`; if an earlier attempt left this file, only the rest is requested.
 
     Args:
-        url: http(s) address, or several mirrors that are tried in order until one answers.
+        urls: http(s) addresses, mirrors that are tried in order until one answers.
         target: the file to write.
-        size: expected bytes, if known.
-        sha256: expected hash as hex, if known.
+        size: expected bytes.
+        sha256: expected hash as hex.
 
     Raises:
         CorpusError: no connection, cut off (running again resumes), wrong size or hash (the file is removed), disk full.
     """
-    urls = [url] if isinstance(url, str) else list(url)
     part = target.with_name(target.name + ".part")
     try:
         make_directories(target.parent)
@@ -53,11 +51,7 @@ def download(url: str | Sequence[str], target: Path, *, size: int | None, sha256
             except _UnreachableError:
                 if i == len(urls):
                     raise
-        record = target.with_name(target.name + ".sha256")
-        recorded = record.read_text().strip() if sha256 is None and record.is_file() else sha256
-        found = _verified(part, urls[0], size=size, sha256=recorded)
-        if sha256 is None:
-            record.write_text(found)
+        _verify(part, urls[0], size=size, sha256=sha256)
         part.replace(target)
     except OSError as error:
         raise CorpusError(
@@ -101,13 +95,13 @@ def unpack(archive: Path, members: Mapping[str, Path], *, limit: int) -> None:
         raise CorpusError(f"archive '{archive}' lacks {', '.join(sorted(left))}; delete it and download it again")
 
 
-def _fetch(url: str, part: Path, *, size: int | None) -> None:
+def _fetch(url: str, part: Path, *, size: int) -> None:
     """Download the rest of `part`."""
     parsed = urllib.parse.urlsplit(url)
     if parsed.scheme not in ("http", "https"):
         raise CorpusError(f"cannot download '{url}': only http and https; {_BY_HAND}")
     done = part.stat().st_size if part.is_file() else 0
-    if size is not None and done >= size:  # complete or too long; the verification will say which
+    if done >= size:  # complete or too long; the verification will say which
         return
     request = urllib.request.Request(url, headers={"User-Agent": "transformer_xl"})
     if done:
@@ -127,12 +121,10 @@ def _fetch(url: str, part: Path, *, size: int | None) -> None:
         _receive(response, part, done=done if resumed else 0, size=size)
 
 
-def _receive(response: http.client.HTTPResponse, part: Path, *, done: int, size: int | None) -> None:
-    length = response.headers.get("Content-Length", "")
-    total = size if size is not None else done + int(length) if length.isdigit() else None
+def _receive(response: http.client.HTTPResponse, part: Path, *, done: int, size: int) -> None:
     with part.open("ab" if done else "wb") as file, console.progress(unit="bytes") as bar:
-        bar.begin(part.name.removesuffix(".part"), total, done=done)
-        while total is None or done <= total:  # a server that sends more than it should is cut off
+        bar.begin(part.name.removesuffix(".part"), size, done=done)
+        while done <= size:  # a server that sends more than it should is cut off
             try:
                 block = response.read(_BLOCK_BYTES)
             except (http.client.HTTPException, OSError) as error:
@@ -142,20 +134,20 @@ def _receive(response: http.client.HTTPResponse, part: Path, *, done: int, size:
             file.write(block)
             done += len(block)
             bar.advance(len(block))
-    if total is not None and done < total:
-        raise CorpusError(f"download cut off: '{part}' has {done:,} of {total:,} bytes; run the command again to resume")
+    if done < size:
+        raise CorpusError(f"download cut off: '{part}' has {done:,} of {size:,} bytes; run the command again to resume")
 
 
-def _verified(part: Path, url: str, *, size: int | None, sha256: str | None) -> str:
-    """Return the hash of the downloaded file; remove a file that is not the expected one."""
+def _verify(part: Path, url: str, *, size: int, sha256: str) -> None:
+    """Remove a file that is not the expected one, and raise an error."""
     with part.open("rb") as file:
         found_size, found_hash = part.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
-    if size is not None and found_size != size:
+    if found_size != size:
         complaint = f"size {found_size:,} bytes, expected {size:,}"
-    elif sha256 is not None and found_hash != sha256:
+    elif found_hash != sha256:
         complaint = f"sha256 {found_hash}, expected {sha256}"
     else:
-        return found_hash
+        return
     part.unlink()
     raise CorpusError(f"'{url}' is not the expected file ({complaint}) and was removed; try again, or {_BY_HAND}")
 

@@ -22,7 +22,7 @@ from transformer_xl.data.labels import Example, Label, label_number
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, Piece, check_readable, not_utf8_remedy, read_blocks
 from transformer_xl.errors import CorpusError, one_line, shown, system_reason
 from transformer_xl.files import files_below
-from transformer_xl.untrusted import parse_json
+from transformer_xl.untrusted import is_unicode, parse_json
 
 MAX_LINE_BYTES = 1 << 26
 """The longest line, and the longest file that is one text."""
@@ -374,17 +374,9 @@ def _name(value: Any, place: str) -> str:
     if not isinstance(value, str | int | float):
         raise CorpusError(f"{place}: label {shown(value)} is neither a name nor a number; give one")
     name = str(value).strip()
-    if not _is_whole_text(name):
+    if not is_unicode(name):
         raise CorpusError(f"{place}: label {shown(name)} has half of a character (a lone surrogate); write it in UTF-8")
     return name
-
-
-def _is_whole_text(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_true(value: Any, name: str, place: str) -> bool:

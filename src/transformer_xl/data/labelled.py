@@ -15,30 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.data.labels import NOT_SCORED, Example, Label, label_names, labels_of
+from transformer_xl.data.labels import NOT_SCORED, Example, labels_of
 from transformer_xl.data.order import Permutation
 from transformer_xl.data.pairs import shortened
 from transformer_xl.data.streams import Stream
 from transformer_xl.data.tokenizers import Tokenizer, UnigramTokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, room_for
 from transformer_xl.model_config import HeadConfig, ModelConfig, XLNetConfig
-
-__all__ = [
-    "CHOICE_LEN",
-    "NOT_SCORED",
-    "WINDOW",
-    "Example",
-    "Label",
-    "LabelledBatch",
-    "LabelledStream",
-    "LabelledTexts",
-    "Layout",
-    "Row",
-    "Rows",
-    "batch_of",
-    "label_names",
-    "labels_of",
-]
 
 CHOICE_LEN = 128
 """Of a choice, the last so many tokens are read: the end of a question and its answer. XLNet's `run_race.py` has the same."""
@@ -114,7 +97,7 @@ class Layout:
         if self.is_xlnet:
             self.sep, self.end = _special_pieces(tokenizer)
         else:
-            self.sep, self.end = _line_end(tokenizer), np.empty(0, np.int32)
+            self.sep, self.end = tokenizer.encode(tokenizer.separator).astype(np.int32), np.empty(0, np.int32)
         if max_len is not None and max_len < (least := self.n_special(2) + 2):
             raise ConfigError(f"task.max_len ({max_len}) must be at least {least}, so that two texts fit; raise it")
 
@@ -202,17 +185,6 @@ def _special_pieces(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
         raise ConfigError(
             f"an XLNet reads texts with <sep> and <cls>: {error}; use the vocabulary it was trained with"
         ) from None
-
-
-def _line_end(tokenizer: Tokenizer) -> np.ndarray:
-    for text in ("\n", " "):
-        try:
-            ids = tokenizer.encode(text)
-        except TokenizerError:
-            continue
-        if len(ids):
-            return ids.astype(np.int32)
-    return np.empty(0, np.int32)
 
 
 def _texts_of(example: Example) -> tuple[str, ...]:

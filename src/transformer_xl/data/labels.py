@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import TaskConfig
+from transformer_xl.data.streams import NOT_SCORED
 from transformer_xl.errors import CorpusError, did_you_mean, shown
 from transformer_xl.model_config import HeadConfig
 
 Label = str | float | int | tuple[str, ...]
 """A class; a number; the index of a choice; or the labels of a text, possibly none."""
-
-NOT_SCORED = -100
-"""The label of a row without one; where labels are floats, it is NaN."""
 
 _MOST_CLASSES = 20  # so many may be numbers with fractions, or occur once on average
 _MOST_SHOWN = 5

@@ -140,12 +140,6 @@ class PairStream(Lanes):
                 f"model.reuse_len ({reuse_len}) must be at most train.tgt_len - {_N_SPECIAL + 2} ({tgt_len - _N_SPECIAL - 2}), "
                 "so that two texts and three special tokens fit behind it"
             )
-        if second_segment not in ("lane", "text"):
-            raise ConfigError(f"model.second_segment ({second_segment}) must be lane or text")
-        if sentence_ends is not None and len(sentence_ends) != len(word_starts):
-            raise ConfigError(
-                f"sentence_ends ({len(sentence_ends)} tokens) and word_starts ({len(word_starts)}) must be of one vocabulary"
-            )
         n_lanes = batch_size // 2 if bi_data else batch_size
         self._lane_len = len(ids) // n_lanes
         if self._lane_len < tgt_len:

@@ -26,12 +26,13 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from transformer_xl.data.labelled import NOT_SCORED, Example, LabelledBatch, Layout, Row, batch_of
+from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
+from transformer_xl.data.labels import NOT_SCORED, Example
 from transformer_xl.data.text_files import Piece, check_readable, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, one_line, room_for, shown
 from transformer_xl.model_config import ModelConfig
-from transformer_xl.untrusted import parse_json
+from transformer_xl.untrusted import is_unicode, parse_json
 
 Item = TypeVar("Item")
 
@@ -188,10 +189,8 @@ def _text(values: Any, name: str, place: str) -> str:
     text = _field(values, name, str, place)
     if not text.strip():
         raise CorpusError(f"{place}: '{name}' is empty; give a text or leave this entry out")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise CorpusError(f"{place}: '{name}' has a lone surrogate, which is not Unicode text; write it again") from None
+    if not is_unicode(text):
+        raise CorpusError(f"{place}: '{name}' has a lone surrogate, which is not Unicode text; write it again")
     return text
 
 

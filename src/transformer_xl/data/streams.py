@@ -27,8 +27,8 @@ import torch
 from transformer_xl.data.order import PlainText, Shuffle, ShuffledText, TokenIds
 from transformer_xl.errors import ConfigError, CorpusError
 
-NOT_LEARNED = -100
-"""The label of a token that is not learned from, torch's `ignore_index`."""
+NOT_SCORED = -100
+"""The label of a token or row that is not scored or learned from, torch's `ignore_index`; where labels are floats, NaN is."""
 
 _LOOK_BACK = 64  # tokens; a sentence usually has fewer
 
@@ -273,7 +273,7 @@ class SegmentStream(Lanes):
                 learned[lane] = _in_answers(text, begin, begin + self._tgt_len, self._separator)
         self._move_on()
         both = torch.from_numpy(tokens)
-        labels = both[:, 1:].where(torch.from_numpy(learned), NOT_LEARNED)
+        labels = both[:, 1:].where(torch.from_numpy(learned), NOT_SCORED)
         return Segment(both[:, :-1].contiguous(), labels, torch.from_numpy(documents))
 
 

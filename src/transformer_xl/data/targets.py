@@ -25,12 +25,10 @@ from typing import Literal
 
 import numpy as np
 
+from transformer_xl.data.streams import NOT_SCORED
 from transformer_xl.errors import ConfigError
 
 Spans = Literal["words", "pieces"]
-
-IGNORED = -100
-"""The label in place of a target that a row lacks."""
 
 _NUMBERS_AT_ONCE = 1024
 
@@ -142,10 +140,6 @@ class TargetSampler:
             raise ConfigError(
                 f"model.mask_beta ({mask_beta}) must be at least 1 and at most mask_alpha ({mask_alpha}); 6 and 1 are usual"
             )
-        if max_gram < 1:
-            raise ConfigError(f"model.max_gram ({max_gram}) must be at least 1; 5 is usual")
-        if spans not in ("words", "pieces"):
-            raise ConfigError(f"model.spans ({spans}) must be words or pieces")
         self._reuse_len, self._perm_size, self._n_target = reuse_len, perm_size, num_predict
         self._halves = (slice(0, reuse_len), slice(reuse_len, tgt_len))
         self._word_starts = np.asarray(word_starts, bool)
@@ -175,7 +169,7 @@ class TargetSampler:
         targets_BK = np.argsort(~target_BT, axis=1, kind="stable")[:, : self._n_target]
         missing_BK = ~np.take_along_axis(target_BT, targets_BK, 1)
         targets_BK[missing_BK] = ids_BT.shape[1] - 1
-        labels_BK = np.where(missing_BK, IGNORED, np.take_along_axis(ids_BT, targets_BK, 1))
+        labels_BK = np.where(missing_BK, NOT_SCORED, np.take_along_axis(ids_BT, targets_BK, 1))
         return Targets(targets_BK, labels_BK, rank_BT, sees_BT)
 
 

@@ -15,37 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.config import TokenizerConfig
-from transformer_xl.data.bpe import BPE_TRAINING_BYTES, DEFAULT_BPE_SIZE, BPETokenizer, train_bpe
+from transformer_xl.data.bpe import BPETokenizer, train_bpe
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
 from transformer_xl.data.ids import IdTokenizer
-from transformer_xl.data.tokenizer_base import CHECKSUM, FORMAT, PieceTokenizer, StreamDecoder, Tokenizer, require
+from transformer_xl.data.tokenizer_base import CHECKSUM, FORMAT, Tokenizer, require
 from transformer_xl.data.unigram import UnigramTokenizer
-from transformer_xl.data.unigram_training import DEFAULT_UNIGRAM_SIZE, UNIGRAM_TRAINING_BYTES, train_unigram
+from transformer_xl.data.unigram_training import train_unigram
 from transformer_xl.data.words import WordTokenizer, train_words
 from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean, shown
 from transformer_xl.seals import json_sha256, seal_command
 from transformer_xl.untrusted import read_json
-
-__all__ = [
-    "BPE_TRAINING_BYTES",
-    "DEFAULT_BPE_SIZE",
-    "DEFAULT_UNIGRAM_SIZE",
-    "FORMAT",
-    "UNIGRAM_TRAINING_BYTES",
-    "BPETokenizer",
-    "ByteTokenizer",
-    "CharTokenizer",
-    "IdTokenizer",
-    "PieceTokenizer",
-    "StreamDecoder",
-    "SymbolTokenizer",
-    "Tokenizer",
-    "UnigramTokenizer",
-    "WordTokenizer",
-    "load_tokenizer",
-    "tokenizer_from_dict",
-    "train_tokenizer",
-]
 
 MAX_FILE_BYTES = 64 << 20
 """The largest file that is read as a tokenizer; one of 800,000 words has some 10 MB."""

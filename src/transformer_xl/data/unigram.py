@@ -31,6 +31,7 @@ from transformer_xl.data.normalization import (
 )
 from transformer_xl.data.tokenizer_base import PieceDecoder, PieceTokenizer, StreamDecoder, ids_of, join_as_sentence, require
 from transformer_xl.errors import TokenizerError, did_you_mean, shown
+from transformer_xl.untrusted import is_unicode
 
 UNKNOWN, LINE_END = "<unk>", "<eop>"
 CONTROL = ("<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>")
@@ -451,10 +452,8 @@ class _UnigramDecoder(PieceDecoder):
 
 
 def _lines(text: str) -> list[str]:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise TokenizerError("text with a lone surrogate is not Unicode; use tokenizer.kind=byte") from None
+    if not is_unicode(text):
+        raise TokenizerError("text with a lone surrogate is not Unicode; use tokenizer.kind=byte")
     return text.split("\n")
 
 

@@ -73,11 +73,6 @@ class MemoryCache(Cache):
         return [False]
 
     @property
-    def is_compileable(self) -> bool:
-        """False: the memory grows until it is full."""
-        return False
-
-    @property
     def is_croppable(self) -> bool:
         """False, see `crop`."""
         return False

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 import transformers
 from transformers import PreTrainedConfig
 
+from transformer_xl.conversion.key_maps.xlnet_huggingface import PROBLEMS
 from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.model.directory import is_native
 from transformer_xl.model_config import AttentionConfig, TransformerXLConfig, XLNetConfig
@@ -113,14 +114,9 @@ def _of_head(config: AttentionConfig) -> dict[str, Any]:
     head = config.head
     if head is None:
         return {}
-    problems = {
-        "classification": "single_label_classification",
-        "multilabel": "multi_label_classification",
-        "regression": "regression",
-    }
     labels = dict(enumerate(head.labels or ("LABEL_0",)))
     return {
         "id2label": labels,
         "label2id": {label: i for i, label in labels.items()},
-        "problem_type": problems.get(head.kind),
+        "problem_type": PROBLEMS.get(head.kind),
     }

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from transformer_xl.data.labelled import Example, Label
+from transformer_xl.data.labels import Example, Label
 from transformer_xl.data.squad import Question, Window, WindowLayout, batch_of_windows
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, shown

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from transformer_xl.data.labelled import Example, Label, LabelledBatch, Layout, Row, batch_of, labels_of
+from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
+from transformer_xl.data.labels import Example, Label, labels_of
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.call import Execution

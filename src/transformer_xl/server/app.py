@@ -172,10 +172,9 @@ class Server(uvicorn.Server):
         host: address to listen at.
         port: of it; 0: a free one.
         grace: seconds that texts have to end.
-        most_connections: at one time; beyond them the answer is 503.
     """
 
-    def __init__(self, service: Service, app: Any, *, host: str, port: int, grace: float, most_connections: int = 512) -> None:
+    def __init__(self, service: Service, app: Any, *, host: str, port: int, grace: float) -> None:
         self._service, self._grace, self._ending = service, grace, False
         self._loop: asyncio.AbstractEventLoop | None = None
         self.socket = _listen(host, port)
@@ -187,7 +186,7 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             h11_max_incomplete_event_size=_HEADER_BYTES,
-            limit_concurrency=most_connections,
+            limit_concurrency=512,  # beyond them the answer is 503
             timeout_keep_alive=30,
             timeout_graceful_shutdown=5,
         )

@@ -8,7 +8,8 @@ from typing import Any
 from transformer_xl.generation.requests import Chosen
 from transformer_xl.server.jobs import End, Job, Piece, Progress
 from transformer_xl.server.service import Service
-from transformer_xl.server.wire import Logprobs, WritingFields, printable
+from transformer_xl.server.wire import Logprobs, WritingFields
+from transformer_xl.surprisal import whole_characters
 
 
 class Completion:
@@ -136,12 +137,13 @@ class Completion:
                         yield choice
                 if isinstance(each, Piece):
                     log = logs[each.index]
-                    yield _choice(first + each.index, printable(each.text), log.of([each.token], [each.text]) if log else None)
+                    logprobs = log.of([each.token], [each.text]) if log else None
+                    yield _choice(first + each.index, whole_characters(each.text), logprobs)
                 elif isinstance(each, End):
                     self._n_read += each.n_read
                     self._n_written += each.n_written
                     reason = "stop" if each.reason == "stop" else "length"
-                    yield _choice(first + each.index, printable(each.rest), None, reason)
+                    yield _choice(first + each.index, whole_characters(each.rest), None, reason)
 
 
 class Chat(Completion):

@@ -96,7 +96,7 @@ class Engine:
         tokenizer: of the model.
         queue: how many jobs may wait.
         per_owner: how many of them of one owner; None: all.
-        metrics: counts; None: nobody counts.
+        metrics: counts.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Engine:
         tokenizer: "Tokenizer",
         *,
         queue: int,
+        metrics: "Metrics",
         per_owner: int | None = None,
-        metrics: "Metrics | None" = None,
     ) -> None:
         self.decoder, self.tokenizer, self.metrics = decoder, tokenizer, metrics
         self.queue, self.per_owner = queue, queue if per_owner is None else per_owner
@@ -292,8 +292,7 @@ class Engine:
             session.parked, row = self.decoder.take(session.row), session.row
             self._residents[row], self._dirty[row] = None, True
             session.row, session.n_rewindable = None, 0
-            if self.metrics:
-                self.metrics.evicted("parked")
+            self.metrics.evictions.labels("parked").inc()
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
@@ -339,8 +338,7 @@ class Engine:
         n_written = sum(isinstance(event, Chosen) for event in events)
         seconds = self.last_tick - begin
         self._speed += 0.05 * ((n_read + n_written) / max(seconds, 1e-6) - self._speed)
-        if self.metrics:
-            self.metrics.ticked(seconds, n_read=n_read, n_written=n_written)
+        self.metrics.ticked(seconds, n_read=n_read, n_written=n_written)
         self._dispatch(events)
         for part in self._parts.values():
             if part.turn:
@@ -559,8 +557,7 @@ class Engine:
         for ticket in cancelled:
             if ticket.n_open <= 0:
                 continue
-            if self.metrics:
-                self.metrics.cancelled(ticket.cancelled)
+            self.metrics.cancelled.labels(ticket.cancelled).inc()
             self._end_parts(ticket)
             if ticket.n_open > 0:  # none of its texts has begun
                 self._fail(ticket, why_cancelled(ticket))

@@ -21,14 +21,14 @@ class Metrics:
         own: dict[str, Any] = {"registry": self.registry}
         self._requests = Counter("txl_requests", "requests that were answered", ["route", "status"], **own)
         self._seconds = Histogram("txl_request_seconds", "from request to the end of its answer", buckets=_SECONDS, **own)
-        self._first = Histogram("txl_time_to_first_token_seconds", "from request to first token", buckets=_SECONDS, **own)
-        self._between = Histogram("txl_inter_token_seconds", "between two tokens of a text", buckets=_SECONDS, **own)
+        self.first = Histogram("txl_time_to_first_token_seconds", "from request to first token", buckets=_SECONDS, **own)
+        self.between = Histogram("txl_inter_token_seconds", "between two tokens of a text", buckets=_SECONDS, **own)
         self._tick = Histogram("txl_tick_seconds", "a turn of the engine", ["with_piece"], buckets=_SECONDS, **own)
         self._read = Counter("txl_tokens_read", "tokens read", **own)
         self._written = Counter("txl_tokens_written", "tokens written", **own)
-        self._evictions = Counter("txl_evictions", "sessions that left a row or memory", ["to"], **own)
-        self._restores = Histogram("txl_restore_seconds", "to read a session from its file", buckets=_SECONDS, **own)
-        self._cancelled = Counter("txl_cancelled", "jobs that were cancelled", ["by"], **own)
+        self.evictions = Counter("txl_evictions", "sessions that left a row or memory", ["to"], **own)
+        self.restores = Histogram("txl_restore_seconds", "to read a session from its file", buckets=_SECONDS, **own)
+        self.cancelled = Counter("txl_cancelled", "jobs that were cancelled", ["by"], **own)
         self._nats = Counter("txl_nats", "negative log-likelihood of tokens that were scored", **own)
         self._scored = Counter("txl_scored_tokens", "tokens that were scored", **own)
         self.queue = Gauge("txl_queue_requests", "jobs that wait for a row", **own)
@@ -43,30 +43,10 @@ class Metrics:
         self._read.inc(n_read)
         self._written.inc(n_written)
 
-    def evicted(self, to: str) -> None:
-        """Count a session that was parked, or left to its file (disk), or deleted at the end of its time (gone)."""
-        self._evictions.labels(to).inc()
-
-    def restored(self, seconds: float) -> None:
-        """Count a session that was read from its file."""
-        self._restores.observe(seconds)
-
-    def cancelled(self, by: str) -> None:
-        """Count a job that was cancelled."""
-        self._cancelled.labels(by).inc()
-
     def scored(self, nats: float, n: int) -> None:
         """Count tokens that were scored."""
         self._nats.inc(max(0.0, nats))
         self._scored.inc(n)
-
-    def first_token(self, seconds: float) -> None:
-        """Count how long a request waited for its first token."""
-        self._first.observe(seconds)
-
-    def next_token(self, seconds: float) -> None:
-        """Count how long a text waited for its next token."""
-        self._between.observe(seconds)
 
     def answered(self, route: str, status: int, seconds: float, **more: object) -> None:
         """Count a request, and write its line.

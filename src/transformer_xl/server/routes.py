@@ -38,10 +38,10 @@ from transformer_xl.server.wire import (
     TokenizeRequest,
     WritingFields,
     ids_of,
-    printable,
     seeds_of,
     token_text,
 )
+from transformer_xl.surprisal import whole_characters
 
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
@@ -111,7 +111,7 @@ def make_routes(service: Service, transfers: Transfers) -> APIRouter:
     @router.post("/v1/detokenize")
     async def detokenize(body: DetokenizeRequest) -> dict[str, str]:
         text = tokenizer.decode((await encode(body.tokens)).tolist())
-        return {"content": printable(text), "prompt": printable(text)}
+        return {"content": whole_characters(text), "prompt": whole_characters(text)}
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
@@ -140,7 +140,7 @@ def make_routes(service: Service, transfers: Transfers) -> APIRouter:
                 Job(owner=owner, prompt=ids, writing=writing, score=scores, likeliest=body.likeliest, timeout=body.timeout)
             )
             if body.echo:
-                echoes.append(prompt if isinstance(prompt, str) else printable(tokenizer.decode(prompt)))
+                echoes.append(prompt if isinstance(prompt, str) else whole_characters(tokenizer.decode(prompt)))
         return await answer(request, body, Completion(service, body, jobs, echoes), seed)
 
     async def chat(request: Request, body: ChatRequest) -> Response:
@@ -245,7 +245,7 @@ def make_routes(service: Service, transfers: Transfers) -> APIRouter:
         """Return the end of the text: what it was is not kept, but for its last tokens."""
         session = await service.open(owner_of(request), session_id)
         n_tokens, ids = await service.end_of(session)
-        return {"n_tokens": n_tokens, "tokens": ids, "text": printable(tokenizer.decode(ids))}
+        return {"n_tokens": n_tokens, "tokens": ids, "text": whole_characters(tokenizer.decode(ids))}
 
     @router.delete("/v1/sessions/{session_id}", status_code=204)
     async def delete(request: Request, session_id: str) -> Response:

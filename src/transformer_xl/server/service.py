@@ -147,7 +147,7 @@ class Service:
                     ticket.n_ahead -= 1
                     self.tokens.spend(job.owner, 1)
                     now = time.perf_counter()
-                    self.metrics.next_token(now - last) if last else self.metrics.first_token(now - begin)
+                    (self.metrics.between if last else self.metrics.first).observe(now - (last or begin))
                     last = now
                 if isinstance(answer, Problem):
                     n_open = 0
@@ -257,7 +257,7 @@ class Service:
         except BaseException:
             lease.close()
             raise
-        self.metrics.restored(time.perf_counter() - begin)
+        self.metrics.restores.observe(time.perf_counter() - begin)
         return self.sessions.adopt(owner, name, state, note, lease, self.tokenizer.vocab_size)
 
     def _require_time(self) -> None:
@@ -295,7 +295,7 @@ class Service:
             await self.save(session)
             if state is not None and await self.in_engine(lambda: self.engine.spill(session, state)):
                 self.sessions.forget(session)
-                self.metrics.evicted("disk")
+                self.metrics.evictions.labels("disk").inc()
         finally:
             session.is_leaving = False
 
@@ -364,7 +364,7 @@ class Service:
         """
         begin = time.perf_counter()
         state, note = await asyncio.to_thread(self.files.read, path)
-        self.metrics.restored(time.perf_counter() - begin)
+        self.metrics.restores.observe(time.perf_counter() - begin)
         return Loaded(state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size), number_of(note, "ttl"))
 
     async def save(self, session: Session, *, name: str | None = None) -> int:
@@ -473,7 +473,7 @@ class Service:
             self.sessions.forget(session)
         for session in self.sessions.expired(now):
             await self.delete(session.owner, session.id)
-            self.metrics.evicted("gone")
+            self.metrics.evictions.labels("gone").inc()
         if self.sessions.store and now > self._next_sweep:
             self._next_sweep = now + _SWEEP_SECONDS
             await asyncio.to_thread(self._sweep, self.sessions.store, now)
@@ -508,7 +508,7 @@ class Service:
                 with suppress(RefusalError), store.lease(path):
                     if store.note(path) == note:  # else another worker has used or deleted it meanwhile
                         store.remove(path)
-                        self.metrics.evicted("gone")
+                        self.metrics.evictions.labels("gone").inc()
         store.tidy()
 
     async def shut_down(self, grace: float) -> None:

@@ -13,6 +13,7 @@ from transformer_xl.generation.requests import Chosen, fresh_seed, text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.server.jobs import LONGEST_SECONDS, RefusalError, Writing
+from transformer_xl.untrusted import is_unicode
 
 MOST_TOKENS = 1 << 20
 """The most tokens that a call writes, and of a prompt in JSON."""
@@ -22,10 +23,8 @@ MOST_BODY_BYTES = 2 << 20
 
 
 def _without_surrogates(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError("half of a character (a lone surrogate)") from None
+    if not is_unicode(text):
+        raise ValueError("half of a character (a lone surrogate)")
     return text
 
 
@@ -349,11 +348,6 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
         return piece.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-
-def printable(text: str) -> str:
-    """Return a text that JSON in UTF-8 can hold."""
-    return text.encode("utf-8", "replace").decode()
 
 
 class Logprobs:

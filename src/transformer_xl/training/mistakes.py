@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_xl.data.labelled import Example
+from transformer_xl.data.labels import Example
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import replace_file
 from transformer_xl.pictures import new_figure, save_picture

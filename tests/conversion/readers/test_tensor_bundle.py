@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import struct
-import sys
 import time
 import tracemalloc
 from itertools import pairwise
@@ -428,11 +427,6 @@ def test_index_files_that_are_none(prefix):
 def test_forbidden(prefix):
     Path(f"{prefix}.index").chmod(0)
     refused(prefix, "cannot be read")
-
-
-def test_without_the_checksum_library(prefix, monkeypatch):
-    monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    refused(prefix, "pip install google-crc32c")
 
 
 # At random

@@ -77,7 +77,7 @@ _CLASSES = {
     "choice": "XLNetForMultipleChoice",
     "span": "XLNetForQuestionAnswering",
 }
-_PROBLEMS = {
+PROBLEMS = {
     "classification": "single_label_classification",
     "multilabel": "multi_label_classification",
     "regression": "regression",
@@ -197,12 +197,12 @@ def _kind_of(values: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
         return "choice", ()
     labels, problem = named(values, _LABEL), values.get("problem_type")
     if problem is None:
-        problem = _PROBLEMS["regression" if len(labels) == 1 else "classification"]
-    if problem == _PROBLEMS["regression"]:
+        problem = PROBLEMS["regression" if len(labels) == 1 else "classification"]
+    if problem == PROBLEMS["regression"]:
         return ("regression" if len(labels) == 1 else None), ()
-    if problem == _PROBLEMS["classification"] and len(labels) > 1:
+    if problem == PROBLEMS["classification"] and len(labels) > 1:
         return "classification", labels
-    return ("multilabel", labels) if problem == _PROBLEMS["multilabel"] and labels else (None, ())
+    return ("multilabel", labels) if problem == PROBLEMS["multilabel"] and labels else (None, ())
 
 
 def activation_of(values: Mapping[str, Any], names: Mapping[str, str]) -> Any:
@@ -289,4 +289,4 @@ def _values_of_head(head: HeadConfig) -> dict[str, Any]:
         return values
     labels = dict(enumerate(head.labels or (f"{_LABEL}_0",)))
     names = {"id2label": {str(i): label for i, label in labels.items()}, "label2id": {label: i for i, label in labels.items()}}
-    return values | names | {"problem_type": _PROBLEMS[head.kind]}
+    return values | names | {"problem_type": PROBLEMS[head.kind]}

@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import resource
 import signal
 import struct
 import sys
@@ -653,11 +654,7 @@ def _read_keys(window: Window, storages: dict[str, tuple[str, int]]) -> list[str
 
 
 def _limit(megabytes: int, seconds: float) -> None:
-    """Limit this process. Windows has none of these limits, and macOS none of memory; the parent limits the time anyway."""
-    try:
-        import resource
-    except ImportError:
-        return
+    """Limit this process. macOS has no limit of memory; the parent limits the time anyway."""
     try:
         with open("/proc/self/statm") as pages:  # noqa: PTH123
             used = int(pages.read().split()[0]) * resource.getpagesize()

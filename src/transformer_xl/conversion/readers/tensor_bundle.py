@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+import google_crc32c
 import torch
 
 from transformer_xl.conversion.readers.inert import TensorRef
@@ -220,10 +221,6 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 def _masked_crc32c(data: bytes | bytearray) -> int:
     """Return the CRC-32C as tables store it: rotated by 15 bits, plus a constant."""
-    try:
-        import google_crc32c
-    except ImportError as error:
-        raise CheckpointError("TensorFlow checkpoints need a checksum library; run `pip install google-crc32c`") from error
     crc, view, step = 0, memoryview(data), 2**20
     for start in range(0, len(view), step):
         crc = google_crc32c.extend(crc, bytes(view[start : start + step]))  # it accepts only bytes
