@@ -250,7 +250,7 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
         off = f"off by {found.error:g} as a rule"
         if found.is_far:
             off = "which was fitted to shorter runs"
-        law = f"by the law of docs/scaling.md, {off}; the recipe's present rates end 0.05 lower"
+        law = f"per byte, by the law of docs/scaling.md, {off}; the recipe's present rates end 0.05 lower"
         yield "expected loss", f"{found.loss:.2f} nats", law
         if plan.model.mem_len:
             alike = f"after as many tokens; {found.without_memory_in_as_much_time:.2f} in as much time"
