@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from tests.reference.loops import read_row
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation import fastest
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.session_file import RowState
 from transformer_xl.model.reader import compiled_functions
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -71,10 +73,14 @@ def cut(ids: Sequence[int], at: list[int]) -> list[list[int]]:
     return [list(ids[first:last]) for first, last in itertools.pairwise([0, *sorted(at), len(ids)])]
 
 
+def rows_of(decoder: Decoder) -> list[RowState]:
+    return [decoder.take(row) for row in range(decoder.batch_size)]
+
+
 def state(decoder: Decoder) -> list[Tensor]:
     """Everything that a decoder knows, copied."""
-    kept = decoder.kept.memory.state_dict() if decoder.kept else decoder.state_dict()
-    return [*(x.clone() for x in kept.values()), decoder.scores.full()]
+    kept = [decoder.kept.memory.state_dict()] if decoder.kept else [row.tensors for row in rows_of(decoder)]
+    return [*(x.clone() for tensors in kept for x in tensors.values()), decoder.scores.full()]
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
@@ -649,15 +655,15 @@ def test_what_is_open_is_not_opened_twice(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_state_is_gone_back_to_as_often_as_one_likes() -> None:
     decoder = Decoder(model_of("paper"), batch_size=2)
     scores = decoder.feed([[1, 2, 3, 4], [5]])
-    kept = decoder.state_dict()
+    kept = rows_of(decoder)
     expected = decoder.feed([[6, 7], [8]])
     for _ in range(2):
-        decoder.load_state_dict(kept)
+        for row, own in enumerate(kept):
+            decoder.put(row, own)
         assert torch.equal(decoder.scores.full(), scores)
         assert torch.equal(decoder.feed([[6, 7], [8]]), expected)
-    before = state(decoder)
-    shorter, other = {"0.last": kept["0.last"][:1]}, {"2.last": kept["0.last"]}
-    for wrong in ({}, Decoder(model_of("paper")).state_dict(), {"0.last": kept["0.last"]}, kept | shorter, kept | other):
-        with pytest.raises(ValueError, match=r"the state is not that of|tensor 'last'|tensors .* are missing"):
-            decoder.load_state_dict(wrong)
+    before, whole = state(decoder), kept[0].tensors
+    for wrong in ({}, {"last": whole["last"]}, whole | {"last": whole["last"][:1]}):
+        with pytest.raises(ValueError, match=r"tensor 'last'|tensors .* are missing"):
+            decoder.put(0, replace(kept[0], tensors=wrong))
         assert same(state(decoder), before)

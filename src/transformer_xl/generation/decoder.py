@@ -392,10 +392,7 @@ class Decoder:
             values = ", ".join(f"{name} ({state.terms.get(name)} there, {ours[name]} here)" for name in different)
             raise ValueError(f"the state is of a decoder with other settings: {values}; open this one with the same")
         self._check_state(state.tensors)
-        self._put(row, state.tensors)
-
-    def _put(self, row: int, tensors: Mapping[str, Tensor]) -> None:
-        rest, hidden = dict(tensors), self._hidden.clone()
+        rest, hidden = dict(state.tensors), self._hidden.clone()
         hidden[row] = rest.pop(LAST)
         self._stream.put(row, rest)
         self._hidden = hidden
@@ -523,30 +520,6 @@ class Decoder:
         empty = {name: x.narrow(1, 0, 0) if name in self._stream.by_position else x for name, x in self._take(0).items()}
         own = RowState({name: x.clone() for name, x in empty.items()}, self._terms(), model_sha256(self.model))
         return SessionFormat(own, self._stream.by_position, self._check_state)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of what all rows have read, from which this decoder, or one with the same settings, can go on."""
-        return {f"{row}.{name}": x for row in range(self.batch_size) for name, x in self._take(row).items()}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Forget what was read, and go on from what `state_dict` returned, which stays as it is.
-
-        Args:
-            state: names and tensors.
-
-        Raises:
-            ValueError: it is of a decoder with other settings; nothing is loaded then.
-        """
-        rows: list[dict[str, Tensor]] = [{} for _ in range(self.batch_size)]
-        for name, x in state.items():
-            row, _, own = name.partition(".")
-            if row not in map(str, range(self.batch_size)):
-                raise ValueError(f"the state is not that of a decoder of {self.batch_size} rows of this model")
-            rows[int(row)][own] = x
-        for tensors in rows:
-            self._check_state(tensors)
-        for row, tensors in enumerate(rows):
-            self._put(row, tensors)
 
 
 _TGT_LEN = 64

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_xl.model.precision import at_least_fp32
-
 
 @dataclass(frozen=True)
 class KeyValueMemory:
@@ -38,46 +36,6 @@ class KeyValueMemory:
     tokens: Tensor
     end: Tensor
     n_valid: Tensor
-
-    @classmethod
-    def empty(
-        cls,
-        batch_size: int,
-        *,
-        n_layer: int,
-        n_head: int,
-        d_head: int,
-        n_slot: int,
-        inputs: tuple[int, int] = (0, 0),
-        n_token: int = 0,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> "KeyValueMemory":
-        """Allot an empty memory.
-
-        Args:
-            batch_size: B, number of rows.
-            n_layer: number of layers.
-            n_head: N.
-            d_head: H.
-            n_slot: C, slots per row: for the keys that a query may see, and the longest segment read at once.
-            inputs: R and D.
-            n_token: R of the tokens.
-            dtype: of keys and values; inputs are at least fp32.
-            device: where it lives.
-
-        Returns:
-            Zeros that nothing attends to.
-        """
-        place = {"dtype": dtype, "device": device}
-        return cls(
-            tuple(torch.zeros(n_head, batch_size, n_slot, d_head, **place) for _ in range(n_layer)),
-            tuple(torch.zeros(n_head, batch_size, d_head, n_slot, **place) for _ in range(n_layer)),
-            tuple(at_least_fp32(torch.zeros(batch_size, *inputs, **place)) for _ in range(n_layer)),
-            torch.zeros(batch_size, n_token, dtype=torch.int64, device=device),
-            torch.zeros(batch_size, dtype=torch.int64, device=device),
-            torch.zeros(batch_size, dtype=torch.int64, device=device),
-        )
 
     @property
     def batch_size(self) -> int:
@@ -171,18 +129,3 @@ class KeyValueMemory:
         place_T = torch.arange(first, x_BT.shape[1], device=self.end.device)
         slot_BT = (self.end[rows].unsqueeze(1) + place_T) % own.shape[1]
         own[torch.arange(len(own), device=slot_BT.device).unsqueeze(1), slot_BT] = new_BT.to(own.dtype)
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copy the tensors of another memory of the same shape into this one, in place.
-
-        Args:
-            state: the result of its `state_dict()`.
-
-        Raises:
-            ValueError: names, shapes or types differ from this memory's; it is unchanged then.
-        """
-        own = self.state_dict()
-        if {name: (x.shape, x.dtype) for name, x in state.items()} != {name: (x.shape, x.dtype) for name, x in own.items()}:
-            raise ValueError("the tensors are not those of a memory of this shape")
-        for name, x in state.items():
-            own[name].copy_(x)

@@ -231,11 +231,18 @@ class Reader:
         return memory
 
     def _allot(self, batch_size: int) -> KeyValueMemory:
-        heads = {"n_layer": self.config.n_layer, "n_head": self.config.n_head, "d_head": self.config.d_head}
+        N, C, H = self.config.n_head, self.n_slot, self.config.d_head
         # as far back as a row can be rewound, and the tokens before, and one that a step of an inactive row overwrites
-        n_input, n_token = (self.n_slot - self.mem_len + k + 1 if k else 0 for k in (self.n_before, self.config.n_earlier))
-        sizes = {"n_slot": self.n_slot, "inputs": (n_input, self.config.d_model), "n_token": n_token}
-        return KeyValueMemory.empty(batch_size, **heads, **sizes, dtype=self.dtype, device=self.device)
+        n_input, n_token = (C - self.mem_len + k + 1 if k else 0 for k in (self.n_before, self.config.n_earlier))
+        layers, place = range(self.config.n_layer), {"dtype": self.dtype, "device": self.device}
+        return KeyValueMemory(
+            keys=tuple(torch.zeros(N, batch_size, C, H, **place) for _ in layers),
+            values=tuple(torch.zeros(N, batch_size, H, C, **place) for _ in layers),
+            inputs=tuple(at_least_fp32(torch.zeros(batch_size, n_input, self.config.d_model, **place)) for _ in layers),
+            tokens=torch.zeros(batch_size, n_token, dtype=torch.int64, device=self.device),
+            end=torch.zeros(batch_size, dtype=torch.int64, device=self.device),
+            n_valid=torch.zeros(batch_size, dtype=torch.int64, device=self.device),
+        )
 
     @torch.no_grad()
     def reset(self, memory: KeyValueMemory, rows: Tensor, *, end: int = 0) -> None:
