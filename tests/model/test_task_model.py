@@ -310,9 +310,9 @@ def test_states_of_a_window_are_those_of_its_one_segment() -> None:
     for key, value in vars(expected).items():
         assert torch.equal(getattr(found, key), value), key
     labels = torch.tensor([[0, 3, 0]])
-    both = model(row, segments=text, may_answer=may_answer, labels=labels, beams=(2, 3))
-    assert both.spans.ends.shape == (1, 2, 3)
-    assert_close("nll", both.nll, model.head.nll(h, may_answer, labels), 0.0)  # pyright: ignore
+    nll = model(row, segments=text, may_answer=may_answer, labels=labels).nll
+    assert model.span_scores(row, segments=text, n_start=2, n_end=3).ends.shape == (1, 2, 3)
+    assert_close("nll", nll, model.head.nll(h, may_answer, labels), 0.0)  # pyright: ignore
 
 
 def test_memory_goes_in_and_comes_out_untouched() -> None:
@@ -466,7 +466,7 @@ def test_a_model_without_memory_reads_texts_of_one_segment_or_the_mean() -> None
         ("choice", {"ids": IDS, "n_pad": IDS[0, 0]}, r"n_pad \(4,\) must have shape \(2, 3\)"),
         ("regression", {"ids": IDS[0], "segments": IDS[0, :, 1:]}, r"segments \(3, 3\) must have"),
         ("span", {"ids": IDS[0]}, "use span_scores"),
-        ("span", {"ids": IDS.view(1, 24), "beams": (1, 1)}, r"no longer than a segment \(head.tgt_len 4\); cut the text into"),
+        ("span", {"ids": IDS.view(1, 24), "labels": IDS[:, 0, :3]}, r"no longer than a segment \(head.tgt_len 4\); cut"),
     ],
 )  # fmt: skip
 def test_shapes_that_do_not_fit_are_refused(kind: str, call: dict[str, Any], message: str) -> None:

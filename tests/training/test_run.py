@@ -900,7 +900,7 @@ def test_a_best_that_could_not_be_saved_is_not_taken_for_saved(
             raise OSError(28, "No space left on device")
         write(self, checkpoint, final)
 
-    monkeypatch.setattr(training_run, "_validate", scripted)
+    monkeypatch.setattr(training_run._Training, "validate", scripted)
     monkeypatch.setattr(CheckpointStore, "_write", full)
     start()
     assert CheckpointStore(tmp_path / "run" / "checkpoints").best_step == 40

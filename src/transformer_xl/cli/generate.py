@@ -154,8 +154,8 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
         session = TextSession(decoder, opened.tokenizer, keeps_drawing=keeps_drawing)
         if file is not None:
             session.load(file)
-        if keeps_drawing and session.seed is not None:
-            seed, goes_on = session.seed, True
+        if keeps_drawing and session.text.random is not None:
+            seed, goes_on = session.text.random[0], True
     job = Job(
         decoder,
         opened.tokenizer,
@@ -315,6 +315,6 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
     if task.goes_on and job.totals.n_written:
         line += ", continued"
     if session is not None and memory is not None and not options.remembered.read_only:
-        line += f"; {session.n_tokens:,} tokens saved to {memory}"
+        line += f"; {session.text.n_tokens:,} tokens saved to {memory}"
     say(line, quiet=output.quiet or output.json_ or not world.first)
     return interrupted

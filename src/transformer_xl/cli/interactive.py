@@ -106,7 +106,7 @@ class Conversation:
                 if not argument:
                     raise ConfigError("/load needs a file: /load FILE")
                 self._session.load(Path(argument))
-                say(f"{self._session.n_tokens:,} tokens are remembered")
+                say(f"{self._session.text.n_tokens:,} tokens are remembered")
             case "quit":
                 return False
             case "reset":
@@ -125,9 +125,9 @@ class Conversation:
         """Return a line as a prompt; after a text that does not end in a line end, it begins with one."""
         session = self._session
         if not text:
-            return beginning(session.tokenizer) if session.n_tokens == 0 else nothing()
+            return beginning(session.tokenizer) if session.text.n_tokens == 0 else nothing()
         separator = session.tokenizer.separator
-        if session.n_tokens == 0 or session.tokenizer.decode(session.tail).endswith(separator):
+        if session.text.n_tokens == 0 or session.tokenizer.decode(session.text.tail).endswith(separator):
             separator = ""
         return typed(separator + text, session.tokenizer)
 
@@ -139,7 +139,7 @@ class Conversation:
             try:
                 interrupted = job.go_on(self._session, prompt, printer, on_read)
             except StoppedReading:
-                say(f"\nstopped reading; {self._session.n_tokens:,} tokens are remembered")
+                say(f"\nstopped reading; {self._session.text.n_tokens:,} tokens are remembered")
                 return
         if interrupted:
             say("")
@@ -149,7 +149,7 @@ class Conversation:
         totals = self._job.totals
         line = totals.line(describe_decoder(self._job.decoder), self._seed, interrupted=False)
         say(line, quiet=self._quiet or not totals.n_read + totals.n_written)
-        if self._saves and self._session.n_tokens > 0:
+        if self._saves and self._session.text.n_tokens > 0:
             with Interrupts():
                 self._save("")
         elif self._saves:
@@ -160,7 +160,7 @@ class Conversation:
         if path is None:
             raise ConfigError("/save needs a file: /save FILE")
         self._session.save(path)
-        say(f"{self._session.n_tokens:,} tokens saved to {path}", quiet=self._quiet)
+        say(f"{self._session.text.n_tokens:,} tokens saved to {path}", quiet=self._quiet)
 
     def _set(self, argument: str) -> None:
         if not argument:

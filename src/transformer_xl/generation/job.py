@@ -194,7 +194,7 @@ class Job:
                     for event in self._turn(session, request, on_read, interrupts):
                         yield event._replace(text=number)
 
-            self._write(self._texts(prompts, list(session.tail)), events, printer, interrupts)
+            self._write(self._texts(prompts, list(session.text.tail)), events, printer, interrupts)
             return interrupts.noted
 
     def go_on(self, session: TextSession, prompt: Prompt, printer: Printer, on_read: Callable[[int], object]) -> bool:
@@ -211,7 +211,7 @@ class Job:
                             raise StoppedReading
                         yield event
 
-            self._write(self._texts([prompt], session.tail), events, printer, interrupts)
+            self._write(self._texts([prompt], session.text.tail), events, printer, interrupts)
             return interrupts.noted
 
     def _turn(

@@ -120,21 +120,6 @@ class TextSession:
         self.decoder, self.tokenizer, self.keeps_drawing = decoder, tokenizer, keeps_drawing
         self.text = TextState()
 
-    @property
-    def tail(self) -> deque[int]:
-        """The last tokens."""
-        return self.text.tail
-
-    @property
-    def n_tokens(self) -> int:
-        """How many tokens were read and written in all."""
-        return self.text.n_tokens
-
-    @property
-    def seed(self) -> int | None:
-        """The seed that the random numbers began with; None: nothing was drawn yet."""
-        return None if self.text.random is None else self.text.random[0]
-
     def write(
         self,
         request: Request,
@@ -149,7 +134,7 @@ class TextSession:
         The prompt may be empty if something was read before. The session does not remember a token that ended the text as a
         stop, but it remembers the first tokens of a stop string that takes several.
         """
-        if len(request.prompt) == 0 and self.n_tokens == 0:
+        if len(request.prompt) == 0 and self.text.n_tokens == 0:
             raise TokenizerError(EMPTY_PROMPT)
         turn = Turn(self.text, request.prompt)
 
@@ -160,7 +145,7 @@ class TextSession:
 
         if self.text.random is None or not self.keeps_drawing:
             self.text.random = request.seed, seeded_generator(request.seed)
-        request = replace(request, history=tuple(self.tail), generator=self.text.random[1])
+        request = replace(request, history=tuple(self.text.tail), generator=self.text.random[1])
         for event in write(
             self.decoder,
             [request],

@@ -63,11 +63,6 @@ class RowState:
     terms: dict[str, Any]
     model: str
 
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that the tensors take."""
-        return sum(x.nbytes for x in self.tensors.values())
-
 
 @dataclass(frozen=True)
 class SessionFormat:
@@ -84,56 +79,41 @@ class SessionFormat:
     check: Callable[[dict[str, Tensor]], object]
 
     def save(self, path: str | Path, rows: Sequence[RowState], *, note: Mapping[str, str] | None = None) -> None:
-        """Write rows to one file; see `Decoder.save`."""
-        _save_session(Path(path), rows, by_position=self.by_position, note=note or {})
+        """Write what one or more rows have read to one file; see `Decoder.save`."""
+        path, note = Path(path), dict(note or {})
+        if not _is_note(note):
+            raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
+        content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": note, "model": rows[0].model}
+        about = canonical_json(content)
+        if len(about) > MAX_ABOUT_BYTES:
+            raise CheckpointError(f"the note takes {len(about)} bytes and {MAX_ABOUT_BYTES} is the most; shorten it")
+        stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # no user's file has this name
+        kept = ", an earlier one is intact" if os.path.lexists(path) else ""
+        with _explained(f"session {str(path)!r} cannot be saved{kept}", "free disk space or save elsewhere"):
+            _check_replaceable(path)
+            try:
+                stray.unlink(missing_ok=True)
+                write_file(stray, _encode(rows, about, self.by_position))
+                stray.replace(path)
+            except BaseException:
+                with suppress(OSError):  # the first error is the one to report; the next save removes what is left
+                    stray.unlink(missing_ok=True)
+                raise
+        with _explained(f"session {str(path)!r} is saved, but it may not survive a power cut", "check the disk"):
+            sync_directory(path.parent)
 
     def load(self, path: str | Path) -> tuple[list[RowState], dict[str, str]]:
         """Verify a file, and return its rows, on the CPU, and its note; see `Decoder.load`."""
-        return _load_session(Path(path), self.own, self.by_position, self.check)
-
-
-def _save_session(path: Path, rows: Sequence[RowState], *, by_position: Collection[str], note: Mapping[str, str]) -> None:
-    """Write what one or more rows have read to one file; see `Decoder.save`, and `Stream.by_position`."""
-    if not _is_note(dict(note)):
-        raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
-    content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": dict(note)}
-    about = canonical_json({**content, "model": rows[0].model})
-    if len(about) > MAX_ABOUT_BYTES:
-        raise CheckpointError(f"the note takes {len(about)} bytes and {MAX_ABOUT_BYTES} is the most; shorten it")
-    stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # no user's file has this name
-    kept = ", an earlier one is intact" if os.path.lexists(path) else ""
-    with _explained(f"session {str(path)!r} cannot be saved{kept}", "free disk space or save elsewhere"):
-        _check_replaceable(path)
+        path = Path(path)
+        about, tensors = _open_session(path)
+        _check_origin(path, about, self.own)
         try:
-            stray.unlink(missing_ok=True)
-            write_file(stray, _encode(rows, about, by_position))
-            stray.replace(path)
-        except BaseException:
-            with suppress(OSError):  # the first error is the one to report; the next save removes what is left
-                stray.unlink(missing_ok=True)
-            raise
-    with _explained(f"session {str(path)!r} is saved, but it may not survive a power cut", "check the disk"):
-        sync_directory(path.parent)
-
-
-def _load_session(
-    path: Path, own: RowState, by_position: Collection[str], check: Callable[[dict[str, Tensor]], object]
-) -> tuple[list[RowState], dict[str, str]]:
-    """Verify a file and return its rows, on the CPU, and its note; see `Decoder.load`.
-
-    `own` is a row of the decoder that wants to go on, and stays as it is; for `by_position` see `Stream`. `check` raises a
-    ValueError for tensors that cannot be the state of one of its rows. A CheckpointError says in one line why the decoder
-    cannot go on from the file.
-    """
-    about, tensors = _open_session(path)
-    _check_origin(path, about, own)
-    try:
-        rows = [RowState(row, own.terms, own.model) for row in _unpack(tensors, own, by_position)]
-        for row in rows:
-            check(row.tensors)
-        return rows, about["note"]
-    except ValueError as error:
-        raise CheckpointError(f"session {str(path)!r} is inconsistent: {error}; start anew") from error
+            rows = [RowState(row, self.own.terms, self.own.model) for row in _unpack(tensors, self.own, self.by_position)]
+            for row in rows:
+                self.check(row.tensors)
+            return rows, about["note"]
+        except ValueError as error:
+            raise CheckpointError(f"session {str(path)!r} is inconsistent: {error}; start anew") from error
 
 
 def describe_session(path: Path) -> dict[str, Any]:

@@ -6,13 +6,12 @@ from typing import Any
 
 from transformer_xl.errors import CheckpointError, ConfigError, beside, shown
 from transformer_xl.hub import download
-from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
+from transformer_xl.model_config import KINDS, ModelConfig, model_config
 from transformer_xl.untrusted import read_json_object
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
-MODEL_TYPE = TransformerXLConfig.kind
 RUNS = Path("runs")
 """Where `txl train` makes its runs, unless it is told another place."""
 

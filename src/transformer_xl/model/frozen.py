@@ -326,22 +326,9 @@ def read_segment_in_order(
     """Run one layer over a segment as `read_segment` does, but with copies of keys and values in the order of time.
 
     Where the rings stand is known on the device alone, so a graph of this serves all places. A copy has far fewer numbers than
-    the scores.
-
-    Args:
-        h_BTD: the layer's input.
-        weights: of the layer.
-        keys_NBCH: ring of keys; written in place.
-        values_NBHC: ring of values; written in place.
-        slot_BC: int64, each row's slots in the order of time; the segment's own are the last.
-        hidden_BTC: -inf where a query must not see a key, in the order of time, else 0; in the type of keys.
-        scratch: for N x B x T x C scores, in the type of keys; overwritten.
-        options: of all layers.
-        before_BkD: inputs of the layer at the k positions before the segment; None: it has no shift.
-        turns: of the tokens' positions, (B or 1, T, 1, H / 2); None: queries and keys are not turned.
-
-    Returns:
-        The layer's output, (B, T, D).
+    the scores. Arguments as `read_segment`, but: `slot_BC`, int64, has each row's slots in the order of time, of which the
+    segment's own are the last; `hidden_BTC`, in the type of keys, is -inf where a query must not see a key, in the order of
+    time, else 0.
     """
     (B, T, _), (N, _, C, H) = h_BTD.shape, keys_NBCH.shape
     dtype = keys_NBCH.dtype

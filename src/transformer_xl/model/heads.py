@@ -89,13 +89,7 @@ class TextHead(nn.Module):
 
 
 class SpanHead(nn.Module):
-    """Where an answer begins and ends, and whether there is none.
-
-    Args:
-        head: its settings.
-        d_model: D.
-        layer_norm_epsilon: added to the variance.
-    """
+    """Where an answer begins and ends, and whether there is none. Arguments as `make_head`."""
 
     def __init__(self, head: HeadConfig, *, d_model: int, layer_norm_epsilon: float) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.tensor_file import MAX_TENSORS
 
-if TYPE_CHECKING:
-    from transformer_xl.model.heads import SpanScores
-
 
 @dataclass(frozen=True)
 class ModelOutput:
@@ -39,14 +36,12 @@ class ModelOutput:
             labels were given.
         nll: nats of each label, 0 where it is -100: (B, T) in the order of the tokens, or (B, K) of an XLNet; None without.
         auxiliary: scalar, nats that a kind adds to the sum of `nll` in training; None: it adds none.
-        spans: the best places of an answer, of a `TaskModel` that was asked for them; None: it was not.
     """
 
     mems: Memory
     logits: Tensor | None = None
     nll: Tensor | None = None
     auxiliary: Tensor | None = None
-    spans: "SpanScores | None" = None
 
 
 class SequenceModel(nn.Module, PretrainedMixin, ABC):

@@ -142,12 +142,7 @@ def first_positions(rows: Rows, n_valid: Tensor, *, tgt_len: int, memory_length:
     """Return the first position of memory and segment that each of them may look back to, int64 (B, M + T).
 
     It is that of its own text. None: all are of one text. Only on a CPU is that looked for; elsewhere it would mean waiting.
-
-    Args:
-        rows: padding and beginnings of documents.
-        n_valid: int64 (B,), how many of the last memory positions are real.
-        tgt_len: T.
-        memory_length: M.
+    Arguments as `first_keys`, with padding and beginnings of documents in `rows`.
     """
     n_pad, M = rows.n_pad, memory_length
     if n_pad is None and rows.document_starts is None and n_valid.device.type == "cpu" and (n_valid == M).all():

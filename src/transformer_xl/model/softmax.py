@@ -7,7 +7,6 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary, E width of a token's vector
 """
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.errors import TokenizerError
-from transformer_xl.model.backends import fused_problem
+from transformer_xl.model.backends import fuses
 from transformer_xl.model.precision import at_least_fp32
 from transformer_xl.model.products import linear
 
@@ -213,14 +212,9 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
 
 def _nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> Tensor:
     scores = linear(h_XE, vectors_VE, bias_V)
-    if scores.device.type == "cuda" and _fuses(scores.device, scores.dtype):
+    is_narrow = scores.dtype in (torch.bfloat16, torch.float16)  # those of fp32 are read as they are, anyway
+    if scores.device.type == "cuda" and is_narrow and fuses(scores.device, scores.dtype):
         from transformer_xl.model.backends.fused_nll import FusedNll  # Triton takes a second
 
         return FusedNll.apply(scores, label_X)
     return F.cross_entropy(at_least_fp32(scores), label_X, reduction="none", ignore_index=-100)
-
-
-@cache
-def _fuses(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a kernel reads narrow scores as they are; those of fp32 need no copy."""
-    return dtype in (torch.bfloat16, torch.float16) and fused_problem(device, dtype, 1) is None

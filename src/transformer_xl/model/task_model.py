@@ -135,7 +135,6 @@ class TaskModel(SequenceModel):
         labels: Tensor | None = None,
         may_answer: Tensor | None = None,
         mems: Memory | None = None,
-        beams: tuple[int, int] | None = None,
         execution: Execution = Execution(),
         keep_graph: bool = False,
         progress: float = 0.0,
@@ -149,36 +148,24 @@ class TaskModel(SequenceModel):
             labels: what is right, see `TextHead.nll` and `SpanHead.nll`.
             may_answer: bool (B, L), tokens that an answer may consist of, for a span; None: all.
             mems: comes out as it goes in; None: `init_mems`.
-            beams: how many starts of a span, and how many ends of each, are wanted; without labels a span must have them.
             execution: how to compute; the result is the same.
             keep_graph: has no effect, because memory ends with the text.
             progress: has no effect.
 
         Returns:
-            logits (B, n_score), or (B, C) of a choice; with labels the loss of each example (B,), 0 where it is not scored;
-            with beams `spans`.
+            logits (B, n_score), or (B, C) of a choice; with labels the loss of each example (B,), 0 where it is not scored.
 
         Raises:
-            ValueError: shapes that do not fit together, or a span's window that is longer than a segment.
+            ValueError: shapes that do not fit together, a span's window that is longer than a segment, or one without labels.
         """
-        kind = self._head_config.kind
-        if ids.dim() != (3 if kind == "choice" else 2) or 0 in ids.shape:
-            wanted = "(batch, choices, length)" if kind == "choice" else "(batch, length)"
-            raise ValueError(f"ids {tuple(ids.shape)} of a {kind} must have shape {wanted}, none of them 0")
-        for name, given, shape in (("n_pad", n_pad, ids.shape[:-1]), ("segments", segments, ids.shape)):
-            if given is not None and given.shape != shape:
-                raise ValueError(f"{name} {tuple(given.shape)} must have shape {tuple(shape)} to fit ids {tuple(ids.shape)}")
-        if kind == "span" and ids.shape[1] > self._head_config.tgt_len:
-            longest = f"a segment (head.tgt_len {self._head_config.tgt_len})"
-            raise ValueError(f"ids {tuple(ids.shape)} of a span must be no longer than {longest}; cut the text into windows")
+        states = self._checked_states(ids, n_pad, segments, execution)
         out = self.init_mems(len(ids)) if mems is None else mems
-        rows = [None if x is None else x.flatten(0, -2) for x in (ids, segments)]
-        rows_ids, rows_segments = cast("Tensor", rows[0]), rows[1]
-        states = self._states(rows_ids, None if n_pad is None else n_pad.flatten(), rows_segments, execution)
         if isinstance(self.head, SpanHead):
-            return self._span(out, states, may_answer, labels, beams)
+            if labels is None:
+                raise ValueError("a span head gives no logits without labels; use span_scores")
+            return ModelOutput(out, nll=self.head.nll(*_window(states, may_answer), labels))
         scores = self.head(self._summary(states))
-        if kind == "choice":
+        if self.head.kind == "choice":
             scores = scores.view(ids.shape[:2])
         if labels is None:
             return ModelOutput(out, logits=scores)
@@ -214,34 +201,30 @@ class TaskModel(SequenceModel):
         """
         if not isinstance(self.head, SpanHead):
             raise ValueError(f"a head of kind '{self._head_config.kind}' gives no places in a text; only 'span' does")
-        beams = (n_start, n_end)
-        out = self(ids, n_pad=n_pad, segments=segments, may_answer=may_answer, beams=beams, execution=execution)
-        return out.spans
+        states = self._checked_states(ids, n_pad, segments, execution)
+        return self.head.best(*_window(states, may_answer), n_start=n_start, n_end=n_end)
 
     @property
     def _head_config(self) -> Any:
         return self.config.head
 
-    def _span(
-        self,
-        mems: Memory,
-        states: Iterator[tuple[Tensor, Tensor | None]],
-        may_answer: Tensor | None,
-        labels: Tensor | None,
-        beams: tuple[int, int] | None,
-    ) -> ModelOutput:
-        """Return the loss of windows, or their best spans."""
-        head = cast("SpanHead", self.head)
-        if labels is None and beams is None:
-            raise ValueError("a span head gives no logits without labels; use span_scores")
-        ((h_BLD, n_pad),) = states
-        real_BL = _is_real(h_BLD, n_pad)
-        allowed_BL = real_BL if may_answer is None else may_answer & real_BL
-        return ModelOutput(
-            mems,
-            nll=None if labels is None else head.nll(h_BLD, allowed_BL, labels),
-            spans=None if beams is None else head.best(h_BLD, allowed_BL, n_start=beams[0], n_end=beams[1]),
-        )
+    def _checked_states(
+        self, ids: Tensor, n_pad: Tensor | None, segments: Tensor | None, execution: Execution
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Refuse shapes that do not fit together, else yield what `_states` does, with each choice as a row."""
+        kind = self._head_config.kind
+        if ids.dim() != (3 if kind == "choice" else 2) or 0 in ids.shape:
+            wanted = "(batch, choices, length)" if kind == "choice" else "(batch, length)"
+            raise ValueError(f"ids {tuple(ids.shape)} of a {kind} must have shape {wanted}, none of them 0")
+        for name, given, shape in (("n_pad", n_pad, ids.shape[:-1]), ("segments", segments, ids.shape)):
+            if given is not None and given.shape != shape:
+                raise ValueError(f"{name} {tuple(given.shape)} must have shape {tuple(shape)} to fit ids {tuple(ids.shape)}")
+        if kind == "span" and ids.shape[1] > self._head_config.tgt_len:
+            longest = f"a segment (head.tgt_len {self._head_config.tgt_len})"
+            raise ValueError(f"ids {tuple(ids.shape)} of a span must be no longer than {longest}; cut the text into windows")
+        n_pad = None if n_pad is None else n_pad.flatten()
+        segments = None if segments is None else segments.flatten(0, -2)
+        return self._states(ids.flatten(0, -2), n_pad, segments, execution)
 
     def _summary(self, states: Iterator[tuple[Tensor, Tensor | None]]) -> Tensor:
         """Return the state that sums each text up, (B, D): that of the last token, or the mean of all of them."""
@@ -293,6 +276,13 @@ def _is_real(h_BTD: Tensor, n_pad: Tensor | None) -> Tensor:
     if n_pad is None:
         return torch.ones_like(place_T, dtype=torch.bool).expand(h_BTD.shape[:2])
     return place_T >= n_pad.unsqueeze(1)
+
+
+def _window(states: Iterator[tuple[Tensor, Tensor | None]], may_answer: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the states of windows, (B, L, D), each read as one segment, and bool (B, L), tokens that may answer."""
+    ((h_BLD, n_pad),) = states
+    real_BL = _is_real(h_BLD, n_pad)
+    return h_BLD, real_BL if may_answer is None else may_answer & real_BL
 
 
 def _check_head(config: ModelConfig) -> None:

@@ -161,8 +161,8 @@ class XLNet(SequenceModel):
         """
         if labels is not None and labels.shape != order.targets.shape:
             raise ValueError(f"labels {tuple(labels.shape)} must have the shape of targets {tuple(order.targets.shape)}")
-        x_BQD, new_mems = self._read(
-            ids, order, mems=mems, segments=segments, is_backward=is_backward, n_pad=n_pad,
+        x_BQD, new_mems = self.read(
+            ids, order=order, mems=mems, segments=segments, is_backward=is_backward, n_pad=n_pad,
             execution=execution, keep_graph=keep_graph,
         )  # fmt: skip
         g_BKD = x_BQD[:, ids.shape[1] :]
@@ -174,6 +174,7 @@ class XLNet(SequenceModel):
         self,
         ids: Tensor,
         *,
+        order: Order | None = None,
         mems: Mems | None = None,
         segments: Tensor | None = None,
         is_backward: Tensor | None = None,
@@ -181,10 +182,12 @@ class XLNet(SequenceModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
-        """Read a segment with everything in sight, as fine-tuned heads do, and remember all of it, whatever `reuse_len` is.
+        """Read a segment, as fine-tuned heads do without an order.
 
         Args:
             ids: int64 (B, T), token ids.
+            order: which tokens are targets, and who sees whom; None: no targets and everything in sight, and all of the segment
+                is remembered, whatever `reuse_len` is.
             mems: memory returned by the last call, or `init_mems`; None: empty.
             segments: int64 (B, T), the text that each token belongs to; None: all to the same. Memory belongs to text 0.
             is_backward: bool (B,), rows whose tokens stand in reverse; None: none.
@@ -193,29 +196,11 @@ class XLNet(SequenceModel):
             keep_graph: the new memory keeps its gradients.
 
         Returns:
-            The last states, (B, T, D), and the new memory.
+            The last states, (B, T, D), with an order also those of its targets after them, (B, T + K, D), and the new memory.
 
         Raises:
             ValueError: shapes that do not fit together.
         """
-        return self._read(
-            ids, None, mems=mems, segments=segments, is_backward=is_backward, n_pad=n_pad,
-            execution=execution, keep_graph=keep_graph,
-        )  # fmt: skip
-
-    def _read(
-        self,
-        ids: Tensor,
-        order: Order | None,
-        *,
-        mems: Mems | None,
-        segments: Tensor | None,
-        is_backward: Tensor | None,
-        n_pad: Tensor | None,
-        execution: Execution,
-        keep_graph: bool,
-    ) -> tuple[Tensor, Mems]:
-        """Return the last states of both streams, (B, T + K, D), content first, and the new memory."""
         B, T = _checked(ids, order=order, segments=segments)
         if mems is None:
             mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0)

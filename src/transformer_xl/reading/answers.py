@@ -99,14 +99,9 @@ def _sigmoid(score: float) -> float:
 
 @dataclass(frozen=True)
 class SpanPredictor:
-    """Predicts answers: texts are passages, and their pairs questions.
+    """Predicts answers: texts are passages, and their pairs questions. Made of arguments of `predictions` (`tasks.py`).
 
-    Attributes:
-        model: with a head for spans.
-        tokenizer: of the model.
-        batch_size: windows that are read side by side.
-        precision: of matrix products.
-        execution: how the model computes.
+    `batch_size` counts windows here.
     """
 
     model: TaskModel

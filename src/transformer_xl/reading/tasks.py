@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -304,8 +304,8 @@ class TaskScore:
     per_label: dict[str, dict[str, float]] = field(default_factory=dict)
     confusion: np.ndarray | None = None
 
-    @classmethod
-    def of(cls, kind: str, labels: Sequence[str], predictions: Iterable[Prediction]) -> Self:
+    @staticmethod
+    def of(kind: str, labels: Sequence[str], predictions: Iterable[Prediction]) -> "TaskScore":
         """Return the score of predictions, which are looked at one by one.
 
         Args:
@@ -325,8 +325,7 @@ class TaskScore:
         tally = tally_of(kind, labels)
         for prediction in predictions:
             tally.add(prediction)
-        score = tally.score()
-        return cls(**vars(score))
+        return tally.score()
 
     @property
     def main_name(self) -> str:

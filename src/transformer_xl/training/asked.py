@@ -35,8 +35,7 @@ def check_request(
     """Refuse what `train` would refuse of these arguments, in a moment; it imports torch first."""
     directory = asked_directory(recipe, out, overrides, base)
     goes_on = resume and directory.holds_run
-    must_exist = resume and out is not None and recipe is None and corpus is None and base is None
-    settle(directory, recipe, overrides, corpus, base, goes_on=goes_on, must_exist=must_exist)
+    settle(directory, recipe, overrides, corpus, base, goes_on=goes_on, is_named=resume and out is not None)
 
 
 def settle(
@@ -47,13 +46,13 @@ def settle(
     base: str | None = None,
     *,
     goes_on: bool,
-    must_exist: bool = False,
+    is_named: bool = False,
     must_be_free: bool = True,
 ) -> RunConfig:
     """Return the settings of a run that starts in a directory or goes on there; refuse what can be refused without the text.
 
-    `recipe` to `base` are those of `train`. `must_exist`: nothing else says what the run is. `must_be_free`: a new run must
-    have a place there.
+    `recipe` to `base` are those of `train`. `is_named`: `out` names a run to go on with. `must_be_free`: a new run must have a
+    place there.
 
     Raises:
         ConfigError: settings that cannot work.
@@ -65,7 +64,7 @@ def settle(
         if config.task:
             raise CheckpointError(f"'{directory.path}' is fine-tuned; go on with txl finetune --resume --out {directory.path}")
         return config
-    if must_exist:
+    if is_named and recipe is None and corpus is None and base is None:  # nothing else says what the run is
         directory.config()  # there is none, so the name is misspelled
     if must_be_free:
         directory.check_free()
@@ -198,17 +197,9 @@ def _check_texts(task: TaskConfig) -> None:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What is asked of `finetune`.
+    """What is asked of `finetune`, by its arguments: `base` is its `source`, None if the run goes on.
 
-    Attributes:
-        base: a run, an exported directory or a hub id; None: the run goes on.
-        task: name or TOML file of the task.
-        data: see `TaskConfig.data`.
-        out: directory of the run; None: `runs/<task>`.
-        overrides: `section.key=value`, which replace settings of the task and of the model.
-        told: settings of `TaskConfig` that were told by themselves, such as columns; they count more than overrides.
-        seed: of order, dropout and the head's first weights.
-        resume: go on with the run in `out`.
+    `told` are settings of `TaskConfig` that were told by themselves, such as columns; they count more than overrides.
     """
 
     base: str | None = None

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from transformer_xl.errors import CheckpointError
 from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
 from transformer_xl.process import cores
+from transformer_xl.training.record import unwritable
 from transformer_xl.untrusted import parse_json
 from transformer_xl.version import __version__
 
@@ -61,9 +61,7 @@ def write_environment(
             entries = []
         replace_file(path, (json.dumps([*entries, entry], indent=2) + "\n").encode())
     except OSError as error:
-        raise CheckpointError(
-            f"cannot write to '{directory}': {error.strerror or error}; free disk space, then --resume"
-        ) from None
+        raise unwritable(directory, error) from None
 
 
 def read_environment(directory: Path) -> list[dict[str, Any]]:

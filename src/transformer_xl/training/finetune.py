@@ -36,7 +36,7 @@ from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch
 from transformer_xl.training.loop import conduct, open_files, save
 from transformer_xl.training.mistakes import Worst, draw_confusion, write_page
-from transformer_xl.training.parts import Best, Run
+from transformer_xl.training.parts import Best, Run, StopError
 from transformer_xl.training.starting import adapt, check_machine, check_weights, take_weights
 from transformer_xl.version import __version__
 from transformer_xl.world import World, joined
@@ -313,10 +313,6 @@ def _begin_with(model: TaskModel, base: SequenceModel) -> bool:
     return is_same
 
 
-class _StopError(Exception):
-    """A signal, its argument, ends the final scoring."""
-
-
 @dataclass
 class TaskRun(Run):
     """A run that teaches a task."""
@@ -342,7 +338,7 @@ class TaskRun(Run):
         """Score the weights, in this process alone; one of the `received` signals ends it.
 
         Raises:
-            _StopError: one has.
+            StopError: one has.
         """
         show = self.display.scoring(what, len(texts), unit="texts")
         tally, worst = tally_of(self.head.kind, self.head.labels), Worst(self.head.kind)
@@ -354,7 +350,7 @@ class TaskRun(Run):
             worst.add(prediction)
             show(1)
             if received and self.world.alone:
-                raise _StopError(self.stopped_by(received))
+                raise StopError(self.stopped_by(received))
         return tally.score(), worst
 
     def take_final(self, entry: dict[str, Any] | None) -> None:
@@ -471,7 +467,7 @@ def _end(run: TaskRun, stopped_by: signal.Signals | None, received: list[int]) -
         if run.world.first:
             try:
                 found = _scored(run, received)
-            except _StopError as stop:
+            except StopError as stop:
                 (number,) = stop.args
     if number:
         say(f"{number.name}: saved step {trainer.step:,}; score it with: txl finetune --resume --out {run.where}")

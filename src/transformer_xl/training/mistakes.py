@@ -13,12 +13,12 @@ from transformer_xl.files import replace_file
 from transformer_xl.pictures import new_figure, save_picture
 from transformer_xl.reading.answers import exact_and_f1
 from transformer_xl.reading.tasks import Prediction, TaskScore
+from transformer_xl.training.record import REMEDY
 
 _MOST = 100  # mistakes on the page
 _LONGEST = 4000  # characters of a text on it
 _MOST_CELLS = 30  # classes of a matrix; of more, the largest confusions are drawn
 _MOST_BARS = 25
-_REMEDY = "free disk space, then --resume"
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
@@ -97,7 +97,7 @@ def write_page(path: Path, worst: Worst, score: TaskScore, *, name: str) -> Path
     try:
         replace_file(path, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        raise CheckpointError(f"cannot write '{path}': {error.strerror or error}; {_REMEDY}") from None
+        raise CheckpointError(f"cannot write '{path}': {error.strerror or error}; {REMEDY}") from None
     return path
 
 
@@ -166,7 +166,7 @@ def draw_confusion(path: Path, confusion: np.ndarray, labels: Sequence[str], *, 
     axes.set_yticks(range(n), names)
     axes.set(xlabel="guess", ylabel="truth", title=f"{name}: texts of each class, and what they were taken for")
     figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
-    return save_picture(figure, path, remedy=_REMEDY)
+    return save_picture(figure, path, remedy=REMEDY)
 
 
 def _draw_largest(path: Path, confusion: np.ndarray, names: Sequence[str], *, name: str) -> Path:
@@ -180,7 +180,7 @@ def _draw_largest(path: Path, confusion: np.ndarray, names: Sequence[str], *, na
     axes.set_yticks(range(len(pairs)), [f"{names[i]} → {names[j]}" for i, j in pairs])
     axes.invert_yaxis()
     axes.set(xlabel="texts", title=f"{name}: the largest confusions (truth → guess) of {len(names):,} classes")
-    return save_picture(figure, path, remedy=_REMEDY)
+    return save_picture(figure, path, remedy=REMEDY)
 
 
 def _short(label: str) -> str:

@@ -72,6 +72,10 @@ class Best:
     tie_break: float = 0.0  # the lower one is better where losses are equal; of a task: nats or squared error
 
 
+class StopError(Exception):
+    """A signal, its argument, ends the final scoring."""
+
+
 @dataclass(frozen=True)
 class Scores:
     """How well a model predicts the validation split, or its beginning."""

@@ -35,7 +35,7 @@ METRICS_FILE = "metrics.jsonl"
 PROJECT = "transformer_xl"
 
 _LOGGERS = ("tensorboard", "wandb", "trackio")
-_REMEDY = "free disk space, then --resume"
+REMEDY = "free disk space, then --resume"
 
 _FIELDS = {  # that an entry of a kind has besides kind and step; all but text are numbers or null
     "train": {"loss", "tokens", "seconds"},
@@ -88,7 +88,7 @@ class Record:
                     entry[name] = None if isinstance(value, float) and not math.isfinite(value) else value
                 file.write(_line(entry))
         except OSError as error:
-            raise _unwritable(self.directory, error) from None
+            raise unwritable(self.directory, error) from None
         self.n_entry += kind != "final"
         self._call_loggers(lambda logger: logger.log(kind, step, values))
 
@@ -100,7 +100,7 @@ class Record:
         except FileNotFoundError:  # nothing was logged yet
             return
         except OSError as error:
-            raise _unwritable(self.directory, error) from None
+            raise unwritable(self.directory, error) from None
 
     def rewind(self, step: int, *, n_entry: int | None = None, is_finished: bool = False) -> dict[str, Any] | None:
         """Drop the entries after `step`, because a resumed run writes them again, and a half-written last line.
@@ -127,7 +127,7 @@ class Record:
                 _copy_damaged(self.path, aside)
             replace_file(self.path, "".join(map(_line, kept + final)).encode())
         except OSError as error:
-            raise _unwritable(self.directory, error) from None
+            raise unwritable(self.directory, error) from None
         if damaged:
             self._warn(f"{_named(self.path, damaged)}; moved to {aside.name}, and the run goes on")
         if n_entry is not None and (n_missing := n_entry - len(kept) - len(damaged)) > 0:
@@ -141,7 +141,7 @@ class Record:
     def draw(self, config: RunConfig, *, end: str = "") -> Path | None:
         """Draw the loss curve, see `draw_curve`; None if there is nothing to draw yet."""
         entries = read_metrics(self.directory, warn=self._warn)
-        return draw_curve(entries, config, self.directory / "loss.png", end=end, remedy=_REMEDY)
+        return draw_curve(entries, config, self.directory / "loss.png", end=end, remedy=REMEDY)
 
     def close(self) -> None:
         """Let all loggers send their remaining entries."""
@@ -162,8 +162,9 @@ class Record:
             self._warn(f"{name} failed ({_reason(error)}); it gets nothing more, metrics.jsonl has everything")
 
 
-def _unwritable(directory: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"cannot write to '{directory}': {error.strerror or error}; {_REMEDY}")
+def unwritable(directory: Path, error: OSError) -> CheckpointError:
+    """Return what to say of a run's directory that cannot be written to."""
+    return CheckpointError(f"cannot write to '{directory}': {error.strerror or error}; {REMEDY}")
 
 
 def _line(entry: dict[str, Any]) -> str:
@@ -422,7 +423,7 @@ def _identity(directory: Path, logger: str, warn: Warn) -> str:
         try:
             replace_file(path, seal(known))
         except OSError as error:
-            raise _unwritable(directory, error) from None
+            raise unwritable(directory, error) from None
     return known[logger]
 
 

@@ -75,9 +75,9 @@ def train(
         resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
         goes_on = world.from_first(resume and directory.holds_run)
         with world.agreed():
-            must_exist = resume and out is not None and recipe is None and corpus is None and base is None
+            is_named = resume and out is not None
             config = settle(
-                directory, recipe, overrides, corpus, base, goes_on=goes_on, must_exist=must_exist, must_be_free=world.first
+                directory, recipe, overrides, corpus, base, goes_on=goes_on, is_named=is_named, must_be_free=world.first
             )
             tokenizer: Tokenizer | None = None
             bases: list[SequenceModel] = []  # what the set-up takes out, so that it is not held while the model learns
@@ -112,7 +112,39 @@ class _Training(TextRun):
     """A run of `train`."""
 
     def validate(self) -> Best | None:
-        return _validate(self)
+        """Score the validation split and write a sample; return the loss if it is the best so far."""
+        split = self.corpus.splits["valid"]
+        trainer, config = self.trainer, self.config
+        if len(split.ids) < 2:
+            return None
+        self.validated = score_split(self, split, "validation", limit=config.eval.max_tokens)
+        score, averaged = self.validated.plain, self.validated.average
+        trainer.schedule.validated(score.loss)
+        self.note(
+            "valid",
+            loss=score.loss,
+            ppl=score.ppl,
+            bpc=score.bpc if config.predicts == "token" else None,
+            nats=score.nats,
+            tokens=trainer.tokens,
+            seconds=round(trainer.seconds, 3),
+            **extent(self, score),
+            **({"average_loss": averaged.loss} if averaged else {}),
+        )
+        of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""
+        predicts = config.predicts
+        per_character = f", {score.bpc:.3f} bits per {self.corpus.tokenizer.counts}" if predicts == "token" else ""
+        self.display.say(f"step {trainer.step:,}: validation {score.loss:.4f} nats per {predicts}{per_character}{of_average}")
+        if config.train.sample_tokens and math.isfinite(score.loss) and self.world.first and not trainer.model.is_sharded:
+            text = _sample(self, split)
+            self.note("sample", text=text)
+            self.display.show(
+                text, title=f"{'gaps filled in' if predicts == 'target' else 'a sample'} at step {trainer.step:,}"
+            )
+        best = Best(score.loss, trainer.step)
+        if averaged and (averaged.loss < score.loss or math.isnan(score.loss)):
+            best = Best(averaged.loss, trainer.step, average=True)
+        return best if best.loss < (self.best.loss if self.best else math.inf) else None
 
     def take_final(self, entry: dict[str, Any] | None) -> None:
         self.recorded = recorded(entry)
@@ -171,40 +203,6 @@ def _set_up(
     if has_base:
         save(run, must=True)  # so that a resumed run needs nothing of its base
     return run
-
-
-def _validate(run: TextRun) -> Best | None:
-    """Score the validation split and write a sample; return the loss if it is the best so far."""
-    split = run.corpus.splits["valid"]
-    trainer, config = run.trainer, run.config
-    if len(split.ids) < 2:
-        return None
-    run.validated = score_split(run, split, "validation", limit=config.eval.max_tokens)
-    score, averaged = run.validated.plain, run.validated.average
-    trainer.schedule.validated(score.loss)
-    run.note(
-        "valid",
-        loss=score.loss,
-        ppl=score.ppl,
-        bpc=score.bpc if config.predicts == "token" else None,
-        nats=score.nats,
-        tokens=trainer.tokens,
-        seconds=round(trainer.seconds, 3),
-        **extent(run, score),
-        **({"average_loss": averaged.loss} if averaged else {}),
-    )
-    of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""
-    predicts = config.predicts
-    per_character = f", {score.bpc:.3f} bits per {run.corpus.tokenizer.counts}" if predicts == "token" else ""
-    run.display.say(f"step {trainer.step:,}: validation {score.loss:.4f} nats per {predicts}{per_character}{of_average}")
-    if config.train.sample_tokens and math.isfinite(score.loss) and run.world.first and not trainer.model.is_sharded:
-        text = _sample(run, split)
-        run.note("sample", text=text)
-        run.display.show(text, title=f"{'gaps filled in' if predicts == 'target' else 'a sample'} at step {trainer.step:,}")
-    best = Best(score.loss, trainer.step)
-    if averaged and (averaged.loss < score.loss or math.isnan(score.loss)):
-        best = Best(averaged.loss, trainer.step, average=True)
-    return best if best.loss < (run.best.loss if run.best else math.inf) else None
 
 
 def _sample(run: TextRun, split: TokenSplit) -> str:

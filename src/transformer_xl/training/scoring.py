@@ -13,13 +13,9 @@ from transformer_xl.opening import beginning, not_scored
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.reading.targets import score_targets, scored_stream
 from transformer_xl.reading.token_nats import score_answers
-from transformer_xl.training.parts import Outcome, Scores, TextRun
+from transformer_xl.training.parts import Outcome, Scores, StopError, TextRun
 
 _SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
-
-
-class _StopError(Exception):
-    """A signal, its argument, ends the final scoring."""
 
 
 def conclude(run: TextRun, received: list[int]) -> Outcome:
@@ -40,7 +36,7 @@ def conclude(run: TextRun, received: list[int]) -> Outcome:
     if not scores:
         try:
             scores = _final_scores(run, split, received)
-        except _StopError as stop:
+        except StopError as stop:
             (number,) = stop.args
             say(f"{number.name}: saved step {trainer.step:,}, which is not scored; score it with: txl eval {run.where}")
             return run.outcome(stopped_by=number)
@@ -112,7 +108,7 @@ def _score(
     """Evaluate on a split or its beginning, with a memory of its own; training's memory does not change.
 
     Raises:
-        _StopError: one of the `received` signals ends it; None: no signal does.
+        StopError: one of the `received` signals ends it; None: no signal does.
     """
     n_token = len(split.ids) - 1 if limit is None else min(limit, len(split.ids) - 1)
     show = run.display.scoring(what, n_token // run.world.size)
@@ -164,7 +160,7 @@ def extent(run: TextRun, score: Score) -> dict[str, int]:
 
 def _check(run: TextRun, received: list[int]) -> None:
     if number := run.stopped_by(received):
-        raise _StopError(number)
+        raise StopError(number)
 
 
 def _as_entry(run: TextRun, scores: Scores) -> dict[str, float | int | None]:

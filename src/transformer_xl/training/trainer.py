@@ -474,7 +474,8 @@ def check_settings(
             "out, or what adds them (model.intermediate_losses, model.n_target, model.beyond=conv)"
         )
     if train.compile:
-        check_compiler(device)
+        if problem := cannot_compile(device):
+            raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")
         if not model.config.attends:
             raise ConfigError(
                 f"train.compile (True) compiles layers that attend, and an {model.config.kind} has none; "
@@ -488,13 +489,6 @@ def checkpoint_bytes(model: SequenceModel, *, train: TrainConfig, optim: OptimCo
     averaged = sum(parameter.to("meta", torch.float32).nbytes for parameter in model.parameters())
     lanes = train.batch_size * sum(tensor.nbytes for tensor in model.init_mems(1).state_dict().values())
     return weights + (0 if train.average == "none" else averaged) + lanes + state_bytes(model, optim)
-
-
-def check_compiler(device: torch.device) -> None:
-    """Raise `ConfigError` if the compiler cannot work for a device."""
-    problem = cannot_compile(device)
-    if problem:
-        raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")
 
 
 def _move(new: Memory, mems: Memory, *, unless: Tensor | None = None) -> None:

@@ -258,7 +258,7 @@ def test_layers_can_be_differentiated_twice_where_attention_can(
     backend: str, fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device is said to be a GPU; nothing is computed."""
-    monkeypatch.setattr(backends, "_fuses", lambda *_: True)
+    monkeypatch.setattr(backends, "fuses", lambda *_: True)
     monkeypatch.setattr(backends, "_PLAIN", (SimpleNamespace,))
     x: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
     seen: list[bool] = []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
-from transformer_xl.model.backends.content import content_attention
+from transformer_xl.model.backends.matmul import content_attention
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
-from transformer_xl.model.backends.content import content_attention
+from transformer_xl.model.backends.matmul import content_attention
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL

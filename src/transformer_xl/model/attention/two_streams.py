@@ -96,20 +96,10 @@ def ranked_attention(
 ) -> Tensor:
     """Attend to memory and segment, both sides of each query, by content, distance and segment, as far as ranks allow.
 
-    Args:
-        q_BQNH: queries; the first T = (P + 1 - S) stand at the segment's positions and are its content.
-        k_BSNH: keys of memory and segment.
-        v_BSNH: values of memory and segment.
-        r_XPNH: position keys W_r R of the distances S-1, …, -(T-1), for reading forward, and (X = 2) backward.
-        r_w_bias: u, shape (N, H).
-        r_r_bias: v, shape (N, H).
-        r_s_bias: s, shape (N, H).
-        seg_embed: e, shape (2, N, H): first for keys of the same segment, then for the others.
-        sight: where queries stand, and what they see.
-        dropatt: probability of dropping an attention weight.
-
-    Returns:
-        Attended values, shape (B, Q, N, H).
+    Arguments and result as `relative_attention`, but: the first T = (P + 1 - S) queries stand at the segment's positions and
+    are its content; `r_XPNH` are position keys W_r R of the distances S-1, …, -(T-1), for reading forward, and (X = 2) for
+    reading backward; `r_s_bias` is s, shape (N, H), and `seg_embed` e, shape (2, N, H), first for keys of the same segment,
+    then for the others; `sight` says where queries stand, and what they see.
     """
     T = r_XPNH.shape[1] + 1 - k_BSNH.shape[1]
     scores = ranked_scores(

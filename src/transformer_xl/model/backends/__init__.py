@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -141,7 +141,7 @@ def is_fused(x: Tensor) -> bool:
     """
     if x.device.type != "cuda" or torch.compiler.is_compiling() or _local.backend in _TWICE:
         return False
-    return type(x) in _PLAIN and _fuses(x.device, x.dtype)
+    return type(x) in _PLAIN and fuses(x.device, x.dtype)
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -150,7 +150,8 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 @cache
-def _fuses(device: torch.device, dtype: torch.dtype) -> bool:
+def fuses(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether fused kernels compute in a type on a device."""
     return fused_problem(device, dtype, 1) is None
 
 
@@ -168,6 +169,11 @@ def fused_problem(device: torch.device, dtype: torch.dtype, d_head: int) -> str 
     if d_head > widest:
         return f"a tile of heads as wide as d_head ({d_head}) does not fit the memory of a multiprocessor; {widest} do"
     return None
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a device of tensors the current one inside the block, because Triton launches on that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _is_interpreted() -> bool:

@@ -11,7 +11,6 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, C colum
 
 import itertools
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +19,7 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.model.backends import KEPT_BYTES, SCRATCH_BYTES, run_untraced
+from transformer_xl.model.backends import KEPT_BYTES, SCRATCH_BYTES, on_device, run_untraced
 from transformer_xl.model.backends import fused_kernels as kernels
 from transformer_xl.model.backends.fused_blocks import sum_of_phases, totals
 from transformer_xl.model.dropout import drawn_seed
@@ -245,8 +244,7 @@ class Launch(NamedTuple):
         """Launch a kernel for a part's rows and heads, in tiles of a name in `Tiles`, with the strides of some tensors."""
         tile = getattr(self.tiles, name)
         n_tile = triton.cdiv(self.n_key, tile.keys) if "keys" in name else triton.cdiv(self.tgt_len, tile.queries)
-        on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-        with on_device:  # Triton launches on the current device, which may not be that of the tensors
+        with on_device(self.device):
             kernel[n_tile * part.n_row * part.n_head,](
                 *tensors,
                 *(stride for x in strided for stride in _strides(x)),

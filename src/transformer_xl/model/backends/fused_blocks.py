@@ -14,7 +14,6 @@ Shapes: X rows, which are positions of a batch, T positions of each row of the b
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.model.backends import MOST_FUSED
+from transformer_xl.model.backends import MOST_FUSED, on_device
 from transformer_xl.model.backends.fused_kernels import LN_2, factor_of, words_of
 from transformer_xl.model.dropout import Dropout, drawn_seed, in_whole_pass
 
@@ -468,9 +467,9 @@ def _sizes(x: Tensor, p: float, locked: bool, *, widest: int = MOST_FUSED) -> di
 
 
 def _launch(kernel: Any, n_program: int, *tensors: Any, **named: Any) -> None:
-    """Launch a kernel on the device of its tensors; Triton takes the current one, which may be another."""
+    """Launch a kernel on the device of its tensors."""
     device = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
     num_warps = min(max(named["R"] * named["W"] // 512, 1), 16)
     if n_program:
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        with on_device(device):
             kernel[(n_program,)](*tensors, **named, num_warps=num_warps)

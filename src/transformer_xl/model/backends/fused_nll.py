@@ -6,7 +6,6 @@ copies four times, and holds two of them. Needs Triton and a GPU; with TRITON_IN
 Shapes: X tokens, V vocabulary.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from transformer_xl.model.backends import on_device
 
 _WIDTH = 4096
 """Most scores that a program holds at once."""
@@ -61,7 +62,7 @@ class FusedNll(torch.autograd.Function):
         scores, labels = scores if scores.stride(1) == 1 else scores.contiguous(), labels.contiguous()
         n_row, n_score = scores.shape
         nats, log_sums = (torch.empty(n_row, dtype=torch.float32, device=scores.device) for _ in range(2))
-        with _on_device_of(scores):
+        with on_device(scores.device):
             width = min(_WIDTH, triton.next_power_of_2(n_score))
             loss: Any = loss_kernel[(n_row,)]
             loss(scores, labels, nats, log_sums, scores.stride(0), n_score, W=width, num_warps=8)
@@ -77,12 +78,7 @@ class FusedNll(torch.autograd.Function):
         grad_scores = torch.empty((n_row, n_score), dtype=scores.dtype, device=scores.device)
         grad = grad_outputs[0].float().contiguous()
         width = min(_WIDTH, triton.next_power_of_2(n_score))
-        with _on_device_of(scores):
+        with on_device(scores.device):
             gradient: Any = gradient_kernel[(n_row, triton.cdiv(n_score, width))]
             gradient(scores, labels, log_sums, grad, grad_scores, scores.stride(0), n_score, W=width, num_warps=8)
         return grad_scores, None
-
-
-def _on_device_of(x: Tensor) -> Any:
-    """Triton launches on the current device, which may not be that of the tensors."""
-    return torch.cuda.device(x.device) if x.device.type == "cuda" else nullcontext()

@@ -9,7 +9,6 @@ Needs Triton and a GPU; with TRITON_INTERPRET=1 it runs on any device, slowly.
 Shapes: B rows, T tokens, C slots, N heads, H d_head, P H rounded up to a power of two, W slots of a tile.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from transformer_xl.model.backends import on_device
 from transformer_xl.model.backends.fused import fused_attention
 from transformer_xl.model.frozen import LayerOptions, LayerWeights, Turns, finish, product, project_segment
 
@@ -68,20 +68,9 @@ def fused_read_segment(
 ) -> Tensor:
     """Run one layer over a segment as `frozen.read_segment` does, for positions that have keys and nothing else.
 
-    Args:
-        h_BTD: the layer's input.
-        weights: of the layer.
-        keys_NBCH: ring of keys; written in place.
-        values_NBHC: ring of values; written in place.
-        end_B: int64, position of each row's first token.
-        first_BT: int64, the first key that each query sees, in the order of time, where the segment's last of all C is last.
-        position_keys_CNH: the position keys of the distances C - 1, …, 0.
-        options: of all layers.
-        before_BkD: inputs of the layer at the k positions before the segment; None: it has no shift.
-        turns: None, because queries and keys are not turned.
-
-    Returns:
-        The layer's output, (B, T, D).
+    Arguments as there, but: `end_B`, int64, is the position of each row's first token; `first_BT`, int64, is the first key that
+    each query sees, in the order of time, where the segment's last of all C is last; `position_keys_CNH` are those of the
+    distances C - 1, …, 0; `turns` is None, because queries and keys are not turned.
     """
     assert turns is None and weights.content_bias is not None and weights.position_bias is not None
     dtype = keys_NBCH.dtype
@@ -107,8 +96,7 @@ def _ordered(k_BTNH: Tensor, v_BTNH: Tensor, keys_NBCH: Tensor, values_NBHC: Ten
     P = max(16, triton.next_power_of_2(H))
     W = max(16, _TILE_ELEMENTS // P)
     kernel: Any = _order_kernel
-    # Triton launches on the current device, which may not be that of the tensors
-    with torch.cuda.device(end_B.device) if end_B.device.type == "cuda" else nullcontext():
+    with on_device(end_B.device):
         kernel[N * B, triton.cdiv(C, W)](
             k_BTNH, v_BTNH, keys_NBCH, values_NBHC, end_B, *copies,
             *strides, *keys_NBCH.stride()[:2], k_BTNH.shape[1], B,

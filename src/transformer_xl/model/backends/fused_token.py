@@ -11,7 +11,6 @@ Shapes: B rows, C slots, D distances with a key of their own, N heads, H d_head,
 tile, S runs of slots, I inputs, O outputs.
 """
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from transformer_xl.model.attention.rotary import turned
+from transformer_xl.model.backends import on_device
 from transformer_xl.model.frozen import LayerOptions, LayerWeights, Matrix, Norm, Turns, finish, joined_with, product, project
 from transformer_xl.model.precision import at_least_fp32
 
@@ -150,19 +150,8 @@ def fused_read_token(
 ) -> Tensor:
     """Run one layer over one token of each row, as `frozen.read_token` does.
 
-    Args:
-        h_BD: the layer's input, fp32.
-        weights: of the layer.
-        keys_NBCH: ring of keys; written in place.
-        values_NBHC: ring of values; written in place.
-        end_B: int64, position of each row's token.
-        farthest_B: int64, the largest distance of a key that a row sees.
-        options: of all layers.
-        before_BkD: inputs of the layer at the k positions before the token; None: it has no shift.
-        turns: of the tokens' positions, (B, 1, H / 2); None: queries and keys are not turned.
-
-    Returns:
-        The layer's output, (B, D).
+    Arguments as there, but: `h_BD` is fp32; `end_B`, int64, is the position of each row's token; `farthest_B`, int64, is the
+    largest distance of a key that a row sees.
     """
     N, B, C, H = keys_NBCH.shape
     dtype, joined = keys_NBCH.dtype, joined_with(h_BD, before_BkD)
@@ -210,6 +199,5 @@ def fused_product(x_BI: Tensor, matrix: Matrix, dtype: torch.dtype, bias: Tensor
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **constants: int) -> None:
-    # Triton launches on the current device, which may not be that of the tensors
-    with torch.cuda.device(first.device) if first.device.type == "cuda" else nullcontext():
+    with on_device(first.device):
         kernel[grid](first, *others, **constants)
