@@ -1,8 +1,8 @@
 """Reads pickles as data: a child process parses them, and its JSON becomes plain values.
 
 The child (`pickle_child.py`) never imports or calls what a file names. In case Python's own unpickler has a defect, the process
-has limits on time and memory, and it cannot open or write files or start processes. macOS has no limit
-of memory. There, the limit on time remains, and the child still calls nothing.
+has limits on time and memory, and it cannot open or write files or start processes. macOS has no limit of memory. There, the
+limit on time remains, and the child still calls nothing.
 """
 
 import json
