@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from transformer_xl.cli.prompts import STDIN, beginning, check_there, from_file,
 from transformer_xl.console import say
 from transformer_xl.data.text_files import kind_of_file
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
-from transformer_xl.files import check_file
 from transformer_xl.generation.requests import Prompt, check_beams, check_seed
 from transformer_xl.generation.sampling_settings import SamplingSettings
 from transformer_xl.process import is_alone
@@ -271,6 +271,7 @@ class Remembered:
         file = self.memory
         if file is None:
             return None
+        folder = file.absolute().parent
         if file.is_symlink() or (file.exists() and not file.is_file()):
             raise CheckpointError(f"--memory '{file}' is not a file; choose another name")
         if file.exists() and kind_of_file(file) == "UTF-8" and file.stat().st_size:
@@ -280,8 +281,12 @@ class Remembered:
             )
         if self.read_only and not file.exists():
             raise CheckpointError(f"--memory '{file}' does not exist; leave --read-only out to begin it")
-        if not self.read_only:
-            check_file(file, option="memory")
+        if not folder.is_dir():
+            raise CheckpointError(f"--memory '{file}': the directory '{folder}' does not exist; make it first")
+        if not self.read_only and not os.access(folder, os.W_OK):
+            raise CheckpointError(
+                f"--memory '{file}': the directory '{folder}' cannot be written; add --read-only, or save elsewhere"
+            )
         return file if file.exists() else None
 
     def read_with(self, file: Path, model: "LanguageModel") -> tuple[int | None, str | None]:

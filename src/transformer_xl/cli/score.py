@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 from cyclopts import Parameter
 
@@ -246,7 +247,7 @@ def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json:
     from transformer_xl.predicting import origin_of, prediction_file
 
     file, is_json = job.files[0], as_json or (out is not None and out.suffix in JSON_LINES)
-    put, n_line = ((lambda _: None) if job.compares else show), 0  # rows of what is compared go to a file only
+    put, n_line = (_nowhere if job.compares else show), 0
     with ExitStack() as stack:
         if out is not None:
             texts = None if file == STDIN or len(job.files) > 1 else file
@@ -254,7 +255,7 @@ def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json:
             origin = origin_of(job.opened.source, job.opened.model, texts, **how)
             computed = f"{origin['computed']} --per {job.per} --memory {job.memory} ({job.reading}, {job.compares})"
             lines, n_line = stack.enter_context(prediction_file(out, {**origin, "computed": computed}, resume=resume))
-            put = lambda line: lines.write(line.encode("utf-8", "replace"))  # noqa: E731
+            put = partial(_append, lines)
         n_kept = n_line if is_json else max(n_line - 1, 0)
         size = None if job.compares or file == STDIN or file.suffix in COMPRESSED else file.stat().st_size
         unit = "texts" if job.compares else "bytes"
@@ -270,6 +271,14 @@ def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json:
             if out is not None:
                 say("\ninterrupted; go on with the same command and --resume", quiet=quiet)
             raise
+
+
+def _nowhere(line: str) -> None:
+    """Write nothing: rows of what is compared go to a file only."""
+
+
+def _append(file: BinaryIO, line: str) -> None:
+    file.write(line.encode("utf-8", "replace"))
 
 
 def _cell(value: object) -> str:

@@ -326,9 +326,8 @@ def read_segment_in_order(
     """Run one layer over a segment as `read_segment` does, but with copies of keys and values in the order of time.
 
     Where the rings stand is known on the device alone, so a graph of this serves all places. A copy has far fewer numbers than
-    the scores. Arguments as `read_segment`, but: `slot_BC`, int64, has each row's slots in the order of time, of which the
-    segment's own are the last; `hidden_BTC`, in the type of keys, is -inf where a query must not see a key, in the order of
-    time, else 0.
+    the scores. Arguments are those of `read_segment`, except two. `slot_BC`, int64, lists each row's slots in the order of
+    time; the segment's own come last. `hidden_BTC` has the type of keys: -inf where a query must not see a key, else 0.
     """
     (B, T, _), (N, _, C, H) = h_BTD.shape, keys_NBCH.shape
     dtype = keys_NBCH.dtype
