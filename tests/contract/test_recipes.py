@@ -88,7 +88,7 @@ PARAMETERS = {
     "ablation-wt103-shaw-no-recurrence-half": 127_209_358,
     "ablation-wt103-vaswani-half": 126_830_168,
     "ablation-wt103-al-rfou-half": 127_197_528,
-    "ptb": 23_946_256,
+    "ptb": 23_957_776,
     "wt2": 37_711_678,
     "vanilla-enwik8-12": 41_055_640,
     "vanilla-enwik8-64": 218_504_600,
