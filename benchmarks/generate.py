@@ -1,8 +1,7 @@
 """How fast `txl generate` writes by default, call after call, as a share of the best that `txl bench decode` finds.
 
-Each round is three commands in turn, so that whatever slows the machine slows all of them: `generate` as it is, whose choice
-may change from call to call; `generate --compile no`; and `bench decode`, whose faster code counts. The default begins
-with a cache of its own, in which nothing is known.
+Each round is three commands in turn, so that whatever slows the machine slows all of them: `generate` as it is; `generate
+--compile no`; and `bench decode`, whose faster code counts. The default begins without compiled code on the disk.
 """
 
 import argparse

@@ -90,21 +90,6 @@ def test_a_line_at_the_end_says_what_was_done_how_fast_and_by_what(txl: Txl) -> 
     assert txl("generate", "run", "--tokens", "30", "--seed", seed).out == unseeded[0].out
 
 
-def test_the_next_text_knows_how_fast_this_one_was(txl: Txl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "fresh"))
-    monkeypatch.setattr("transformer_xl.generation.decoder._TELLING_SECONDS", 0.0)
-    options = ("generate", "run", "--prompt", "the cat", "--tokens", "9", "-n", "3", "--batch-size", "2", "--quiet")
-    assert txl(*options, "--compile", "no").status == 0
-    assert not (tmp_path / "fresh" / "speeds").exists()
-    learned: list[int] = []
-    learn = Decoder.learn_speed
-    monkeypatch.setattr(Decoder, "learn_speed", lambda self, n, seconds: (learned.append(n), learn(self, n, seconds)))
-    assert txl(*options).status == 0
-    (file,) = (tmp_path / "fresh" / "speeds").iterdir()
-    assert json.loads(file.read_text())["seconds"]["eager"] > 0
-    assert learned == [14]  # steps of two rows
-
-
 def test_a_file_of_any_length_is_read_as_it_is_and_not_repeated(txl: Txl, workbench: Path) -> None:
     options = ("--tokens", "9", "--temperature", "0", "--mem-len", "4")
     text = (workbench / "text.txt").read_text(encoding="utf-8")

@@ -4,7 +4,6 @@ The clock stands still except for what is timed.
 """
 
 import ast
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +16,9 @@ import torch
 from tests.cost.clock import Clock
 from tests.helpers import tiny_model
 from transformer_xl import cost
-from transformer_xl.console import Bar
-from transformer_xl.cost import bench
 from transformer_xl.cost.bench import (
-    DecoderMode,
     Decoding,
-    Findings,
     Scoring,
-    bench_decoders,
     compare_with_one_row,
     decoding_figures,
     measure_decoding,
@@ -35,7 +29,6 @@ from transformer_xl.cost.decoding import SessionBytes
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.scores import Scores
-from transformer_xl.generation.speeds import Speeds
 from transformer_xl.model.reader import Reader
 from transformer_xl.reading.stream import KeptKeys
 
@@ -113,26 +106,6 @@ def test_the_decoder_is_made_as_asked(monkeypatch: pytest.MonkeyPatch, compile: 
     monkeypatch.setattr(Decoder, "__init__", made_eager)
     measure_decoding(tiny_model(), TEXT, precision="bf16", compile=compile, n_row=2, n_token=1)
     assert made == [{"batch_size": 2, "precision": "bf16", "compile": compile}]
-
-
-def test_what_is_measured_is_kept_for_decoders_that_choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TXL_CACHE", str(tmp_path))
-    monkeypatch.setattr(bench, "cannot_compile", lambda device: None)
-    model = tiny_model()
-    kept = Decoder(model, batch_size=2).speeds_in("fp32")
-
-    def measured(*_: Any, compile: bool, n_row: int, **__: Any) -> Decoding:
-        return dataclasses.replace(DECODING, n_row=n_row, seconds=(0.1 if compile else 0.3,), first=True, kept=kept)
-
-    def bench_modes(*modes: DecoderMode) -> None:
-        bench_decoders(Findings(), model, TEXT, modes, n_token=1, bandwidth=1e9, bar=Bar(None))
-
-    monkeypatch.setattr(bench, "measure_decoding", measured)
-    bench_modes(("fp32", True, 2), ("fp32", False, 2))  # one way alone is no comparison
-    bench_modes(("fp32", False, 1), ("bf16", False, 2), ("fp32", True, 2))
-    assert kept.load() == Speeds()
-    bench_modes(("fp32", False, 2), ("fp32", True, 2))
-    assert (kept.load().eager, kept.load().compiled) == (0.3, 0.1)
 
 
 def test_bytes_are_those_of_the_precision() -> None:

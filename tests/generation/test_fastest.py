@@ -1,5 +1,6 @@
-"""`compile="auto"` takes what is fastest in all by its own figures, tries what can win, and says what would be faster."""
+"""`compile="auto"` takes what steps fastest, tries compiled code where a text is long, and says what would be faster."""
 
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,10 +11,9 @@ from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation import fastest
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.fastest import Found, captured_stream
-from transformer_xl.generation.speeds import Speeds
+from transformer_xl.generation.fastest import Found, captured_stream, keep_compiled_code
 from transformer_xl.model import reader as reader_module
-from transformer_xl.model.precision import InferencePrecision, choose_precision
+from transformer_xl.model.precision import choose_precision
 from transformer_xl.reading.stream import KeptKeys, open_stream
 
 FIGURES: dict[tuple[str, bool], float] = {
@@ -45,7 +45,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-_BOTH = "measured before: fp32 2 ms, compiled 1 ms per token"
+_TOO_SHORT = "compiling would take longer than it saves"
 
 
 def decoder(n_token: int, *, compile: Any = "auto", precision: Any = "fp32") -> Decoder:
@@ -53,90 +53,52 @@ def decoder(n_token: int, *, compile: Any = "auto", precision: Any = "fp32") -> 
     opened = Decoder(
         tiny_model(), compile=compile, precision=precision, expected_tokens=n_token, on_compile=lambda: told.append(1)
     )
-    assert bool(told) == bool(compile is True or opened.compiled or "compiled is slower" in opened.reason)
+    assert bool(told) == bool(compile is True or opened.compiled or "not compiled: that" in opened.reason)
     return opened
 
 
-def know(*, precision: InferencePrecision = "fp32", **seconds: float) -> None:
-    decoder(1, compile=False).speeds_in(precision).keep(Speeds(**seconds))
-
-
-@pytest.mark.parametrize(("n_token", "compiled"), [(1999, False), (2001, True)])
-def test_known_figures_decide_without_a_trial(machine: Machine, n_token: int, compiled: bool) -> None:
-    know(eager=0.002, compiled=0.001, ready=2.0)
+@pytest.mark.parametrize(("n_token", "compiled"), [(9_999, False), (10_001, True)])
+def test_code_is_compiled_for_texts_that_take_long_without(machine: Machine, n_token: int, compiled: bool) -> None:
     opened = decoder(n_token)
     assert opened.compiled == compiled
-    assert machine.timed == ([("fp32", False), ("fp32", True)] if compiled else [])  # compared again where it is used
+    assert machine.timed == [("fp32", False), ("fp32", True)][: 1 + compiled]
+    assert opened.reason == ("measured before: fp32 2 ms, fp32 compiled 1 ms per token" if compiled else _TOO_SHORT)
 
 
-def test_what_is_compiled_and_slower_now_is_not_used(machine: Machine) -> None:
-    know(eager=0.002, compiled=0.001, ready=2.0)
+def test_what_is_compiled_and_slower_is_not_used(machine: Machine) -> None:
     machine.figures["fp32", True] = 0.003
     opened = decoder(10**6)
     assert not opened.compiled
-    assert opened.reason == "measured before: fp32 2 ms, compiled 3 ms per token; not compiled: fp32 compiled is slower"
-    assert opened.speeds_in("fp32").load().compiled == 0.003
-    machine.timed.clear()
-    assert not decoder(10**6).compiled and machine.timed == []  # and that is remembered
+    assert opened.reason == "measured before: fp32 2 ms, fp32 compiled 3 ms per token; not compiled: that is slower"
 
 
-@pytest.mark.parametrize(("spent", "n_token", "compiled"), [(0, 9_000, False), (0, 11_000, True), (17.0, 2_000, True)])
-def test_without_figures_compilation_is_tried_when_it_should_pay(
-    machine: Machine, spent: float, n_token: int, compiled: bool
-) -> None:
-    know(spent=spent)
-    opened = decoder(n_token)
-    assert opened.compiled == compiled
-    known = opened.speeds_in("fp32").load()
-    assert (known.eager, known.compiled) == ((0.002, 0.001) if compiled else (None, None))
-    assert opened.reason == (_BOTH if compiled else "--compile yes may be faster")
-
-
-def test_auto_precision_takes_the_least_of_all_ways(machine: Machine) -> None:
-    assert (decoder(1000, precision="auto").precision, machine.timed) == ("fp32", [("fp32", False), ("bf16", False)])
-    know(eager=0.002, compiled=0.001, ready=2.0)
-    know(precision="bf16", eager=0.004, compiled=0.0005, ready=2.0)
-    for n_token, expected in ((1000, ("fp32", False)), (2000, ("bf16", True))):
-        opened = decoder(n_token, precision="auto")
-        assert (opened.precision, opened.compiled) == expected
-
-
-def test_the_reason_says_what_would_be_faster(machine: Machine) -> None:
-    know(eager=0.002, compiled=0.001, ready=2.5)
-    assert decoder(10).reason == f"{_BOTH}; --compile yes, 2.5 s later, would be 2.0 times as fast"
-    know(precision="bf16", eager=0.004, compiled=0.0005)
-    assert decoder(10).reason.endswith("; --precision bf16 --compile yes would be 4.0 times as fast")
-    assert decoder(10**6).reason.endswith("compiled 1 ms per token; --precision bf16 --compile yes would be 2.0 times as fast")
-    know(precision="bf16", eager=0.00095)
-    assert decoder(10**6).reason == _BOTH  # a twentieth is not worth a word
+def test_auto_precision_takes_the_least_and_compiles_the_narrowest(machine: Machine) -> None:
+    short, long = decoder(1000, precision="auto"), decoder(11_000, precision="auto")
+    assert (short.precision, short.compiled) == ("fp32", False)
+    assert short.reason == f"measured before: fp32 2 ms, bf16 4 ms per token; {_TOO_SHORT}"
+    assert (long.precision, long.compiled) == ("bf16", True)
+    machine.figures["bf16", True] = 0.003
+    slow = decoder(11_000, precision="auto")
+    assert (slow.precision, slow.compiled) == ("fp32", False)
+    assert decoder(11_000, precision="auto", compile=False).reason == "measured before: fp32 2 ms, bf16 4 ms per token"
 
 
 def test_fp32_is_timed_beside_a_narrow_precision_that_may_be_slower(machine: Machine) -> None:
     opened = decoder(1000, precision="bf16")
-    assert opened.reason == "--precision fp32 would be 2.0 times as fast"
+    assert opened.reason == f"{_TOO_SHORT}; --precision fp32 would be 2.0 times as fast"
     assert (opened.precision, opened.compiled) == ("bf16", False)
+    machine.figures["fp32", False] = 0.0038
+    assert decoder(1000, precision="bf16").reason == _TOO_SHORT  # a twentieth is not worth a word
     machine.timed.clear()
-    assert decoder(10, precision="bf16").reason == "compiling takes longer than this text"
+    assert decoder(10, precision="bf16").reason == _TOO_SHORT
     assert machine.timed == [("bf16", False)]  # not for so few tokens
 
 
-def test_written_texts_are_learned_from_if_auto_chose(machine: Machine) -> None:
-    opened = decoder(1000)
-    opened.learn_speed(100, 0.9)
-    opened.learn_speed(0, 9.0)
-    assert opened.speeds_in("fp32").load() == Speeds()
-    opened.learn_speed(1000, 5.0)
-    assert opened.speeds_in("fp32").load() == Speeds(eager=0.005, spent=5.0)
-    for compile in (False, True):
-        decoder(1000, compile=compile).learn_speed(1000, 50.0)
-    assert opened.speeds_in("fp32").load() == Speeds(eager=0.005, spent=5.0)
-
-
 @pytest.mark.parametrize("compile", [False, True])
-def test_without_auto_nothing_is_read_or_written(machine: Machine, tmp_path: Path, compile: bool) -> None:
+def test_what_is_asked_for_is_done_without_a_trial(machine: Machine, compile: bool) -> None:
     opened = decoder(10**6, compile=compile)
     assert (opened.compiled, opened.reason) == (compile, "as set")
-    assert list(tmp_path.iterdir()) == []
+    assert machine.timed == ([("fp32", True)] if compile else [])
 
 
 def test_no_room_for_a_comparison_is_no_error(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +110,22 @@ def test_no_room_for_a_comparison_is_no_error(machine: Machine, monkeypatch: pyt
         return open_one(self, precision)
 
     monkeypatch.setattr(Decoder, "_open", refuse)
-    assert decoder(1000, precision="bf16").reason == "compiling takes longer than this text"
+    assert decoder(1000, precision="bf16").reason == _TOO_SHORT
+
+
+def test_compiled_code_is_kept_in_the_cache_unless_a_place_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    keep_compiled_code()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "cache" / "compiled")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    (tmp_path / "file").write_text("in place of the directory")
+    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "file"))
+    keep_compiled_code()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
 
 
 def on_a_gpu(precision: Any = "auto", compile: Any = "auto") -> Found:

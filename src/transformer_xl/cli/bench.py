@@ -79,7 +79,7 @@ def decode(
     from transformer_xl.cost.bench import Findings, bench_decoders, bench_losses, compare_with_one_row
     from transformer_xl.cost.display import decoding_tables, draw_decoding, loss_table, processor_and_threads
     from transformer_xl.cost.hardware import memory_bandwidth
-    from transformer_xl.generation.speeds import keep_compiled_code
+    from transformer_xl.generation.fastest import keep_compiled_code
 
     keep_compiled_code()
     found = Findings()

@@ -176,7 +176,7 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
     If this is the `first` process, it tells when compiling begins.
     """
     from transformer_xl.generation.decoder import Decoder
-    from transformer_xl.generation.speeds import keep_compiled_code
+    from transformer_xl.generation.fastest import keep_compiled_code
 
     keep_compiled_code()
     mem_len, precision = options.remembered.mem_len, options.machine.precision
@@ -310,7 +310,6 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
         return True
     if task.file is not None:
         task.file.save()
-    job.decoder.learn_speed(-(-job.totals.n_written // job.decoder.batch_size), job.totals.writing)
     line = job.totals.of_all(world).line(describe_decoder(job.decoder), job.seed, interrupted=interrupted)
     if task.goes_on and job.totals.n_written:
         line += ", continued"

@@ -22,10 +22,8 @@ from transformer_xl.cost.hardware import Clock
 from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.speeds import KeptSpeeds
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, cannot_compile
-from transformer_xl.model.reader import has_not_compiled
 from transformer_xl.model.room import check_room
 from transformer_xl.reading.evaluation import evaluate
 
@@ -92,8 +90,6 @@ class Decoding:
     session: SessionBytes | None  # what the decoder holds, by count; None if it keeps no keys
     resident: int | None  # bytes that it holds, as measured; None if the system does not say
     peak: int | None  # the most bytes that it held while it was made and used
-    first: bool = False  # whether nothing was compiled before in this process
-    kept: KeptSpeeds | None = None  # where this machine keeps how fast such decoders are
 
     @property
     def median(self) -> float:
@@ -135,7 +131,6 @@ def bench_decoders(
     no_compiler = cannot_compile(model.device) if n_compiled else None
     if n_compiled and not no_compiler:
         say(f"{n_compiled} of {len(modes)} measurements compile first, about half a minute each; --no-compile leaves them out")
-    eager: dict[tuple[str, int], float] = {}  # seconds by precision and rows
     for precision, compile, n_row in modes:
         what = mode_name({"precision": precision, "compiled": compile, "rows": n_row})
         bar.next(what)
@@ -147,11 +142,6 @@ def bench_decoders(
                 model, ids, precision=precision, compile=compile, n_row=n_row, n_token=n_token, report=bar.note
             )
             found.figures.append(decoding_figures(measured, precision=precision, compiled=compile, bandwidth=bandwidth))
-            if not compile:
-                eager[precision, n_row] = measured.median
-            elif measured.kept and (precision, n_row) in eager:  # for `compile="auto"` of later decoders
-                before = eager[precision, n_row]
-                measured.kept.compare(before, measured.median, measured.ready, first=measured.first)
 
 
 def compare_with_one_row(figures: Sequence[Figures]) -> None:
@@ -223,7 +213,6 @@ def measure_decoding(
         report: called with what is going on.
     """
     report("getting ready")
-    first = has_not_compiled()
     for parameter in model.parameters():
         parameter.sum()  # weights mapped from a file are read at first use, and would seem to be the decoder's
     watch = MemoryWatch(model.device)
@@ -250,8 +239,7 @@ def measure_decoding(
             tails[tail] += 1
         report(f"{i} of {n_token} steps")
     n_bytes = counted and counted.of_step(n_row, [n / n_token for n in tails])
-    held = (session_bytes(decoder), watch.resident, watch.peak)
-    return Decoding(n_row, ready, tuple(seconds), n_bytes, *held, first, decoder.speeds_in(precision))
+    return Decoding(n_row, ready, tuple(seconds), n_bytes, session_bytes(decoder), watch.resident, watch.peak)
 
 
 def decoding_figures(measured: Decoding, *, precision: str, compiled: bool, bandwidth: float) -> Figures:

@@ -21,7 +21,6 @@ from transformer_xl.generation.inputs import (
 )
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.session_file import LAST, RESERVED, RowState, SessionFormat, model_sha256
-from transformer_xl.generation.speeds import KeptSpeeds
 from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
 from transformer_xl.model.softmax import check_ids
@@ -42,9 +41,9 @@ class Decoder:
         tgt_len: longest piece read at once; longer input is read in pieces. None: 64, with al_rfou the training's.
         precision: of weights and memory. int8 rounds the weights to 255 steps per output, and keys and values are bf16. auto:
             fp32 or bf16, whichever steps faster here; on a GPU, what it multiplies natively.
-        compile: compile the reading of single tokens, which takes some seconds and needs a C++ compiler. auto: if that takes
-            less time in all, for `expected_tokens`, by what was measured here now and earlier (`generation.speeds`); never on
-            a GPU, where each step is one CUDA graph of fused kernels.
+        compile: compile the reading of single tokens, which takes some seconds and needs a C++ compiler. auto: if
+            `expected_tokens` would take more than 20 s without, and it turns out to be faster; never on a GPU, where each step
+            is one CUDA graph of fused kernels.
         expected_tokens: about how many tokens will be read one by one.
         on_compile: called before something is compiled, to tell a person who waits.
 
@@ -84,7 +83,7 @@ class Decoder:
         self.mem_len, self.batch_size = self.model.mem_len, batch_size
         self.tgt_len = tgt_len or model.config.segment_length or _TGT_LEN
         if self.model.keeps_keys and self.mem_len > 0 and model.device.type == "cuda":
-            self._stream, self.reason, self._kept_speeds = captured_stream(
+            self._stream, self.reason = captured_stream(
                 lambda chosen: cast(KeptKeys, self._open(chosen)),
                 precision,
                 model.device,
@@ -93,17 +92,16 @@ class Decoder:
             )
         elif self.model.keeps_keys and self.mem_len > 0:
             precisions: list[InferencePrecision] = ["fp32", "bf16"] if precision == "auto" else [precision]
-            self._stream, self.reason, self._kept_speeds = fastest_stream(
+            self._stream, self.reason = fastest_stream(
                 lambda chosen: cast(KeptKeys, self._open(chosen)),
                 precisions,
                 compile=compile,
                 expected_tokens=expected_tokens,
-                kept=self.speeds_in,
                 on_compile=on_compile,
             )
         else:
             chosen, self.reason = self._precision_of_reading_again(precision, compile)
-            self._stream, self._kept_speeds = self._open(chosen), None
+            self._stream = self._open(chosen)
         self.precision: InferencePrecision = self._stream.precision
         wide = torch.promote_types(model.dtype, torch.float32)
         self._hidden = torch.full((batch_size, model.config.d_model), torch.nan, dtype=wide, device=model.device)
@@ -119,20 +117,6 @@ class Decoder:
                 "none; leave it out"
             )
         return choose_precision(precision, self.model.device)
-
-    def speeds_in(self, precision: InferencePrecision) -> KeptSpeeds:
-        """Return where this machine keeps how fast such a decoder is in a precision, for `compile="auto"`."""
-        return KeptSpeeds(self.model, n_row=self.batch_size, tgt_len=self.tgt_len, precision=precision)
-
-    def learn_speed(self, n_step: int, seconds: float) -> None:
-        """Keep how long steps took, so that later decoders with `compile="auto"` choose by it; without "auto" do nothing.
-
-        Args:
-            n_step: steps of all rows together.
-            seconds: of all of them; less than a second tells too little and is ignored.
-        """
-        if self._kept_speeds is not None and n_step > 0 and seconds >= _TELLING_SECONDS:
-            self._kept_speeds.keep(self._kept_speeds.load().after(n_step, seconds, compiled=self.compiled))
 
     def __repr__(self) -> str:
         return (
@@ -524,5 +508,3 @@ class Decoder:
 
 _TGT_LEN = 64
 """Long enough that reading a prompt is as fast as the processor multiplies, short enough to cost little memory."""
-
-_TELLING_SECONDS = 1.0

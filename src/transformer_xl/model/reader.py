@@ -75,11 +75,6 @@ def compiled_functions() -> tuple[Callable[..., Tensor], HeadFunction]:
     return token, torch.compile(partial(compute_head, product=streamed_product), **options)
 
 
-def has_not_compiled() -> bool:
-    """Whether no reader of this process has compiled anything yet."""
-    return not compiled_functions.cache_info().currsize
-
-
 class Reader:
     """A model with frozen weights, prepared for reading.
 
