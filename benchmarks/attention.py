@@ -26,7 +26,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.equation import relative_attention
 from transformer_xl.model.backends import Attention, choose_backend
 
-BACKENDS = ("equation", "matmul", "sdpa", "flex", "triton")
+BACKENDS = ("equation", "matmul", "sdpa", "triton")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TOLERANCE = {"fp32": 1e-4, "bf16": 4e-2, "fp16": 1e-2}
 """Of the largest number of the equation's, which computes in fp32; TF32 is switched off."""

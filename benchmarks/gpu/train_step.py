@@ -44,7 +44,7 @@ from transformer_xl.model.precision import Precision
 from transformer_xl.model.transformer_xl import TransformerXL
 
 Step = OurStep | PeerStep
-BACKENDS = ("matmul", "sdpa", "flex", "triton")
+BACKENDS = ("matmul", "sdpa", "triton")
 WAYS = ("eager", "compiled", "graph", "compiled graph")
 DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PEER = "NVIDIA's, eager"

@@ -220,8 +220,6 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"tgt_len_start ({self.tgt_len_start}) must be at most tgt_len ({self.tgt_len}), to which segments grow"
             )
-        if self.deterministic and self.attention == "flex":
-            raise ValueError("attention (flex) adds gradients in any order, and deterministic (True) forbids that; use auto")
         if self.lora_rank is not None and self.parallel == "fsdp":
             raise ValueError(f"lora_rank ({self.lora_rank}) cannot be combined with parallel (fsdp); use ddp")
         if not (self.max_steps or self.max_tokens or self.max_epochs or self.max_minutes):

@@ -278,7 +278,7 @@ def test_gpu_score_is_skipped_or_runs(tmp_path):
 @pytest.mark.benchmarks
 def test_gpu_train_step_is_skipped_or_runs(tmp_path):
     figures = tmp_path / "figures.json"
-    arguments = ["--shape", "tiny", "--ways", "eager", "graph", "--backends", "matmul", "sdpa", "flex"]
+    arguments = ["--shape", "tiny", "--ways", "eager", "graph", "--backends", "matmul", "sdpa"]
     arguments += ["--precisions", "fp32", "bf16", "--steps", 1, "--repeats", 2]
     assert run("gpu/train_step.py", *arguments, "--device", "cuda:99").stdout.startswith("skipped: no GPU")
     done = run("gpu/train_step.py", *arguments, "--device", "cpu", "--json", figures)
@@ -302,8 +302,7 @@ def test_gpu_train_step_says_what_a_peer_is(tmp_path):
 @pytest.mark.benchmarks
 def test_attention(tmp_path):
     figures = tmp_path / "figures.json"
-    done = run("attention.py", "--shape", "tiny", "--repeats", 2, "--threads", 1, "--device", "cpu", "--json", figures)
-    assert "flex: attention backend 'flex' cannot run here" in done.stdout
+    run("attention.py", "--shape", "tiny", "--repeats", 2, "--threads", 1, "--device", "cpu", "--json", figures)
     fp32, bf16 = json.loads(figures.read_text())["results"]
     assert (fp32["dtype"], bf16["dtype"]) == ("fp32", "bf16")
     for name in ("equation", "matmul", "sdpa"):

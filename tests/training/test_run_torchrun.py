@@ -164,7 +164,7 @@ def test_torchrun_shows_once_what_is_wrong(recipe: str, text: Path, tmp_path: Pa
     ("wrong", "complaint"),
     [
         BATCH_SIZE,
-        (["--set", "train.attention=flax"], "unknown attention backend 'flax'; did you mean 'flex'?"),
+        (["--set", "train.attention=spda"], "unknown attention backend 'spda'; did you mean 'sdpa'?"),
         (["--corpus", "nowhere.txt"], "nowhere.txt"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",

@@ -153,8 +153,7 @@ class TransformerXL(LanguageModel):
     def check_backend(self, backend: str, device: torch.device) -> None:
         """Refuse an attention backend that cannot run on a device."""
         if self.config.has_backends:
-            heads = {"dropatt": self.config.dropatt, "d_head": self.config.d_head}
-            choose_backend(backend, device, dtype=self.dtype, **heads)
+            choose_backend(backend, device, dtype=self.dtype, d_head=self.config.d_head)
 
     def read(  # pyright: ignore[reportIncompatibleMethodOverride]  # it gets its own memory back
         self,

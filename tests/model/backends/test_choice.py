@@ -30,9 +30,7 @@ def test_names():
 
 def test_model_says_that_its_backend_is_unknown():
     model = tiny_model()
-    with pytest.raises(
-        ConfigError, match="unknown attention backend 'flash'; known: auto, equation, flex, matmul, sdpa, triton"
-    ):
+    with pytest.raises(ConfigError, match="unknown attention backend 'flash'; known: auto, equation, matmul, sdpa, triton"):
         model(torch.zeros(1, 2, dtype=torch.int64), execution=Execution("flash"))
 
 
@@ -93,31 +91,7 @@ def test_model_says_how_wide_its_heads_are():
         model(torch.zeros(1, 2, dtype=torch.int64), execution=Execution("triton"))
 
 
-def test_flex_has_no_gradients_on_a_cpu():
-    with torch.no_grad():
-        choose_backend("flex", CPU)
-    with pytest.raises(ConfigError, match="'flex' cannot run here: flex_attention has no gradients on cpu"):
-        choose_backend("flex", CPU)
-
-
-def test_flex_has_gradients_on_a_gpu():
-    choose_backend("flex", GPU)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_a_model_that_was_trained_with_dropatt_reads_with_flex():
-    model = tiny_model(dropatt=0.1)
-    with torch.no_grad():
-        model(torch.zeros(1, 2, dtype=torch.int64), execution=Execution("flex"))
-
-
-def test_flex_has_no_dropout():
-    with pytest.raises(ConfigError, match=r"cannot drop attention weights \(dropatt 0\.1\)"):
-        choose_backend("flex", CPU, dropatt=0.1)
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("name", ["sdpa", "flex", "triton"])
+@pytest.mark.parametrize("name", ["sdpa", "triton"])
 def test_model_reads_with_it(name):
     if name == "triton":
         pytest.importorskip("triton", reason="Triton is not installed")

@@ -30,25 +30,6 @@ def test_backend_equals_the_equation(name, shape):
         assert_close(f"{what} of {name}", actual, expected[what], 1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("shape", SHAPES)
-def test_flex_equals_the_equation(shape):
-    """On a CPU it has no gradients, so only its output is compared."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    case = Case.draw(**SHAPES[shape]).to(device)
-    with torch.no_grad():
-        attend = choose_backend("flex", device)
-    if device.type == "cuda":
-        expected = case.run(relative_attention)
-        for what, actual in case.run(attend).items():
-            assert_close(f"{what} of flex", actual, expected[what], 1e-4)
-    case.inputs = {name: x.detach() for name, x in case.inputs.items()}
-    with torch.no_grad():
-        assert_close(
-            "out of flex", case.attend(attend), case.attend(relative_attention), 1e-4 if device.type == "cuda" else 1e-5
-        )
-
-
 @pytest.mark.parametrize("name", ["equation", "matmul", "sdpa"])
 def test_dropout_keeps_the_mean(name):
     case = Case.draw(B=1, T=3, M=3, N=2, H=4)

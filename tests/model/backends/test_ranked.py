@@ -116,9 +116,9 @@ def test_names() -> None:
     by_sdpa, by_equation = (model.read(ids, execution=Execution(name))[0] for name in ("sdpa", "equation"))
     assert_close("states", by_sdpa, by_equation, 1e-5)
     with pytest.raises(
-        ConfigError, match="an xlnet has no attention backend 'flex'; known: auto, equation, matmul, sdpa, triton"
+        ConfigError, match="an xlnet has no attention backend 'flash'; known: auto, equation, matmul, sdpa, triton"
     ):
-        model.check_backend("flex", CPU)
+        model.check_backend("flash", CPU)
     with pytest.raises(ConfigError, match="an xlnet has no attention backend 'matmull'; did you mean 'matmul'"):
         model.read(ids, execution=Execution("matmull"))
 

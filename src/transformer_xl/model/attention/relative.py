@@ -47,8 +47,7 @@ class RelativeAttention(AttentionBlock):
         config, device = model.config, model.device
         distances = key_distances(n_key, clamp_len=model.clamp_len, device=device)
         r_SD = model.drop_input(sinusoids(distances, config.d_model, model.dtype))
-        dropatt = config.dropatt if model.training else 0.0
-        attend = choose_backend(backend, device, dtype=model.dtype, dropatt=dropatt, d_head=config.d_head)
+        attend = choose_backend(backend, device, dtype=model.dtype, d_head=config.d_head)
         keys = zip(_keys_or_encoded(model, r_SD, attend), _biases(model), strict=True)
         return [{"r_SD": r, "r_w_bias": u, "r_r_bias": v, "backend": attend} for r, (u, v) in keys]
 

@@ -25,7 +25,6 @@ _FUNCTIONS = {
     "equation": ("attention.equation", "relative_attention"),
     "matmul": ("backends.matmul", "matmul_attention"),
     "sdpa": ("backends.pytorch", "sdpa_attention"),
-    "flex": ("backends.pytorch", "flex_attention"),
     "triton": ("backends.fused", "fused_attention"),
 }
 """By name, the module and the function, imported when they are chosen because Triton takes a second."""
@@ -39,24 +38,17 @@ _RANKED_FUNCTIONS = {
 """The same for the attention of XLNet."""
 
 
-def choose_backend(
-    name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, dropatt: float = 0.0, d_head: int = 64
-) -> Attention:
+def choose_backend(name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, d_head: int = 64) -> Attention:
     """Return the attention function of a name; its arguments are those of `relative_attention`.
 
     `equation` is the paper's, in plain code. `matmul`: batched products, with a gradient written out. `sdpa`: PyTorch's
-    `scaled_dot_product_attention` with positions as a bias. `flex`: PyTorch's `flex_attention`. `triton`: fused kernels, which
-    keep no weights. `auto`: the fastest that works on the device, for weights of this type, dropout of attention
-    weights and width of heads.
+    `scaled_dot_product_attention` with positions as a bias. `triton`: fused kernels, which keep no weights. `auto`: the fastest
+    that works on the device, for weights of this type and width of heads.
     """
     known = ("auto", *_FUNCTIONS)
     if name not in known:
         raise ConfigError(f"unknown attention backend '{name}'; {did_you_mean(name, known)}")
-    problems = {
-        "triton": lambda: fused_problem(device, dtype, d_head),
-        "flex": lambda: _flex_problem(device, dropatt),
-    }
-    return _load(*_FUNCTIONS[_runnable(name, device, problems)])
+    return _load(*_FUNCTIONS[_runnable(name, device, lambda: fused_problem(device, dtype, d_head))])
 
 
 def choose_ranked_backend(
@@ -76,16 +68,16 @@ def choose_ranked_backend(
     known = ("auto", *_RANKED_FUNCTIONS)
     if name not in known:
         raise ConfigError(f"an xlnet has no attention backend '{name}'; {did_you_mean(name, known)}")
-    chosen = _runnable(name, device, {"triton": lambda: fused_problem(device, dtype, d_head)})
+    chosen = _runnable(name, device, lambda: fused_problem(device, dtype, d_head))
     attend = _load(*_RANKED_FUNCTIONS[chosen])
     return _uncompiled(attend) if in_compiled and chosen == "matmul" else attend
 
 
-def _runnable(name: str, device: torch.device, problems: dict[str, Callable[[], str | None]]) -> str:
-    """Return a name, or for `auto` the fastest that works on the device; refuse a name whose backend has a problem here."""
+def _runnable(name: str, device: torch.device, fused_problem: Callable[[], str | None]) -> str:
+    """Return a name, or for `auto` the fastest that works on the device; refuse fused kernels where they have a problem."""
     if name == "auto":
-        return "triton" if device.type == "cuda" and problems["triton"]() is None else "matmul"
-    if name in problems and (problem := problems[name]()):
+        return "triton" if device.type == "cuda" and fused_problem() is None else "matmul"
+    if name == "triton" and (problem := fused_problem()):
         raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
     return name
 
@@ -113,7 +105,7 @@ def run_untraced(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 MOST_FUSED = 16_384
 """Features of a state that a kernel of our own can normalize."""
 _PLAIN = (Tensor, nn.Parameter)
-_TWICE = ("equation", "sdpa", "flex")
+_TWICE = ("equation", "sdpa")
 """Backends that can be differentiated twice."""
 
 
@@ -180,11 +172,3 @@ def _is_interpreted() -> bool:
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
-
-
-def _flex_problem(device: torch.device, dropatt: float) -> str | None:
-    if dropatt:
-        return f"flex_attention cannot drop attention weights (dropatt {dropatt})"
-    if device.type == "cpu" and torch.is_grad_enabled():
-        return "flex_attention has no gradients on cpu"
-    return None
