@@ -74,7 +74,7 @@ def fastest_stream(
             return Found(found.streams, _measured(figures))
         found.streams.reader.interpret()
         reason = f"not compiled: {found.problem or 'that is slower'}"
-    if chosen != "fp32" and "fp32" not in precisions and total > _TRIAL_FROM:
+    if "fp32" not in precisions and total > _TRIAL_FROM:
         reason += _hint(open_stream, seconds[chosen])
     return Found(streams[chosen], "; ".join(filter(None, [_measured(figures), reason])))
 
