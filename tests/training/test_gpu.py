@@ -46,6 +46,7 @@ SETTINGS = {
         "train.temporal_penalty=0.1",
         "model.dropoutput=0.3",
         "model.locked_dropout=true",
+        "model.untie_r=true",
     ],
     "lengths": ["train.varlen=true", "model.same_length=true", "model.clamp_len=4", "train.average=ema"],
 }

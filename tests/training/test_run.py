@@ -288,7 +288,7 @@ def test_deterministic_runs_are_equal_to_the_bit(start: Start, tmp_path: Path, m
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_a_backend_that_cannot_run_is_refused_before_anything_is_written(start: Start, tmp_path: Path) -> None:
+def test_an_unknown_backend_is_refused_before_anything_is_written(start: Start, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="backend"):
         start("run", "train.attention=matmull")
     assert not (tmp_path / "run").exists()

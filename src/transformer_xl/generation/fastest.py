@@ -19,7 +19,7 @@ Compile = bool | Literal["auto"]
 _TRIALS = 5
 
 _COMPILE_SECONDS = 10.0
-"""About what compiling takes the first time (4 to 12 s on two cores). It is assumed to halve a step's time at least."""
+"""About what compiling takes the first time (4 to 12 s on two cores). Compiled code is assumed to halve a step's time."""
 
 _TRIAL_FROM = 1.0
 """Seconds that a text takes, from which on fp32 is timed beside a narrower precision, which may be slower."""
@@ -50,8 +50,7 @@ def fastest_stream(
     """
     check_compile(compile)
     if compile is True:
-        on_compile()
-        tried = {precision: _compiled(open_stream(precision)) for precision in precisions}
+        tried = {precision: _compiled(open_stream(precision), on_compile) for precision in precisions}
         best = _that_compiles(min(tried.values(), key=lambda found: found.seconds))
         figures = [f"{name} compiled {_ms(found.seconds)}" for name, found in tried.items()]
         return Found(best.streams, _measured(figures) or "as set")
@@ -64,11 +63,10 @@ def fastest_stream(
     if compile is False:
         return Found(streams[chosen], _measured(figures))
     total = expected_tokens * seconds[chosen]
-    reason = "compiling would take longer than it saves"
+    reason = "too short to compile for"
     if total > 2 * _COMPILE_SECONDS:
-        on_compile()
         narrowest = precisions[-1]  # compiled, the narrowest numbers are read fastest
-        found = _compiled(streams[narrowest])
+        found = _compiled(streams[narrowest], on_compile)
         figures += [] if found.problem else [f"{narrowest} compiled {_ms(found.seconds)}"]
         if found.seconds < seconds[chosen]:
             return Found(found.streams, _measured(figures))
@@ -122,8 +120,7 @@ def captured_stream(
         precision, reason = "fp32", "this GPU multiplies no bf16 natively"
     streams = open_stream(precision)
     if compile is True:
-        on_compile()
-        _that_compiles(_compiled(streams))
+        _that_compiles(_compiled(streams, on_compile))
     try:
         streams.reader.capture(streams.memory)
     except Exception as error:  # of a driver, of a compiler of kernels, or of an operation that a graph cannot hold
@@ -155,12 +152,13 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2g} ms"
 
 
-def _compiled(streams: KeptKeys) -> _Compiled:
+def _compiled(streams: KeptKeys, on_compile: Callable[[], object]) -> _Compiled:
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
     problem = cannot_compile(streams.reader.device)
     if problem:
         return _Compiled(streams, float("inf"), problem)
+    on_compile()
     streams.reader.compile()
     try:
         return _Compiled(streams, _seconds_per_step(streams))

@@ -68,11 +68,6 @@ def processor() -> str:
     return f"{names[0] if names else platform.processor() or 'unknown'} ({platform.machine()})"
 
 
-def device_name(device: torch.device) -> str:
-    """Return the name of the processor or GPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}: {processor()}"
-
-
 def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
     """Return the precision of a name (auto, fp32, bf16, fp16) and a reason to print.
 

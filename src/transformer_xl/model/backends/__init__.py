@@ -48,7 +48,7 @@ def choose_backend(name: str, device: torch.device, *, dtype: torch.dtype = torc
     known = ("auto", *_FUNCTIONS)
     if name not in known:
         raise ConfigError(f"unknown attention backend '{name}'; {did_you_mean(name, known)}")
-    return _load(*_FUNCTIONS[_runnable(name, device, lambda: fused_problem(device, dtype, d_head))])
+    return _load(*_FUNCTIONS[_runnable(name, device, dtype, d_head)])
 
 
 def choose_ranked_backend(
@@ -68,16 +68,16 @@ def choose_ranked_backend(
     known = ("auto", *_RANKED_FUNCTIONS)
     if name not in known:
         raise ConfigError(f"an xlnet has no attention backend '{name}'; {did_you_mean(name, known)}")
-    chosen = _runnable(name, device, lambda: fused_problem(device, dtype, d_head))
+    chosen = _runnable(name, device, dtype, d_head)
     attend = _load(*_RANKED_FUNCTIONS[chosen])
     return _uncompiled(attend) if in_compiled and chosen == "matmul" else attend
 
 
-def _runnable(name: str, device: torch.device, fused_problem: Callable[[], str | None]) -> str:
+def _runnable(name: str, device: torch.device, dtype: torch.dtype, d_head: int) -> str:
     """Return a name, or for `auto` the fastest that works on the device; refuse fused kernels where they have a problem."""
     if name == "auto":
-        return "triton" if device.type == "cuda" and fused_problem() is None else "matmul"
-    if name == "triton" and (problem := fused_problem()):
+        return "triton" if device.type == "cuda" and fused_problem(device, dtype, d_head) is None else "matmul"
+    if name == "triton" and (problem := fused_problem(device, dtype, d_head)):
         raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
     return name
 
