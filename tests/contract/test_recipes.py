@@ -343,6 +343,17 @@ def test_the_documentation_has_these_settings(name: str) -> None:
     assert f"| {PARAMETERS[name]:,} |" in results
 
 
+def test_wt2_has_the_flags_of_its_source() -> None:
+    """Those of `replicate_wt2.sh`; an edited copy of it has other dropouts."""
+    recipe = load_recipe("wt2")
+    settings = recipe.model.model_dump() | recipe.optim.model_dump() | recipe.train.model_dump()
+    flags = {"n_layer": 16, "d_model": 400, "n_head": 10, "d_head": 40, "d_inner": 900, "mem_len": 150, "tgt_len": 150}
+    flags |= {"dropinput": 0.6, "dropemb": 0.2, "dropout": 0.2, "dropatt": 0.2, "dropqkv": 0.2, "cutoffs": (20_000,)}
+    flags |= {"lr": 3.5e-4, "warmup_steps": 3_000, "max_steps": 125_000, "batch_size": 32}
+    assert {name: settings[name] for name in flags} == flags
+    assert 1 - settings["dropoutput"] == pytest.approx((1 - 0.2) * (1 - 0.5))  # --dropout, then --dropouto
+
+
 @pytest.mark.parametrize("name", ["enwik8-small", "shakespeare-small", "wt2-small"])
 @pytest.mark.parametrize("rival", ["vanilla", "lstm"])
 def test_small_rivals_are_of_equal_size(name: str, rival: str) -> None:
