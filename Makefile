@@ -12,7 +12,7 @@ CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: site help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean package notebook
+.PHONY: site help quickstart check test peers test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean package notebook
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,7 +45,9 @@ test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
 test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 	$(PYTEST) -m benchmarks tests/contract
 
-test-slow: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready $(RIVALS)/.ready $(PACKAGE)/.ready  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
+peers: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready $(RIVALS)/.ready $(PACKAGE)/.ready
+
+test-slow: peers  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
 	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity or browser or gpu' tests
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 400 random models of Hugging Face, converted, against the originals

@@ -122,7 +122,7 @@ def computing_with(threads: int | None) -> Iterator[None]:
 
 def _versions() -> dict[str, str]:
     found = {"transformer_xl": __version__, "python": platform.python_version()}
-    for name in ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "triton"):
+    for name in ("torch", "numpy", "tokenizers", "pydantic", "triton"):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     if torch.version.cuda:
