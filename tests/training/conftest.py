@@ -49,3 +49,10 @@ def text(home: Path) -> Path:
 @pytest.fixture(scope="package")
 def recipe(home: Path) -> str:
     return str(home / "tiny.toml")
+
+
+@pytest.fixture
+def no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw the loss curve takes a third of the time of a tiny run; test_record does it."""
+    stub = "transformer_xl.training.record.draw_curve"
+    monkeypatch.setattr(stub, lambda entries, config, path, **_: path if entries else None)

@@ -63,7 +63,7 @@ precision = "fp32"
 log_interval = 4
 eval_interval = 16
 checkpoint_interval = 8
-sample_tokens = 5
+sample_tokens = 2
 
 [eval]
 batch_size = 2

@@ -3,15 +3,18 @@
 import hashlib
 import math
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from tests.checkpoint.helpers import as_bytes
 from tests.training.helpers import OPTIM, tiny_model, tiny_stream
+from tests.world_cases import txl
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.model.language_model import LanguageModel
@@ -117,6 +120,19 @@ def die_before_an_update(rank: int, changes: Changes) -> None:
         if world.rank == rank:
             trainer.optimizers.step = lambda rate, **_: os._exit(7)
         _steps(trainer, 2)
+
+
+def txl_that_is_killed(rank: int, step: int, *arguments: str) -> dict[str, Any]:
+    """Call `txl train`; before a step, one process is killed."""
+    train_step = Trainer.train_step
+
+    def train_step_until_killed(trainer: Trainer) -> Any:
+        if trainer.world.rank == rank and trainer.step == step:
+            signal.raise_signal(signal.SIGKILL)
+        return train_step(trainer)
+
+    with patch.object(Trainer, "train_step", train_step_until_killed):
+        return txl(*arguments)
 
 
 def scores(cases: list[Changes], settings: dict[str, Any]) -> list[list[float]]:

@@ -20,6 +20,7 @@ OVERRIDES = (
     "train.eval_interval=4",
     "train.average=swa",
 )
+pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tune(bench: Path, tmp_path: Path) -> Tune:
+def tune(bench: Path, tmp_path: Path, taught: object, no_picture: None) -> Tune:
     def tune(out: str = "run", *overrides: str, **more: Any) -> Tuned:
         asked: dict[str, Any] = {"source": bench / "base", "task": str(bench / "quick.toml"), "data": bench / "data"}
         asked |= {"display": Lines(), **more}
@@ -130,21 +130,21 @@ def test_what_is_loaded_are_the_best_weights(taught: tuple[Path, Tuned, Lines], 
 def test_a_run_that_was_stopped_and_killed_has_the_bits_of_one_left_alone(
     tune: Tune, tmp_path: Path, settings: list[str]
 ) -> None:
-    settings = [*settings, "train.max_steps=30", "train.max_epochs=none", "train.checkpoint_interval=4", "train.log_interval=3"]
+    settings = [*settings, "train.max_steps=18", "train.max_epochs=none", "train.checkpoint_interval=4", "train.log_interval=3"]
     whole = tune("whole", *settings)
 
     def kill() -> None:
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        tune("parts", *settings, display=Lines({9: kill}))
-    assert RunDirectory(tmp_path / "parts").store().steps()[-1] == 8
+        tune("parts", *settings, display=Lines({6: kill}))
+    assert RunDirectory(tmp_path / "parts").store().steps()[-1] == 4
     resumed = {"source": None, "task": None, "data": None, "resume": True}
-    stopped = tune("parts", display=stop_at(15), **resumed)
-    assert (stopped.stopped_by, stopped.finished, stopped.step, stopped.valid) == (signal.SIGINT, False, 15, None)
+    stopped = tune("parts", display=stop_at(9), **resumed)
+    assert (stopped.stopped_by, stopped.finished, stopped.step, stopped.valid) == (signal.SIGINT, False, 9, None)
     shown = Lines()
     ended = tune("parts", display=shown, **resumed)
-    assert any(line.startswith("resumed at step 15, 50% of the budget") for line in shown.said)
+    assert any(line.startswith("resumed at step 9, 50% of the budget") for line in shown.said)
     found = {name: value for name, value in ended.as_dict().items() if name not in ("directory", "seconds", "pictures")}
     assert found == {name: value for name, value in whole.as_dict().items() if name in found}
     assert differing(run_bits(tmp_path / "parts"), run_bits(tmp_path / "whole")) == []

@@ -74,7 +74,7 @@ def test_a_long_text_is_cut(tmp_path: Path) -> None:
     assert "a" * 4000 + " … (1,000 more characters)</p>" in found and "a" * 4001 not in found
 
 
-@pytest.mark.parametrize("n", [2, 30, 31, 200])
+@pytest.mark.parametrize("n", [2, 31, *(pytest.param(n, marks=pytest.mark.slow) for n in (30, 200))])
 def test_confusions_of_few_and_many_classes(n: int, tmp_path: Path) -> None:
     confusion = np.random.default_rng(0).integers(0, 9, (n, n))
     labels = [f"$class$ {i} " + "long " * (i % 9) for i in range(n)]

@@ -35,19 +35,18 @@ SHORT: Cases = {
     "fsdp, n-grams, muon": {"model": {"ngram_rows": [40, 50]}, "train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
     "fsdp, memory per layer": {"model": {"mem_len": [2, 5]}, "train": {"parallel": "fsdp", "reset_at_documents": True}},
     "fsdp, lamb": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "lamb"}},
-    "fsdp, muon": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
     "fsdp, bf16": {"train": {"parallel": "fsdp"}, "precision": {"name": "bf16"}},
     "xlnet": {"model": XLNET, "train": {"tgt_len": 12, "accumulate": 2}},
     "fsdp, xlnet": {"model": XLNET, "train": {"tgt_len": 12, "parallel": "fsdp"}},
     "texts": {"model": {"head": HEAD}, "train": {"accumulate": 2}},
     "fsdp, texts": {"model": {"head": HEAD}, "train": {"parallel": "fsdp"}},
-    "places, by an xlnet": {"model": {**XLNET, "head": SPAN}},
     "fsdp, places, by an xlnet": {"model": {**XLNET, "head": SPAN}, "train": {"parallel": "fsdp"}},
     "sgd, clipped": {"optim": {"optimizer": "sgd", "clip": 0.01}},
 }
 # where matrices are multiplied, or orthogonalized, in bf16, what was a difference of the last bit in fp32 is one of 0.004
-BF16 = {"fsdp, muon": 1e-4, "fsdp, n-grams, muon": 1e-4, "fsdp, bf16": 1e-3}
-N_LONG, N_SHORT = 24, 10  # the tenth step begins the second epoch
+BF16 = {"fsdp, n-grams, muon": 1e-4, "fsdp, bf16": 1e-3}
+N_LONG, N_SHORT = 11, 4  # the tenth step begins the second epoch
+N_SAVED = 6  # steps before a stop; the first averages are of the sixth, and 4 more end in the second epoch
 
 DROPPING = {"dropout": 0.2, "dropatt": 0.1}
 RESUMED = [
@@ -95,12 +94,12 @@ def alone(folder: Path) -> Jobs:
 
 def _alone(folder: Path) -> Jobs:
     for how, changes in SAVED.items():
-        parallel_cases.saved(str(folder / f"{how}, by one"), changes, 6)
+        parallel_cases.saved(str(folder / f"{how}, by one"), changes, N_SAVED)
     return {
         "long": parallel_cases.losses(list(LONG.values()), N_LONG),
         "short": parallel_cases.losses(list(SHORT.values()), N_SHORT),
         "averaged": parallel_cases.averaged(AVERAGED["ddp"], 5),
-        "saved": parallel_cases.losses(list(SAVED.values()), 18),
+        "saved": parallel_cases.losses(list(SAVED.values()), N_SAVED + 4),
         **{read: parallel_cases.scores(SCORED, settings) for read, settings in READ.items()},
     }
 
@@ -111,15 +110,15 @@ def by_two(folder: Path, alone: Jobs) -> Jobs:
     jobs: dict[str, tuple[Any, ...]] = {
         "long": (f"{MODULE}:losses", list(LONG.values()), N_LONG),
         "short": (f"{MODULE}:losses", list(SHORT.values()), N_SHORT),
-        "resumed": (f"{MODULE}:resumed", RESUMED, 7, 4),
+        "resumed": (f"{MODULE}:resumed", RESUMED, 3, 2),
         "groups": (f"{MODULE}:losses", [{"train": {"accumulate": 8}}], 1),
         "clocks": (f"{MODULE}:clocks", 4),
         "gathered": (f"{MODULE}:gathered", LONG["fsdp"]),
         **{f"{how}, averaged": (f"{MODULE}:averaged", changes, 5) for how, changes in AVERAGED.items()},
     }
     for how, changes in SAVED.items():
-        jobs[f"{how}, after one"] = (f"{MODULE}:gone_on", str(folder / f"{how}, by one"), changes, 6, str(folder / how))
-        jobs[f"{how}, saved"] = (f"{MODULE}:saved", str(folder / f"{how}, by two"), changes, 6)
+        jobs[f"{how}, after one"] = (f"{MODULE}:gone_on", str(folder / f"{how}, by one"), changes, 2, str(folder / how))
+        jobs[f"{how}, saved"] = (f"{MODULE}:saved", str(folder / f"{how}, by two"), changes, N_SAVED)
     return _once(folder / "by_two.json", lambda: run_jobs(jobs | _scores(SCORED), 2))
 
 
@@ -127,11 +126,11 @@ def by_two(folder: Path, alone: Jobs) -> Jobs:
 def by_four(folder: Path, by_two: Jobs) -> Jobs:
     """What each of four processes returns."""
     jobs: dict[str, tuple[Any, ...]] = {
-        "long": (f"{MODULE}:losses", list(LONG.values()), N_LONG),
-        "resumed": (f"{MODULE}:resumed", RESUMED, 2, 3),
+        "long": (f"{MODULE}:losses", list(LONG.values()), N_SHORT),
+        "resumed": (f"{MODULE}:resumed", RESUMED[:1], 1, 1),
     }
     for how, changes in SAVED.items():
-        jobs[f"{how}, after two"] = (f"{MODULE}:gone_on", str(folder / f"{how}, by two"), changes, 12)
+        jobs[f"{how}, after two"] = (f"{MODULE}:gone_on", str(folder / f"{how}, by two"), changes, 4)
     return _once(folder / "by_four.json", lambda: run_jobs(jobs, 4))
 
 
@@ -152,8 +151,10 @@ def test_any_number_of_processes_has_the_losses_of_one(
 ) -> None:
     expected = alone["long"][number]
     assert len(set(expected)) == N_LONG
-    for own in (*by_two["long"], *by_four["long"]):
+    for own in by_two["long"]:
         assert own[number] == pytest.approx(expected, abs=1e-6, rel=0)
+    for own in by_four["long"]:
+        assert own[number] == pytest.approx(expected[:N_SHORT], abs=1e-6, rel=0)
 
 
 @pytest.mark.parametrize(("number", "case"), list(enumerate(SHORT)))
@@ -163,8 +164,7 @@ def test_two_processes_have_the_losses_of_one(number: int, case: str, alone: Job
     assert first == pytest.approx(alone["short"][number], abs=BF16.get(case, 1e-6), rel=0)
 
 
-@pytest.mark.parametrize("number", range(len(RESUMED)))
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize(("world_size", "number"), [(2, 0), (2, 1), (2, 2), (2, 3), (4, 0)])
 def test_a_resumed_run_has_the_bits_of_one_that_went_on(world_size: int, number: int, by_two: Jobs, by_four: Jobs) -> None:
     first, *others = (by_two if world_size == 2 else by_four)["resumed"]
     in_one_go, cut = first[number]
@@ -180,8 +180,8 @@ def test_any_number_of_processes_goes_on_with_what_another_saved(
     number: int, how: str, folder: Path, alone: Jobs, by_two: Jobs, by_four: Jobs
 ) -> None:
     expected = alone["saved"][number]
-    by_one = parallel_cases.gone_on(str(folder / how), SAVED[how], 6)
-    assert by_two[f"{how}, after one"][0] + by_one == pytest.approx(expected[6:], abs=1e-6, rel=0)
+    by_one = parallel_cases.gone_on(str(folder / how), SAVED[how], 2)
+    assert by_two[f"{how}, after one"][0] + by_one == pytest.approx(expected[N_SAVED:], abs=1e-6, rel=0)
     assert by_two[f"{how}, saved"][0] + by_four[f"{how}, after two"][0] == pytest.approx(expected, abs=1e-6, rel=0)
 
 

@@ -1,13 +1,12 @@
 """An XLNet is pretrained on a text, validated in nats per target, resumed and scored; what cannot work is one line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.training.helpers import Lines, write_text
+from tests.world_cases import txl
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config import load_recipe
 from transformer_xl.errors import ConfigError, CorpusError
@@ -41,7 +40,7 @@ SETTINGS = [
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    write_text(path, n_words=4000)
+    write_text(path, n_words=2000)
     return path
 
 
@@ -108,19 +107,15 @@ def test_a_part_of_the_validation_split_is_called_one(text: Path, tmp_path: Path
 
 
 def test_eval_says_what_memory_is_worth_and_generate_what_it_cannot(run: Path, text: Path) -> None:
-    def txl(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "transformer_xl", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
     done = txl("eval", str(run), "--split", "valid", "--compare-memory", "--precision", "fp32", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert done["status"] == 0, done["err"]
+    found = json.loads(done["out"])
     (final,) = [entry for entry in entries(run) if entry["kind"] == "final"]
     assert found["targets"] == final["scored"]
     assert found["loss"] == pytest.approx(final["loss"], abs=1e-5)
     assert found["without_memory"]["loss"] == pytest.approx(final["loss_without_memory"], abs=1e-5)
     done = txl("eval", str(run), "--file", str(text))
-    assert "nats per target" in done.stdout
+    assert "nats per target" in done["out"]
     refused = {
         ("generate", str(run), "--prompt", "a"): "is an XLNet, which fills gaps with both sides in sight",
         ("eval", str(run), "--tgt-len", "8"): "--tgt-len is for models that read from left to right",
@@ -128,9 +123,9 @@ def test_eval_says_what_memory_is_worth_and_generate_what_it_cannot(run: Path, t
     }
     for arguments, message in refused.items():
         done = txl(*arguments)
-        assert done.returncode == 1
-        assert message in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        assert done["status"] == 1
+        assert message in done["err"]
+        assert len(done["err"].strip().splitlines()) == 1, done["err"]
 
 
 @pytest.mark.parametrize(

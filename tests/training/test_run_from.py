@@ -17,6 +17,7 @@ from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.finetune import finetune
 
 LORA = "train.lora_rank=2"
+pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 @pytest.fixture
@@ -83,6 +84,7 @@ def test_a_stopped_run_goes_on_exactly_without_its_base(
 ) -> None:
     shutil.copytree(base, tmp_path / "base")
     arguments: dict[str, Any] = {"base": tmp_path / "base"}
+    overrides = ("train.max_steps=24", *overrides)
     start("whole", *overrides, **arguments)
     start("run", *overrides, **arguments, display=stop_at(12))
     shutil.rmtree(tmp_path / "base")
@@ -91,7 +93,7 @@ def test_a_stopped_run_goes_on_exactly_without_its_base(
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_with_its_base_again(start: Start, base: Path, tmp_path: Path) -> None:
-    start("whole", "train.keep_checkpoints=9", base=base)
+    start("whole", "train.keep_checkpoints=9", "train.max_steps=8", base=base)
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -23,7 +23,9 @@ from transformer_xl.training.parts import Outcome
 from transformer_xl.training.run import train
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = ["model.dropout=0", "optim.optimizer=adamw", "train.checkpoint_interval=4", "train.log_interval=1"]
+SETTINGS = [
+    *("model.dropout=0", "optim.optimizer=adamw", "train.max_steps=20", "train.checkpoint_interval=4", "train.log_interval=1")
+]
 
 
 def torchrun(*arguments: str | Path, options: tuple[str, ...] = (), cwd: Path) -> "subprocess.Popen[str]":
@@ -88,6 +90,7 @@ def assert_one_goes_on(run: Path, alone: list[tuple[str, int, float]]) -> None:
 GO_ON = "go on with: torchrun with 2 processes: -m transformer_xl train --resume"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
 def test_a_killed_process_costs_an_interval(recipe: str, text: Path, tmp_path: Path, alone: list) -> None:
     """Be it the first, or, after a restart, another."""
@@ -100,6 +103,22 @@ def test_a_killed_process_costs_an_interval(recipe: str, text: Path, tmp_path: P
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     assert output.count("resumed at step") == 2 and "2 processes" in output, output
+    assert_close(losses(run), alone)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_processes_that_are_started_again_cost_an_interval(
+    rank: int, recipe: str, text: Path, tmp_path: Path, alone: list
+) -> None:
+    """As `torchrun` does after a kill: with the command of the first start, in the same launch."""
+    run = tmp_path / "together"
+    command = ("train", recipe, "--corpus", str(text), "--out", str(run), *settings())
+    launch = {"TORCHELASTIC_RUN_ID": "a"}
+    outcomes = run_forked("tests.training.parallel_cases:txl_that_is_killed", 2, rank, 9, *command, environment=launch)
+    assert outcomes[rank]["status"] == signal.SIGKILL and outcomes[1 - rank]["status"] == 1 << 8
+    again = launch | {"TORCHELASTIC_RESTART_COUNT": "1"}
+    outcomes = run_forked("tests.world_cases:txl", 2, *command, environment=again)
+    assert printed(outcomes).count("resumed at step 8") == 1
     assert_close(losses(run), alone)
 
 

@@ -1,14 +1,13 @@
 """Busy cores are named and fewer threads tried, at no other cost than theirs; steps that have become slow are named."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.helpers import threads
 from tests.training.helpers import Lines, bits, differing, run_bits, stop_at, tiny_trainer
 from transformer_xl import process
 from transformer_xl.checkpoint.run_directory import RunDirectory
@@ -26,14 +25,18 @@ def others(monkeypatch: pytest.MonkeyPatch, n: int, *, n_core: int = 4) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Four threads on four cores, five others beside them, and nobody has said how many threads there should be."""
+def nothing_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four threads on four cores, five others beside them, and nobody has said how many threads there should be.
+
+    All of them are only counted: real ones wait for each other where the machine that tests has fewer cores.
+    """
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     others(monkeypatch, 5)
     monkeypatch.setattr(starting, "cores", lambda: 4)
-    with threads(4):
-        yield
+    asked = [4]
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: asked[-1])
 
 
 class Machine:
@@ -49,6 +52,9 @@ class Machine:
 
     def __call__(self) -> float:
         return self.now
+
+
+pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 # Choosing
@@ -130,7 +136,6 @@ def test_a_gpu_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_rehearsal_leaves_everything_as_it_was(changes: dict[str, Any]) -> None:
-    torch.set_num_threads(1)
     trainer, other = tiny_trainer(**changes), tiny_trainer(**changes)
     for step in range(4):
         before = bits(trainer)
@@ -145,6 +150,8 @@ def test_a_rehearsal_leaves_everything_as_it_was(changes: dict[str, Any]) -> Non
 
 
 # In a run
+
+SHORT = ("train.max_steps=6", "train.sample_tokens=0", "eval.max_tokens=20")
 
 
 @pytest.fixture
@@ -171,16 +178,16 @@ def test_a_chosen_number_is_kept_for_good(start: Callable[..., Lines], tmp_path:
     monkeypatch.setattr(Trainer, "train_step", watched)
     with monkeypatch.context() as patch:
         others(patch, 0)
-        start("told", "train.threads=2", "train.max_steps=24")
+        start("told", "train.threads=2", *SHORT)
     with monkeypatch.context() as patch:
         rehearse = Trainer.rehearse
         clock = Machine(patch, {4: 2.0, 2: 0.5, 1: 0.6})
         patch.setattr(Trainer, "rehearse", lambda self: (clock.step(), rehearse(self)))
         choose = speed.choose_threads
         patch.setattr(loop, "choose_threads", lambda trainer, warn: choose(trainer, warn=warn, clock=clock))
-        (line,) = start("run", "train.max_steps=24").warned
+        (line,) = start("run", *SHORT).warned
         assert "train.threads=2: a step takes 0.50 s instead of 2.00 s with 4;" in line
-        start("stopped", "train.max_steps=24", display=stop_at(12))
+        start("stopped", *SHORT, display=stop_at(3))
     others(monkeypatch, 0)
     start("stopped", resume=True)
     assert set(used) == {2}

@@ -14,14 +14,14 @@ from transformer_xl.training.trainer import Trainer
 MODELS: dict[str, dict[str, Any]] = {
     "paper": {},
     "pre_lnorm, same_length": {"pre_lnorm": True, "same_length": True, "final_norm": True},
-    "memory longer than the window": {"mem_len": 23},
+    "memory longer than the window": {"mem_len": 13},
     "memory shorter than a segment": {"mem_len": 3},
     "shaw": {"attention": "shaw", "max_klen": 9},
     "al_rfou": {"attention": "al_rfou", "max_klen": 12},
     "vaswani": {"attention": "vaswani"},
     "cutoffs": {"cutoffs": (4, 7), "div_val": 2},
 }
-LANES = (0, 32, 64, 96)
+LANES = (0, 64)
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -51,10 +51,11 @@ def unrolled_loss(trainer: Trainer, memory: list[list[list[Tensor]]], weights: d
     return torch.stack(nats).mean()
 
 
-@pytest.mark.parametrize("n_segment", [2, 3])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "n_segment"), [*((model, 2) for model in MODELS), ("paper", 3), ("memory shorter than a segment", 3)]
+)
 def test_gradients_equal_the_unrolled_loops(model: str, n_segment: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = trainer_of(n_segment, MODELS[model], accumulate=2 if model == "paper" else 1)
+    trainer = trainer_of(n_segment, MODELS[model], batch_size=2, accumulate=2 if model == "paper" else 1)
     trainer.train_step()  # so that the window measured begins with a memory, which is detached
     memory = remembered(trainer)
     weights = {name: tensor.clone().requires_grad_() for name, tensor in trainer.model.state_dict().items()}
@@ -63,7 +64,7 @@ def test_gradients_equal_the_unrolled_loops(model: str, n_segment: int, monkeypa
     loss = unrolled_loss(trainer, memory, weights, 5 * n_segment, n_segment)
     monkeypatch.undo()
     loss.backward()
-    assert result.tokens == 4 * 5 * n_segment
+    assert result.tokens == 2 * 5 * n_segment
     assert result.nats / result.tokens == pytest.approx(loss.item(), abs=1e-12)
     for name, parameter in trainer.model.named_parameters():
         expected = weights[name].grad
