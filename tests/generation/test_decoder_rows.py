@@ -49,7 +49,7 @@ def assert_go_on_alike(one: Decoder, row: int, other: Decoder, other_row: int) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [0, 1, 4, 9, 41])
+@pytest.mark.parametrize("n", [0, 9, 41])
 def test_a_row_goes_on_where_it_was_put(kind: str, n: int) -> None:
     home, away = decoder_of(kind), decoder_of(kind)
     home.feed([TEXT[:17], TEXT[:n], TEXT[:6]])
@@ -63,7 +63,7 @@ def test_a_row_goes_on_where_it_was_put(kind: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("n_row", "row"), [(3, 2), (5, 3), (2, 0)])
+@pytest.mark.parametrize(("n_row", "row"), [(5, 3), (2, 0)])
 def test_it_may_be_another_row_of_a_decoder_of_another_number_of_rows(kind: str, n_row: int, row: int) -> None:
     """Pieces of one row have the same bits; single tokens and scores are products of all rows, and may be rounded otherwise."""
     home, away = decoder_of(kind), decoder_of(kind, batch_size=n_row)
@@ -90,8 +90,10 @@ def test_the_other_rows_do_not_notice(kind: str) -> None:
         assert_go_on_alike(decoder, row, twin, row)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lengths", [(3, 5, 0), (17, 1, 6), (40, 41, 9)])
+@pytest.mark.parametrize(
+    ("kind", "lengths"),
+    [*((kind, (17, 1, 6)) for kind in KINDS), ("transformer_xl", (3, 5, 0)), ("transformer_xl", (40, 41, 9))],
+)
 def test_rows_go_on_where_others_were_as_if_they_were_taken_and_put(kind: str, lengths: tuple[int, ...]) -> None:
     """Also at once: what a row had read goes to another row although it is overwritten itself."""
     moved, put = decoder_of(kind), decoder_of(kind)
@@ -230,8 +232,7 @@ def most(decoder: Decoder, row: int) -> int:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("lstm", *READ_AGAIN)])
-@pytest.mark.parametrize("n", [9, 16, 60])
-@pytest.mark.parametrize("others_step", [False, True])
+@pytest.mark.parametrize(("n", "others_step"), [(9, True), (16, False), (60, True)])
 def test_a_row_that_went_back_never_read_those_tokens(kind: str, n: int, others_step: bool) -> None:
     slots = 16  # 5 + 1 + 4, rounded up; one less where a window is shorter does not matter
     probe = decoder_of(kind)
@@ -256,7 +257,7 @@ def test_a_row_that_went_back_never_read_those_tokens(kind: str, n: int, others_
 
 @pytest.mark.parametrize("kind", ["al_rfou", "vaswani"])
 def test_models_that_read_again_go_back_within_the_open_segment(kind: str) -> None:
-    for n in range(1, 14):
+    for n in (1, 3, 4, 5, 13):
         decoder, twin = decoder_of(kind), decoder_of(kind)
         feed(decoder, 1, TEXT[:n])
         back = most(decoder, 1)

