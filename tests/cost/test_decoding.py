@@ -1,13 +1,13 @@
 """Bytes of decoding, counted by hand and measured."""
 
 import mmap
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.forked import run_forked
 from tests.helpers import tiny_model
 from transformer_xl.cost.decoding import (
     BytesPerToken,
@@ -20,7 +20,6 @@ from transformer_xl.cost.decoding import (
 from transformer_xl.generation.decoder import Decoder
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
 
 # of a tiny model: 13 tokens, 2 layers, d_model 10, 3 heads of 4, d_inner 14, 5 positions of memory
 MATRICES = 36 * 10 + 10 * 12 + 14 * 10 + 10 * 14  # of a layer
@@ -142,7 +141,8 @@ def freed_before() -> None:
     assert last.sum() == 1 << 14
 
 
-def file_read(path: Path) -> None:
+def file_read(where: str) -> None:
+    path = Path(where)
     with path.open("wb") as file:
         file.truncate(64 * 2**20)
     watch = MemoryWatch(CPU)
@@ -156,11 +156,8 @@ def file_read(path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc, which only Linux has")
-@pytest.mark.parametrize("call", ["held_and_freed()", "freed_before()", "file_read(Path(sys.argv[1]))"])
+@pytest.mark.parametrize("call", ["held_and_freed", "freed_before", "file_read"])
 def test_memory_that_is_held_and_that_was(tmp_path: Path, call: str) -> None:
     """In a process of its own: what other tests left in the heap would be taken again, and seem to cost nothing."""
-    program = f"import sys; from pathlib import Path; from tests.cost.test_decoding import *; {call}"
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "file"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    arguments = [str(tmp_path / "file")] if call == "file_read" else []
+    assert run_forked(f"tests.cost.test_decoding:{call}", 1, *arguments) == [None]

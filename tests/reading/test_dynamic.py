@@ -61,8 +61,9 @@ KINDS = {
 RULES = {"sgd": {"lr": 0.3}, "sgd, decay": {"lr": 0.3, "decay": 0.2}, "rms": {"lr": 0.02, "decay": 0.4, "epsilon": 0.05}}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("kind", "rule"), [*((kind, list(RULES)[i % 3]) for i, kind in enumerate(KINDS)), ("paper", "sgd, decay"), ("paper", "rms")]
+)
 def test_each_step_is_that_of_the_paper(kind: str, rule: str) -> None:
     with default_dtype(torch.float64):
         model, ids = tiny_model(**KINDS[kind]), some_ids(20)

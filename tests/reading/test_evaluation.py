@@ -261,12 +261,12 @@ def test_memories_per_layer_are_shortened_and_not_lengthened() -> None:
         {"mem_len": "per layer", "shift": "token"},
     ],
 )
-@pytest.mark.parametrize(("mem_len", "tgt_len"), [(4, 16), (5, 3), (16, 4), (7, 7)])
+@pytest.mark.parametrize(("mem_len", "tgt_len"), [(4, 16), (5, 3)])
 def test_lanes_score_as_one_lane_whatever_the_segments(mem_len, tgt_len, changes):
     """What memory holds depends on where segments begin, layer by layer; lanes keep these borders and warm up far enough."""
     per_layer = {"mem_len": [1, mem_len, 2]} if changes.get("mem_len") else {}
     model = tiny_model(**{"mem_len": mem_len, "n_layer": 3, **changes, **per_layer})
-    ids = np.random.default_rng(0).integers(0, 13, 400)
+    ids = np.random.default_rng(0).integers(0, 13, 200)
     one = evaluate(model, ids, tgt_len=tgt_len, batch_size=1, per_token=True).token_nats
     many = evaluate(model, ids, tgt_len=tgt_len, batch_size=4, per_token=True).token_nats
     assert one is not None and many is not None
