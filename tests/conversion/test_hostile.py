@@ -8,7 +8,7 @@ import pytest
 from tests.conversion.hostile import Hostile, make_hostile
 from tests.refusals import check, run
 
-EVERY = [pytest.param(4, id="every fourth"), pytest.param(1, id="all", marks=pytest.mark.faults)]
+EVERY = [pytest.param(8, id="every eighth"), pytest.param(1, id="all", marks=pytest.mark.faults)]
 
 
 @pytest.fixture(scope="module")

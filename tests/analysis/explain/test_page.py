@@ -154,7 +154,7 @@ def prose(n_bytes):
 
 
 @pytest.mark.parametrize(
-    "n", [6_000, pytest.param(1_000_000, id="a megabyte", marks=[pytest.mark.faults, pytest.mark.timeout(1200)])]
+    "n", [3_000, pytest.param(1_000_000, id="a megabyte", marks=[pytest.mark.faults, pytest.mark.timeout(1200)])]
 )
 def test_a_page_holds_a_whole_long_text(n, tmp_path):
     """From a text to the page on the disk: some 12 bytes for each of the text, and attention in a room of its own."""
