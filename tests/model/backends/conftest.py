@@ -3,6 +3,8 @@
 import os
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,25 @@ def first_product() -> None:
         one = torch.ones(1, 1, device="cuda", requires_grad=True)
         (one @ one).sum().backward()
         torch.cuda.synchronize()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patched_once() -> None:
+    """Let Triton's interpreter replace the functions of its language once; by itself it does so at every call, half of its time."""
+    if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
+        return
+    from triton.runtime import interpreter
+
+    patch, patched = interpreter._patch_lang, set[str]()
+
+    def patch_once(function: Any) -> Any:
+        module = function.__globals__["__name__"]
+        if module not in patched:
+            patched.add(module)
+            patch(function)
+        return SimpleNamespace(restore=lambda: None)
+
+    interpreter._patch_lang = patch_once
 
 
 @pytest.fixture
