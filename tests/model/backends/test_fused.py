@@ -30,9 +30,9 @@ SHAPES = {
     "no memory": {"B": 1, "T": 40, "M": 0, "N": 2, "H": 8},
     "one token": {"B": 3, "T": 1, "M": 3, "N": 1, "H": 8},
     "long memory": {"B": 2, "T": 5, "M": 70, "N": 1, "H": 8},
-    "window": {"B": 1, "T": 50, "M": 7, "N": 2, "H": 4, "window": 9},
+    "window": {"B": 1, "T": 37, "M": 7, "N": 1, "H": 4, "window": 9},
     "equal ages": {"B": 2, "T": 20, "M": 9, "N": 1, "H": 4, "ages": "equal"},
-    "documents": {"B": 3, "T": 37, "M": 5, "N": 1, "H": 4, "ages": "documents"},
+    "documents": {"B": 2, "T": 37, "M": 5, "N": 1, "H": 4, "ages": "documents"},
     "wide heads": {"B": 1, "T": 17, "M": 3, "N": 1, "H": 41},
 }
 
@@ -45,13 +45,13 @@ def test_kernels_equal_the_equation(shape):
         assert_close(what, actual, expected[what], 1e-5)
 
 
-@pytest.mark.parametrize(("n_byte", "n_part"), [(2 * 2 * 19 * 48 * 4, 3), (2 * 19 * 48 * 4, 5), (19 * 48 * 4, 10), (1, 10)])
+@pytest.mark.parametrize(("n_byte", "n_part"), [(2 * 2 * 19 * 32 * 4, 2), (2 * 19 * 32 * 4, 3), (1, 6)])
 def test_rows_and_heads_are_computed_in_parts(n_byte, n_part, monkeypatch):
-    """Two rows at a time, one row, one head of a row, and never less."""
-    case = Case.draw(B=5, T=19, M=23, N=2, H=5, ages="documents")
+    """Two rows at a time, one row, and never less than one head of a row."""
+    case = Case.draw(B=3, T=19, M=7, N=2, H=5, ages="documents")
     expected = case.run(relative_attention)
     monkeypatch.setattr(fused, "SCRATCH_BYTES", n_byte)
-    assert len(list(fused.parts(case.inputs["q"], 48))) == n_part
+    assert len(list(fused.parts(case.inputs["q"], 32))) == n_part
     for what, actual in case.run(fused_attention).items():
         assert_close(what, actual, expected[what], 1e-5)
 
@@ -85,7 +85,7 @@ def test_dropout_drops_the_same_weights_forward_and_backward(scratch, monkeypatc
     case = Case.draw(B, T, M, N, S)
     shown = dict(case.inputs, v=torch.eye(S)[:, None].expand(B, S, N, S).requires_grad_())
     torch.manual_seed(3)
-    weights_BTNS = Case(shown, case.first_BT, case.grad).run(fused_attention, dropatt=0.3)["out"]
+    weights_BTNS = Case(shown, case.first_BT, case.grad).attend(fused_attention, dropatt=0.3).detach()
     visible = ~hidden_keys(case.first_BT, S).unsqueeze(2).expand_as(weights_BTNS)
     kept = (weights_BTNS != 0) & visible
     assert 0.6 < kept.sum() / visible.sum() < 0.8
@@ -101,7 +101,7 @@ def test_dropout_drops_the_same_weights_forward_and_backward(scratch, monkeypatc
     actual = case.run(fused_attention, dropatt=0.3)
     for what, expected in case.run(with_the_same_dropped, dropatt=0.3).items():
         assert_close(what, actual[what], expected, 1e-5)
-    assert not torch.equal(case.run(fused_attention, dropatt=0.3)["out"], actual["out"])
+    assert not torch.equal(case.attend(fused_attention, dropatt=0.3), actual["out"])
 
 
 def test_keys_and_values_may_be_parts_of_one_tensor():

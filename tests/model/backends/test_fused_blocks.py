@@ -34,7 +34,7 @@ pytestmark = [
     *([pytest.mark.gpu] if torch.cuda.is_available() else []),
 ]
 
-SHAPES = [(3, 5, 7), (2, 9, 64), (1, 70, 33), (2, 3, 1030), (1, 1, 2)]
+SHAPES = [(3, 5, 7), (2, 9, 64), (1, 70, 33), (1, 2, 530), (1, 1, 2)]
 
 
 def drawn(*shape: int) -> Tensor:
@@ -112,8 +112,7 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return launched
 
 
-@pytest.mark.parametrize("locked", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "locked"), [(torch.float32, True), (torch.bfloat16, False)])
 @pytest.mark.parametrize(
     ("shape", "other"),
     [((2, 9, 34), (2, 5, 17)), ((1, 2, 1030), (1, 3, 515)), ((2, 1, 40), (2, 3, 150)), ((1, 4, 6), (1, 0, 3))],
@@ -155,8 +154,10 @@ def test_a_pair_is_dropped_in_one_launch_unless_nothing_is_or_somebody_listens(m
     assert all(map(torch.equal, *found))  # the seeds are drawn in the same order
 
 
-def test_dropped_elements_look_independent() -> None:
+def test_dropped_elements_look_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neighbors, and elements apart by Fibonacci numbers, after which the counter is nearly where it was."""
+    monkeypatch.setattr(fused_blocks, "_FEW_ROWS", 0)  # the interpreter takes its time by the program
+    monkeypatch.setattr(fused_blocks, "_TILE", 16 * 512)
     kept = Dropped.apply(torch.ones(1, 512, 512), 0.5, False, torch.tensor([7]))[0] > 0
     signs = kept.double() * 2 - 1
     lags = [(1, 0), (1, 1), *((0, n) for n in (1, 2, 3, 4, 5, 8, 13, 16, 21, 34, 55, 89, 144, 233))]
@@ -282,9 +283,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_learns_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss, memory and every gradient over two segments, the second with a gradient into the memory; in bf16 as exactly."""
-    model = tiny_model(**{"dropout": 0.0, **KINDS[kind]}).train()
+    model = tiny_model(**{"dropout": 0.0, "n_head": 2, **KINDS[kind]}).train()
     device = next(model.parameters()).device
-    ids = torch.randint(0, model.config.vocab_size or 1, (2, 3, 9), device=device)
+    ids = torch.randint(0, model.config.vocab_size or 1, (2, 2, 9), device=device)
 
     def learned(*, narrow: bool = False, by: str = "matmul") -> dict[str, Any]:
         model.zero_grad(set_to_none=True)
@@ -298,7 +299,7 @@ def test_a_model_learns_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> 
 
     expected, rounded = learned(), learned(narrow=True)
     fuse(monkeypatch)
-    ways = ("matmul", "triton") if kind in ("post-norm", "shift") else ("matmul",)  # the interpreter takes its time
+    ways = ("matmul", "triton") if kind == "shift" else ("matmul",)  # the interpreter takes its time
     for by in ways:
         for what, actual in learned(by=by).items():
             assert_close(what, actual, expected[what], 1e-5)
