@@ -48,7 +48,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pairs, averages": {"ngram_rows": (40,), "shift": "averages", "d_model": 16, "pre_lnorm": True},
     "convolution as wide as memory": {"shift": "conv", "conv_width": 6, "same_length": True},
 }
-DOUBLE, SINGLE = (torch.float64, 1e-10), (torch.float32, 1e-5)
+OF_LAYERS = [name for name, options in OPTIONS.items() if not {"cutoffs", "div_val", "d_embed", "tie_weight"} & {*options}]
 
 
 @cache
@@ -106,14 +106,13 @@ class Rows:
 # against the model
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [SINGLE, DOUBLE])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_segments_and_steps_are_those_of_the_model(name: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_segments_and_steps_are_those_of_the_model(name: str) -> None:
     """Growing from nothing, longer and shorter than the memory, single tokens, and several times around the ring."""
-    rows = Rows(model_of(name, dtype), batch_size=2, tgt_len=9)
-    for T in (1, 3, 9, 2, 1, 7, 9, 9, 5, 9, 8):
-        rows.read(tokens(2, T), tolerance)
-        rows.step(tokens(2), tolerance)
+    rows = Rows(model_of(name, torch.float64), batch_size=2, tgt_len=6)
+    for T in (1, 3, 6, 2, 6, 6, 5):
+        rows.read(tokens(2, T), 1e-10)
+        rows.step(tokens(2), 1e-10)
     assert int(rows.memory.end[0]) > 2 * rows.reader.n_slot
     assert rows.memory.n_valid.tolist() == [rows.reader.n_slot] * 2, "at most as many as there are slots"
 
@@ -369,18 +368,17 @@ def test_a_row_that_went_wrong_harms_no_other_and_heals_by_a_reset() -> None:
 # hidden states and back
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [SINGLE, DOUBLE])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_hidden_states_become_keys(name: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_hidden_states_become_keys(name: str) -> None:
     """Rows have different ages; reading on gives the model's numbers after the same hidden states."""
-    model = model_of(name, dtype)
+    model = model_of(name, torch.float32)
     parts = [model(tokens(1, n), mems=model.init_mems(1)).mems if n else model.init_mems(1) for n in (0, 2, 30)]
     mems = Mems.concatenate(parts)
     rows = Rows(model, batch_size=3, tgt_len=7)
     rows.memory, rows.mems = rows.reader.from_mems(mems), parts
-    for T in (1, 4, 7, 7):
-        rows.read(tokens(3, T), tolerance)
-        rows.step(tokens(3), tolerance)
+    for T in (1, 4, 7):
+        rows.read(tokens(3, T), 1e-5)
+        rows.step(tokens(3), 1e-5)
 
 
 def test_of_a_longer_memory_the_last_positions_count() -> None:
@@ -397,7 +395,7 @@ def test_of_a_longer_memory_the_last_positions_count() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-@pytest.mark.parametrize("name", [name for name, options in OPTIONS.items() if "shift" not in options])
+@pytest.mark.parametrize("name", [name for name in OF_LAYERS if "shift" not in OPTIONS[name]])
 def test_keys_become_hidden_states(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """Rows have different slots and ages; the model reads on from the states as the reader does."""
     model = model_of(name, dtype)
@@ -529,14 +527,11 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("precision", "batch_size", "tolerance", "changes"),
     [
-        ("fp32", 1, 1e-5, {}),
         ("fp32", 3, 1e-5, {"shift": "conv"}),
-        ("bf16", 3, 0.05, {}),
-        ("int8", 1, 0.05, {"shift": "token"}),
-        ("fp32", 2, 1e-5, {"shift": "averages", "d_model": 16, "ngram_rows": (40, 50)}),
-        ("fp32", 1, 1e-5, {"attention": "rotary"}),
-        ("bf16", 3, 0.05, {"attention": "rotary"}),
-        ("fp32", 1, 1e-5, {"attention": "alibi"}),
+        ("int8", 1, 0.05, {"shift": "token", "attention": "rotary"}),
+        pytest.param("fp32", 2, 1e-5, {"shift": "averages", "d_model": 16, "ngram_rows": (40, 50)}, marks=pytest.mark.slow),
+        pytest.param("bf16", 3, 0.05, {"attention": "rotary"}, marks=pytest.mark.slow),
+        pytest.param("fp32", 1, 1e-5, {"attention": "alibi"}, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.usefixtures("two_threads")
@@ -578,7 +573,7 @@ def graphs_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_compiled_shapes_may_be_many() -> None:
     """A process may compile for many sizes and numbers of rows; the library's own limit is eight."""
     model = tiny_model()
-    for batch_size in range(1, 13):
+    for batch_size in range(1, 11):
         reader = Reader(model, tgt_len=2)
         reader.compile()
         h = reader.step(tokens(batch_size), reader.empty_memory(batch_size))

@@ -18,23 +18,20 @@ from transformer_xl.model.transformer_xl import TransformerXL
 VARIANTS = {
     "paper": {},
     "pre_lnorm": {"pre_lnorm": True},
-    "pre_lnorm, final_norm, gelu": {"pre_lnorm": True, "final_norm": True, "activation": "gelu"},
-    "relu2": {"activation": "relu2"},
+    "pre_lnorm, final_norm, gelu": {"pre_lnorm": True, "final_norm": True, "activation": "gelu", "layer_norm_epsilon": 0.3},
     "untie_r": {"untie_r": True},
     "untied softmax": {"tie_weight": False},
     "d_embed": {"d_embed": 7},
     "d_embed, untied": {"d_embed": 7, "tie_weight": False},
     "clamp_len": {"clamp_len": 3},
-    "clamp_len 1": {"clamp_len": 1},
     "same_length": {"same_length": True},
-    "same_length, clamp_len": {"same_length": True, "clamp_len": 2},
+    "same_length, clamp_len": {"same_length": True, "clamp_len": 1},
     "no memory": {"mem_len": 0},
-    "long memory": {"mem_len": 11},
-    "one head": {"n_head": 1, "d_head": 5},
+    "long memory": {"mem_len": 10},
+    "one head, relu2": {"n_head": 1, "d_head": 5, "activation": "relu2"},
     "same_length besides self": {"same_length": True, "same_length_besides_self": True},
     "zero first memory": {"zero_first_memory": True},
     "zero first memory, same_length": {"zero_first_memory": True, "same_length": True, "clamp_len": 4},
-    "layer_norm_epsilon": {"layer_norm_epsilon": 0.3, "pre_lnorm": True, "final_norm": True},
     "cutoffs": {"cutoffs": (4, 9)},
     "cutoffs, untied": {"cutoffs": (4, 9), "tie_weight": False},
     "cutoffs, d_embed": {"cutoffs": (4, 9), "d_embed": 7, "tie_projs": (False, True, True)},
@@ -49,22 +46,18 @@ VARIANTS = {
     "memory per layer, pre_lnorm": {"mem_len": [6, 1], "pre_lnorm": True, "clamp_len": 3, "untie_r": True},
     "memory per layer, token shift": {"mem_len": [1, 4], "shift": "token", "ngram_rows": (30, 7)},
     "memory per layer, averages": {"mem_len": [9, 3], "shift": "averages", "d_model": 16, "pre_lnorm": True},
-    "token shift": {"shift": "token"},
     "token shift, pre_lnorm": {"shift": "token", "pre_lnorm": True, "same_length": True},
     "token shift, memory of 1": {"shift": "token", "mem_len": 1},
     "token shift, no memory": {"shift": "token", "mem_len": 0},
-    "convolution": {"shift": "conv", "clamp_len": 4},
     "convolution, pre_lnorm": {"shift": "conv", "conv_width": 3, "pre_lnorm": True, "mem_len": 7, "untie_r": True},
     "convolution as wide as memory": {"shift": "conv", "conv_width": 6, "same_length": True},
     "convolution, no memory": {"shift": "conv", "mem_len": 0},
     "averages": {"shift": "averages", "d_model": 16},
-    "averages, pre_lnorm, long memory": {"shift": "averages", "d_model": 16, "pre_lnorm": True, "mem_len": 11},
-    "averages, no memory": {"shift": "averages", "d_model": 8, "mem_len": 0},
+    "averages, pre_lnorm, long memory": {"shift": "averages", "d_model": 16, "pre_lnorm": True, "mem_len": 10},
     "pairs, d_embed": {"ngram_rows": (196,), "d_embed": 7},
     "pairs and triples that share rows": {"ngram_rows": (30, 7), "pre_lnorm": True, "same_length": True},
     "pairs to fours, no memory": {"ngram_rows": (30, 20, 10), "mem_len": 0},
     "triples, averages": {"ngram_rows": (9, 40), "shift": "averages", "d_model": 16, "mem_len": 1},
-    "gru gate": {"gate": "gru", "pre_lnorm": True},
     "gru gate, token shift": {"gate": "gru", "pre_lnorm": True, "shift": "token", "final_norm": True},
     "output gate": {"gate": "output", "pre_lnorm": True, "same_length": True},
 }
@@ -95,7 +88,7 @@ KINDS = {
     "alibi, zero first memory, same_length": {"attention": "alibi", "zero_first_memory": True, "same_length": True},
     "al_rfou, zero first memory": {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5, "zero_first_memory": True},
 }
-SEGMENTS = [3, 7, 1, 4]  # shorter and longer than the memory, and a single token
+SEGMENTS = [3, 6, 1, 2]  # shorter and longer than the memory, and a single token
 BACKENDS = ["equation", "matmul", "matmul, one head at a time", "sdpa"]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
@@ -103,18 +96,19 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_model_equals_loops(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(**VARIANTS[variant])
-    reading = read_by_loops(model, ages=[0, 0, 0])
+    reading = read_by_loops(model, ages=[0, 0])
     for backend in BACKENDS:
         with monkeypatch.context() as patch:
             if "one head" in backend:
                 patch.setattr(matmul, "_CACHED_BYTES", 1)
-            for dtype in TOLERANCE:
-                compare(model, reading, dtype, variant, backend)
+            compare(model, reading, torch.float64, variant, backend)
+    for backend in ("matmul", "sdpa"):
+        compare(model, reading, torch.float32, variant, backend)
 
 
 def test_two_threads_equal_loops() -> None:
     model = tiny_model()
-    reading = read_by_loops(model, ages=[0, 4, 9, 1])
+    reading = read_by_loops(model, ages=[0, 4])
     with threads(2):
         for backend in ("equation", "matmul", "sdpa"):
             compare(model, reading, torch.float64, "two threads", backend)
@@ -123,7 +117,7 @@ def test_two_threads_equal_loops() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_kinds_of_attention_equal_loops(kind: str) -> None:
     model = tiny_model(**KINDS[kind])
-    reading = read_by_loops(model, ages=[0, 0, 0])
+    reading = read_by_loops(model, ages=[0, 0])
     for dtype in TOLERANCE:
         compare(model, reading, dtype, kind)
 
@@ -131,36 +125,31 @@ def test_other_kinds_of_attention_equal_loops(kind: str) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *("shaw", "shaw, clamp_len", "vaswani", "al_rfou", "al_rfou, short table", "rotary", "alibi", "alibi, clamp_len"),
+        *("shaw, clamp_len", "vaswani", "al_rfou, short table", "rotary", "alibi, clamp_len"),
         *(f"{kind}, memory per layer" for kind in ("shaw", "vaswani", "al_rfou", "rotary", "alibi")),
     ],
 )
 def test_rows_of_unequal_age_equal_loops_for_other_kinds(kind: str) -> None:
     model = tiny_model(**KINDS[kind])
-    compare(model, read_by_loops(model, ages=[0, 4, 9, 1]), torch.float64, kind)
+    compare(model, read_by_loops(model, ages=[0, 9, 3]), torch.float64, kind)
 
 
 @pytest.mark.parametrize(
     "variant",
     [
         "paper",
-        "pre_lnorm",
         "same_length, clamp_len",
         "long memory",
-        "untie_r",
-        "memory per layer",
         "memory per layer, pre_lnorm",
         "memory per layer, token shift",
         "memory per layer, averages",
-        "token shift, pre_lnorm",
-        "convolution",
-        "averages",
+        "convolution, pre_lnorm",
         "pairs and triples that share rows",
     ],
 )
 def test_rows_of_unequal_age_equal_loops(variant: str) -> None:
     model = tiny_model(**VARIANTS[variant])
-    reading = read_by_loops(model, ages=[0, 4, 9, 1])
+    reading = read_by_loops(model, ages=[0, 9, 3])
     for backend in ("equation", "matmul", "sdpa"):
         compare(model, reading, torch.float64, variant, backend)
 

@@ -25,7 +25,7 @@ VARIANTS = {
     "gelu": {"activation": "gelu"},
     "relu": {"activation": "relu", "layer_norm_epsilon": 0.3},
 }
-SEGMENTS = [4, 7, 1]
+SEGMENTS = [4, 6, 1]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
@@ -151,6 +151,6 @@ def weighted(values: Tensor) -> Tensor:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_xlnet_equals_loops(variant: str) -> None:
     model = tiny_xlnet(**VARIANTS[variant])
-    reading = read_by_loops(model, ages=[0, 3, 8])
+    reading = read_by_loops(model, ages=[0, 7])
     for dtype in TOLERANCE:
         compare(model, reading, dtype, variant)
