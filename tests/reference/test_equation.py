@@ -212,7 +212,8 @@ def compare(model: TransformerXL, reading: Reading, dtype: torch.dtype, what: st
         total = torch.zeros(())
         for segment in reading.segments:
             out = read(segment.ids, mems=mems, labels=segment.labels)
-            logits = read(segment.ids, mems=mems).logits.log_softmax(-1)
+            with torch.no_grad():
+                logits = read(segment.ids, mems=mems).logits.log_softmax(-1)
             mems, total = out.mems, total + weighted(out.nll)
             for b, memory in enumerate(segment.memories):
                 assert_close(f"{what}: log-probabilities", logits[b].double(), segment.log_probabilities[b], tolerance)

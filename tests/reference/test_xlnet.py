@@ -123,7 +123,8 @@ def compare(model: XLNet, reading: Reading, dtype: torch.dtype, what: str) -> No
         for segment in reading.segments:
             facts: dict[str, Any] = {"mems": mems, "segments": segment.texts, "is_backward": reading.is_backward}
             out = model(segment.ids, order=segment.order, labels=segment.labels, **facts)
-            logits = model(segment.ids, order=segment.order, **facts).logits
+            with torch.no_grad():
+                logits = model(segment.ids, order=segment.order, **facts).logits
             content, _ = model.read(segment.ids, **facts)
             total = total + weighted(out.nll) + weighted(content.mean(-1))
             mems = out.mems
