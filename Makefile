@@ -48,7 +48,7 @@ test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 peers: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready $(RIVALS)/.ready $(PACKAGE)/.ready
 
 test-slow: peers  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
-	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity or browser or gpu' tests
+	TXL_THOROUGH=1 $(PYTEST) -m '$(if $(LEAVE_OUT),not $(LEAVE_OUT) and )(hypothesis or slow or faults or data or benchmarks or parity or browser or gpu)' tests
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 400 random models of Hugging Face, converted, against the originals
 	$(PYTEST) -m parity tests/parity

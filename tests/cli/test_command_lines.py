@@ -31,7 +31,7 @@ def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("n", [60, pytest.param(_MANY, marks=[pytest.mark.faults, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("n", [60, pytest.param(_MANY, marks=[pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(3600)])])
 def test_every_line_ends_well(furnished: Path, record_property: Callable[[str, object], None], n: int) -> None:
     drawn, found = lines(_SEED, n), []
     for first in range(0, n, _AT_ONCE):

@@ -202,6 +202,7 @@ def test_rows_are_isolated() -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_rows_are_isolated_for_ten_thousand_calls() -> None:
     Sessions.n_calls = 0

@@ -65,6 +65,7 @@ def test_memory_does_not_grow_with_the_text() -> None:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_memory_does_not_grow_with_a_long_text() -> None:
     for n_read, resident, n_object in check_constant(100_000, every=5_000):

@@ -224,6 +224,7 @@ def test_the_example_reads_a_book_and_goes_on_with_it(folder: Path, capsys: pyte
 
 
 @pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_200_kills_lose_nothing_that_was_saved(folder: Path) -> None:
     killed(200, 8)

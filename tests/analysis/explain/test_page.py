@@ -153,9 +153,10 @@ def prose(n_bytes):
     return b"\n\n".join(found)[:n_bytes].decode("utf-8", "ignore")
 
 
-@pytest.mark.parametrize(
-    "n", [3_000, pytest.param(1_000_000, id="a megabyte", marks=[pytest.mark.faults, pytest.mark.timeout(1200)])]
-)
+MEGABYTE = pytest.param(1_000_000, id="a megabyte", marks=[pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(1200)])
+
+
+@pytest.mark.parametrize("n", [3_000, MEGABYTE])
 def test_a_page_holds_a_whole_long_text(n, tmp_path):
     """From a text to the page on the disk: some 12 bytes for each of the text, and attention in a room of its own."""
     text, model = prose(n), make("paper", vocab_size=256)

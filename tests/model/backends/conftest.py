@@ -25,7 +25,7 @@ def first_product() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def patched_once() -> None:
-    """Let Triton's interpreter replace its language's functions once; at every call, as by itself, it takes half its time."""
+    """Let Triton's interpreter patch its language once; by itself it does so at every launch, which takes half of its time."""
     if os.environ.get("TRITON_INTERPRET") != "1" or find_spec("triton") is None:
         return
     from triton.runtime import interpreter
