@@ -1,4 +1,4 @@
-"""A small finished run, made once, and `txl` called in this process as a person would call it."""
+"""A small finished run, made once, and `txl` called in this process as a person would call it; no curve is drawn."""
 
 import math
 import shutil
@@ -46,19 +46,31 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer_xl.generation.fastest._COMPILE_SECONDS", math.inf)
 
 
+def without_slow_parts(patch: pytest.MonkeyPatch) -> None:
+    """Leave out of trainings what takes longer than they do."""
+    patch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
+    patch.setattr("transformer_xl.training.record.draw_curve", lambda entries, config, path, **_: path)
+
+
 @pytest.fixture(scope="session")
 def home(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with text.txt, tiny.toml, the run `run` and the cache."""
     home = tmp_path_factory.mktemp("home")
     write_text(home / "text.txt")
     write_recipe(home / "tiny.toml")
+    train_once(home, "tiny.toml", "text.txt", home / "run")
+    return home
+
+
+def train_once(home: Path, recipe: str, corpus: str, out: Path, *options: str) -> Path:
+    """Make a run that several tests share, and return where it is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TXL_CACHE", str(home / "cache"))
-        patch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
+        without_slow_parts(patch)
         with pytest.raises(SystemExit) as exit:
-            main(["train", str(home / "tiny.toml"), "--corpus", str(home / "text.txt"), "--out", str(home / "run"), "--quiet"])
+            main(["train", str(home / recipe), "--corpus", str(home / corpus), "--out", str(out), "--quiet", *options])
     assert exit.value.code == 0
-    return home
+    return out
 
 
 @pytest.fixture
@@ -69,7 +81,7 @@ def workbench(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.chdir(place)
     monkeypatch.setenv("TXL_CACHE", str(home / "cache"))
     monkeypatch.setenv("TXL_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
+    without_slow_parts(monkeypatch)
     return place
 
 

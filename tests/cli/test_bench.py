@@ -26,6 +26,7 @@ EVAL = ("bench", "eval", "run", "--tokens", "20")
 
 @pytest.fixture(autouse=True)
 def made_up_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_N_WARM_UP", 1)
     monkeypatch.setattr(hardware, "memory_bandwidth", lambda device: 1e9)
     monkeypatch.setattr(hardware, "matmul_rate", lambda device, dtype: 4e9 if dtype == torch.bfloat16 else 1e9)
 

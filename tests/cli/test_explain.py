@@ -10,7 +10,7 @@ from tests.analysis.explain.test_page import stored
 
 
 def test_a_file_is_explained(txl, workbench):
-    answer = txl("explain", "run", "text.txt", "--out", "out", "--most", "600")
+    answer = txl("explain", "run", "text.txt", "--out", "out", "--most", "150")
     assert answer.status == 0, answer.err
     assert sorted(path.name for path in (workbench / "out").iterdir()) == [
         "along.png",
@@ -19,18 +19,18 @@ def test_a_file_is_explained(txl, workbench):
         "gain.png",
         "index.html",
     ]
-    assert "only the first 600 of" in answer.err and "--most" in answer.err
-    assert answer.out.startswith("599 tokens of text.txt: ") and "memory is worth" in answer.out
+    assert "only the first 150 of" in answer.err and "--most" in answer.err
+    assert answer.out.startswith("149 tokens of text.txt: ") and "memory is worth" in answer.out
     assert answer.out.splitlines()[-1] == "open out/index.html"
     about, _ = stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))
     assert about["name"] == "text.txt" and about["run"] == "run" and about["left_out"] > 0
-    assert about["totals"]["tokens"] == 599
+    assert about["totals"]["tokens"] == 149
     for name in ("along.png", "attention.png", "gain.png"):
         assert (workbench / "out" / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_totals_are_those_of_eval(txl, workbench):
-    (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:700])
+    (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:250])
     figures = json.loads(txl("explain", "run", "short.txt", "--json", "--precision", "fp32").out)
     assert (workbench / "short.txt.explained" / "index.html").is_file()
     expected = json.loads(
@@ -45,7 +45,7 @@ def test_totals_are_those_of_eval(txl, workbench):
 
 def test_options_say_how_it_is_read(txl, workbench):
     short = workbench / "short.txt"
-    short.write_text((workbench / "text.txt").read_text()[:300])
+    short.write_text((workbench / "text.txt").read_text()[:80])
     answer = txl("explain", "run", "short.txt", "--tgt-len", "5", "--mem-len", "9", "--top", "3", "--out", "out")
     assert answer.status == 0, answer.err
     about, _ = stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))
@@ -106,10 +106,10 @@ def test_what_lies_in_the_way_is_left_alone(txl, workbench):
     assert "--mem-len (-1) must be at least 0" in txl("explain", "run", "text.txt", "--mem-len=-1").complaint
 
 
-@pytest.mark.parametrize("n", [10**13, 10**18])
-def test_a_memory_is_no_longer_than_the_text(txl, workbench, n):
-    answers = [txl("explain", "run", "text.txt", "--mem-len", str(mem_len), "--out", "out") for mem_len in (n, 3_000)]
-    assert answers[0].out == answers[1].out != ""
+def test_a_memory_is_no_longer_than_the_text(txl, workbench):
+    (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:80])
+    command = ("explain", "run", "short.txt", "--out", "out", "--mem-len")
+    assert txl(*command, str(10**18)).out == txl(*command, "100").out != ""
 
 
 def test_a_page_may_show_a_hundred_likely_tokens(txl, workbench):
@@ -118,7 +118,7 @@ def test_a_page_may_show_a_hundred_likely_tokens(txl, workbench):
 
 
 def test_an_interrupted_explanation_leaves_the_one_before(txl, workbench, monkeypatch):
-    assert txl("explain", "run", "text.txt", "--out", "out", "--most", "99").status == 0
+    assert txl("explain", "run", "text.txt", "--out", "out", "--most", "20").status == 0
     before = {path.name: path.read_bytes() for path in (workbench / "out").iterdir()}
 
     def interrupted(*_, **__):

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests import forked
-from tests.cli.conftest import Txl
+from tests.cli.conftest import Txl, train_once
 from tests.forked import Child
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli.printers import BeamPrinter
@@ -49,18 +49,9 @@ def lines(out: str) -> list[dict]:
 @pytest.fixture(scope="module")
 def char_run(home: Path) -> Path:
     """A run over an alphabet without line end and digits."""
-    from transformer_xl.cli import main
-
     (home / "letters.txt").write_text("the cat sat on the mat " * 200)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TXL_CACHE", str(home / "cache"))
-        patch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
-        arguments = ["train", str(home / "tiny.toml"), "--corpus", str(home / "letters.txt"), "--out", str(home / "letters")]
-        settings = ["--set", "tokenizer.kind=char", "--set", "train.max_steps=2", "--quiet"]
-        with pytest.raises(SystemExit) as exit:
-            main([*arguments, *settings])
-    assert exit.value.code == 0
-    return home / "letters"
+    settings = ("--set", "tokenizer.kind=char", "--set", "train.max_steps=2")
+    return train_once(home, "tiny.toml", "letters.txt", home / "letters", *settings)
 
 
 def test_a_typed_prompt_is_repeated_and_gone_on_from(txl: Txl) -> None:

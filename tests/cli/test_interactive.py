@@ -89,9 +89,8 @@ def test_stop_strings_are_set_as_with_the_option(talk: Talk) -> None:
     assert talk("/set stop none", "x", options=(*letters, "--stop", stops[0])).out == whole
 
 
-@pytest.mark.parametrize(
-    ("given", "shown"),
-    [
+def test_stop_strings_are_shown_as_they_can_be_typed(talk: Talk) -> None:
+    pairs = [
         ("none", "none"),
         ("[]", "none"),
         ("Q:", '"Q:"'),
@@ -103,13 +102,11 @@ def test_stop_strings_are_set_as_with_the_option(talk: Talk) -> None:
         ('"none"', '"none"'),
         ('["é", "A:"]', '["é", "A:"]'),
         ("[1]", '"[1]"'),
-        ("[" * 100_000, None),
-    ],
-)
-def test_stop_strings_are_shown_as_they_can_be_typed(talk: Talk, given: str, shown: str | None) -> None:
-    shown = f'"{given}"' if shown is None else shown
-    answer = talk(f"/set stop {given}", "/set", f"/set stop {shown}", "/set", options=("--stop", "z"))
-    assert re.findall(r"^stop (.*)$", answer.err, re.MULTILINE) == [shown] * 2
+        ("[" * 100_000, '"' + "[" * 100_000 + '"'),
+    ]
+    typed = [line for pair in pairs for stop in pair for line in ("/set stop z", f"/set stop {stop}", "/set")]
+    found = re.findall(r"^stop (.*)$", talk(*typed, options=("--stop", "z")).err, re.MULTILINE)
+    assert found == [shown for _, shown in pairs for _ in range(2)]
 
 
 def test_nothing_said_begins_with_a_line_end(talk: Talk) -> None:
@@ -158,35 +155,32 @@ def test_settings_are_shown_and_changed(talk: Talk) -> None:
     assert talk("/set tokens 2", "the", options=("--bias", "97=50")).out == "aa\n"
 
 
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("/sav a", "unknown command /sav; did you mean 'save'?"),
-        ("/", "unknown command /; known: help, load, quit, reset, save, set"),
-        ("/save", "/save needs a file: /save FILE"),
-        ("/load", "/load needs a file: /load FILE"),
-        ("/load gone", "session 'gone' cannot be read (No such file or directory)"),
-        ("/load text.txt", "session 'text.txt' is damaged or no session"),
-        ("/save no/where", "session 'no/where' cannot be saved (No such file or directory)"),
-        ("/set temprature 1", "temprature cannot be set; did you mean 'temperature'?"),
-        ("/set temperature hot", "temperature ('hot') must be a number"),
-        ("/set temperature", "temperature ('') must be a number"),
-        ("/set temperature -1", "temperature (-1.0) must be at least 0"),
-        ("/set temperature none", "temperature ('none') must be a number"),
-        ("/set top_k 1.5", "top_k ('1.5') must be a whole number or none"),
-        ("/set top_p 2", "top_p (2.0) must be above 0"),
-        ("/set temperature 0", "temperature 0 takes the likeliest token, so top_k (20) would do nothing"),
-        ("/set tokens -1", "tokens (-1) must be at least 0"),
-        ("/set stop", "a stop string ('') is empty"),
-        ('/set stop ["a", ""]', "a stop string ('') is empty"),
-        ("/set seed -1", "seed (-1) must be between 0 and 2^64 - 1"),
-    ],
-)
-def test_mistakes_are_one_line_and_change_nothing(talk: Talk, line: str, complaint: str) -> None:
-    answer = talk("the", line, "cat", options=("--quiet",))
+def test_mistakes_are_one_line_and_change_nothing(talk: Talk) -> None:
+    complaints = {
+        "/sav a": "unknown command /sav; did you mean 'save'?",
+        "/": "unknown command /; known: help, load, quit, reset, save, set",
+        "/save": "/save needs a file: /save FILE",
+        "/load": "/load needs a file: /load FILE",
+        "/load gone": "session 'gone' cannot be read (No such file or directory)",
+        "/load text.txt": "session 'text.txt' is damaged or no session",
+        "/save no/where": "session 'no/where' cannot be saved (No such file or directory)",
+        "/set temprature 1": "temprature cannot be set; did you mean 'temperature'?",
+        "/set temperature hot": "temperature ('hot') must be a number",
+        "/set temperature": "temperature ('') must be a number",
+        "/set temperature -1": "temperature (-1.0) must be at least 0",
+        "/set temperature none": "temperature ('none') must be a number",
+        "/set top_k 1.5": "top_k ('1.5') must be a whole number or none",
+        "/set top_p 2": "top_p (2.0) must be above 0",
+        "/set temperature 0": "temperature 0 takes the likeliest token, so top_k (20) would do nothing",
+        "/set tokens -1": "tokens (-1) must be at least 0",
+        "/set stop": "a stop string ('') is empty",
+        '/set stop ["a", ""]': "a stop string ('') is empty",
+        "/set seed -1": "seed (-1) must be between 0 and 2^64 - 1",
+    }
+    answer = talk("the", *complaints, "cat", options=("--quiet",))
     assert answer.status == 0
-    (error,) = answer.err.splitlines()
-    assert error.startswith(f"error: {complaint}")
+    for error, complaint in zip(answer.err.splitlines(), complaints.values(), strict=True):
+        assert error.startswith(f"error: {complaint}")
     assert answer.out == talk("the", "cat").out
 
 
