@@ -103,8 +103,8 @@ def data(content: bytes | str) -> Write:
 
 
 def as_json(value: Any) -> Write:
-    """Return what writes JSON, NaN and lone surrogates included."""
-    return data(json.dumps(value))
+    """Return what writes JSON, NaN and lone surrogates included; a function is called for the value."""
+    return lambda path: path.write_text(json.dumps(value() if callable(value) else value))
 
 
 def two_links(path: Path) -> None:
@@ -329,9 +329,12 @@ def _exports(doors: Doors) -> dict[str, Path]:
         doors.add("load", base, "model.safetensors", case, lambda path, tensors=tensors: save_file(tensors, path))
     for case, (content, effect) in safetensors_files().items():
         doors.add("from_pretrained", base, "model.safetensors", case, data(content), effect=effect)
-    empty = {f"t{i:07}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(550_000)}
-    text = json.dumps(empty).encode()
-    millions = data(len(text).to_bytes(8, "little") + text)
+
+    def millions(path: Path) -> None:
+        empty = {f"t{i:07}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(550_000)}
+        text = json.dumps(empty).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text)
+
     for reader in ("load", "from_pretrained", "huggingface"):
         doors.add(reader, base, "model.safetensors", "33 MB of empty tensors", millions, effect="fill the memory")
         doors.add(reader, base, "model.safetensors", "4 GB a hundred times", overlapping, effect="fill the memory")
@@ -339,13 +342,15 @@ def _exports(doors: Doors) -> dict[str, Path]:
             if reader != "huggingface" or case == "300 MB":  # of the others transformers says that there is no file
                 doors.add(reader, base, "model.safetensors", case, write)
     bpe = TOKENIZERS["bpe"].to_dict()
-    pieces = bpe["library"]["model"]
-    for case, fields in {
-        "a million merges": {"merges": [["a", "b"]] * 10**6},
-        "a million pieces": {"vocab": {f"{i:x}": i for i in range(10**6)}},
+
+    def with_fields(fields: dict[str, Any]) -> dict[str, Any]:
+        return bpe | {"library": bpe["library"] | {"model": bpe["library"]["model"] | fields}}
+
+    for case, make in {
+        "a million merges": lambda: with_fields({"merges": [["a", "b"]] * 10**6}),
+        "a million pieces": lambda: with_fields({"vocab": {f"{i:x}": i for i in range(10**6)}}),
     }.items():
-        library = bpe["library"] | {"model": pieces | fields}
-        doors.add("load", base, "tokenizer.json", case, as_json(bpe | {"library": library}), effect="fill the memory")
+        doors.add("load", base, "tokenizer.json", case, as_json(make), effect="fill the memory")
     return dict.fromkeys(("load", "read", "from_pretrained", "huggingface", "huggingface read"), base)
 
 
@@ -456,7 +461,6 @@ def _spiece(doors: Doors) -> dict[str, Path]:
     pieces, unknown = piece("a"), field(2, b"") + field(3, b"") + piece("<unk>", 0.0, 2)
     table = field(2, b"\xff\xff\xff\x7f" + bytes(100))
     contents = {
-        "a million pieces": unknown + b"".join(piece(f"{i:x}") for i in range(10**6)),
         "a million empty fields": unknown + pieces + field(9, b"") * 10**6,
         "a piece of a megabyte": unknown + piece("a" * 10**6),
         "a length beyond the end": unknown + b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
@@ -469,6 +473,11 @@ def _spiece(doors: Doors) -> dict[str, Path]:
         "a line end": unknown + piece("a\nb"),
         "a surrogate": unknown + piece(b"\xed\xa0\x80"),
     }
+
+    def many(path: Path) -> None:
+        path.write_bytes(unknown + b"".join(piece(f"{i:x}") for i in range(10**6)))
+
+    doors.add("spiece", base, "", "a million pieces", many, effect="fill the memory")
     for case, content in contents.items():
         doors.add("spiece", base, "", case, data(content), effect="fill the memory")
     return {"spiece": base}
