@@ -37,8 +37,6 @@ GRID += [(width, 3_200_000, memory) for width in WIDTHS for memory in (0, 64)]
 """Width, tokens and memory of each model."""
 HELD_OUT = [(width, n, memory) for width in (96, 176) for n in (1_100_000, 2_300_000) for memory in (32, 128)]
 """What the fit does not see: settings between those of the grid."""
-STARTS = 20
-"""Of the fit, at random; the best is taken."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +79,15 @@ def measure(width: int, tokens: int, memory: int, *, corpus: str, out: Path, hel
     return Point(width, n, done.tokens, memory, done.score.loss, held_out)
 
 
-def fit(points: Sequence[Point]) -> Law:
-    """Return the law with the least squared error; all its numbers are positive, so their logarithms are fitted."""
+def fit(points: Sequence[Point], starts: int) -> Law:
+    """Return the law with the least squared error, the best found from so many random starts.
+
+    All its numbers are positive, so their logarithms are fitted.
+    """
     numbers = ([p.parameters for p in points], [p.tokens for p in points], [p.memory for p in points], [p.loss for p in points])
     parameters, tokens, memory, loss = (torch.tensor(x, dtype=torch.float64) for x in numbers)
     generator, best = torch.Generator().manual_seed(0), (math.inf, torch.empty(0))
-    for _ in range(STARTS):
+    for _ in range(starts):
         logs = torch.randn(9, dtype=torch.float64, generator=generator) - 1
         logs[7] += 4  # of M_0
         logs.requires_grad_()
@@ -110,10 +111,10 @@ def law(logs: Tensor) -> Any:
     return Law(*logs.exp())  # pyright: ignore[reportArgumentType]
 
 
-def show(points: Sequence[Point]) -> None:
+def show(points: Sequence[Point], starts: int) -> None:
     """Fit the points of the grid, and print how far all are from the law."""
     grid, held_out = ([point for point in points if point.held_out == is_held_out] for is_held_out in (False, True))
-    found = fit(grid)
+    found = fit(grid, starts)
     print(f"fitted to {len(grid)} models, the root of the mean squared error is {rms(found, grid):.4f} nats:\n{found}\n")
     rows = [["width", "parameters", "tokens", "memory", "loss", "law", "error"]]
     for point in held_out:
@@ -136,6 +137,9 @@ def main() -> None:
         "--corpus", default="enwik8", help="bytes: a name, a file, a directory or a glob (default: %(default)s)"
     )
     parser.add_argument("--share", type=float, default=1.0, help="of the tokens of all runs, to try this out (default: 1)")
+    parser.add_argument(
+        "--starts", type=int, default=20, help="of the fit, at random; the best is taken (default: %(default)s)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -154,7 +158,7 @@ def main() -> None:
     if len(points) < len(GRID) + len(HELD_OUT):
         say(f"{len(points)} models are trained so far; another process is at others")
     else:
-        show(points)
+        show(points, options.starts)
 
 
 if __name__ == "__main__":

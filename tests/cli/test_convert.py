@@ -13,6 +13,7 @@ from tests.cli.conftest import Txl
 from tests.conversion.examples import fine_tuned_by_the_authors
 from tests.data.test_spiece import GOLDENS as PIECES
 from tests.helpers import tiny_model, tiny_xlnet
+from transformer_xl import onnx
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -301,14 +302,23 @@ def test_the_examples_of_the_help_are_commands(txl: Txl, place: Path) -> None:
         assert txl("convert", *(ours.get(word, word) for word in example)).status == 0, example
 
 
-def test_a_step_is_written_for_onnx(txl: Txl, place: Path) -> None:
+def test_a_step_is_written_for_onnx(txl: Txl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says what a program must know to run it, and nothing of the exporter's own."""
     pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
-    answer = txl("convert", "run", "step.onnx", "--to", "onnx", "--tgt-len", "4")
+    trace, programs = onnx._trace, []
+
+    def traced_once(*arguments: Any) -> Any:  # it takes seconds
+        programs.extend([] if programs else [trace(*arguments)])
+        return programs[0]
+
+    monkeypatch.setattr(onnx, "_trace", traced_once)
+    smallest = ("--quiet", "--set", "train.max_steps=1", "--set", "model.n_layer=1")
+    assert txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "run1", *smallest).status == 0
+    answer = txl("convert", "run1", "step.onnx", "--to", "onnx", "--tgt-len", "4")
     assert (answer.status, answer.err) == (0, "")
     assert answer.out.startswith("written to step.onnx; mem_len ")
     assert "tgt_len 4, vocab_size 256, first_n_valid 0" in answer.out
     assert (place / "step.onnx").stat().st_size > 1000
-    answer = txl("convert", "run", "text.txt/step.onnx", "--to", "onnx")
+    answer = txl("convert", "run1", "text.txt/step.onnx", "--to", "onnx")
     assert answer.status == 1
     assert "cannot write 'text.txt/step.onnx'" in answer.complaint

@@ -1,6 +1,7 @@
 """A file imports only from layers below its own, or from its own folder."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import transformer_xl
@@ -29,15 +30,28 @@ PACKAGE = "transformer_xl"
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
+@cache
+def imports(path):
+    """Return the imports of a file, at any depth of it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def imported_roots(path):
+    """Return the first parts of all that a file imports."""
+    modules = {alias.name.split(".")[0] for node in imports(path) if isinstance(node, ast.Import) for alias in node.names}
+    return modules | {(node.module or "").split(".")[0] for node in imports(path) if isinstance(node, ast.ImportFrom)}
+
+
 def imported_parts(path):
     """Yield the first part below `transformer_xl` of everything a file imports, at any depth of the file."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in imports(path):
         names = []
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             base = node.module or ""
             names = [f"{base}.{alias.name}" for alias in node.names] if base == "transformer_xl" else [base]
-        elif isinstance(node, ast.Import):
+        else:
             names = [alias.name for alias in node.names]
         for name in names:
             parts = name.split(".")
@@ -109,10 +123,8 @@ def parents(module):
 def test_models_know_nothing_of_training_files_or_commands():
     banned = {"argparse", "cyclopts", "rich", "transformers", "pickle"}
     for path in sorted((ROOT / "model").rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        modules = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        modules |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not modules & banned, f"{path}: {modules & banned}"
+        found = imported_roots(path) & banned
+        assert not found, f"{path}: {found}"
 
 
 def test_nothing_executes_files():
@@ -128,9 +140,6 @@ def test_one_file_unpickles():
     banned = {"pickle", "_pickle", "pickletools", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        modules = {alias.name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-        modules |= {(node.module or "").split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        if modules & banned:
-            found[path.relative_to(ROOT).as_posix()] = modules & banned
+        if modules := imported_roots(path) & banned:
+            found[path.relative_to(ROOT).as_posix()] = modules
     assert found == {"conversion/readers/pickle_child.py": {"pickle"}}

@@ -56,7 +56,7 @@ def test_only_public_names_are_used() -> None:
 def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     import matplotlib.pyplot as plt
 
-    text = "".join(f"{i} is {i * i}, and a half of that is {i * i / 2}.\n" for i in range(3000))
+    text = "".join(f"{i} is {i * i}, and a half of that is {i * i / 2}.\n" for i in range(1000))
     (tmp_path / "tinyshakespeare").mkdir()
     (tmp_path / "tinyshakespeare" / "input.txt").write_text(text)
     for name, value in {"TXL_DATA": ".", "TXL_CACHE": "cache", "TXL_STEPS": "3", "MPLBACKEND": "Agg"}.items():
