@@ -19,12 +19,6 @@ ABLATE = ("ablate", "tiny.toml", "--corpus", "text.txt", "--recurrence", "yes,no
 RUNS = ("recurrence-seed0", "no-recurrence-seed0")
 
 
-@pytest.fixture(autouse=True)
-def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The learning curve of each run takes longer to draw than the run to train."""
-    monkeypatch.setattr("transformer_xl.training.record.draw_curve", lambda entries, config, path, **_: path)
-
-
 def files(directory: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
 

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Txl
+from tests.cli.conftest import Txl, train_once
 from tests.helpers import sealed_as_it_is
 from transformer_xl.analysis.recl import losses
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.cli import main
 
 QUICK = ("--delta", "10", "--max-context", "40", "--tokens", "40")
 
@@ -27,24 +26,9 @@ def zoo(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "vanilla": ["model.kind=vanilla"],
         "char": ["tokenizer.kind=char"],
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TXL_CACHE", str(home / "cache"))
-        patch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
-        patch.setattr("transformer_xl.training.record.draw_curve", lambda entries, config, path, **_: path)
-        for name, settings in changes.items():
-            options = [part for each in ["train.max_steps=2", "train.sample_tokens=0", *settings] for part in ("--set", each)]
-            command = [
-                "train",
-                str(home / "tiny.toml"),
-                "--corpus",
-                str(home / "text.txt"),
-                "--out",
-                str(zoo / name),
-                "--quiet",
-            ]
-            with pytest.raises(SystemExit) as exit:
-                main([*command, *options])
-            assert exit.value.code == 0
+    for name, settings in changes.items():
+        options = [part for each in ["train.max_steps=2", "train.sample_tokens=0", *settings] for part in ("--set", each)]
+        train_once(home, "tiny.toml", "text.txt", zoo / name, *options)
     shutil.copytree(zoo / "lstm", zoo / "halves")
     config = zoo / "halves" / "config.json"
     settings = json.loads(config.read_text())
