@@ -130,7 +130,7 @@ def test_texts_come_in_order_and_json_lines_as_they_are_finished(txl: Txl) -> No
 
 @pytest.mark.parametrize("name", ["many.jsonl", "many.txt", "-"])
 def test_many_prompts_give_a_json_line_each(txl: Txl, workbench: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = ["the", "the cat  sat", "ж —", "a", "on the mat"]
+    prompts = ["the cat  sat", "ж —", "a"]
     as_json = "\n".join(json.dumps({"prompt": prompt} | ({"seed": 5} if prompt == "a" else {})) for prompt in prompts)
     content = ("\n\n".join(prompts) if name == "many.txt" else as_json) + "\n"
     if name == "-":
@@ -214,7 +214,7 @@ def test_a_prompt_and_a_stop_may_begin_with_a_hyphen(txl: Txl) -> None:
 
 def test_sampling_options_reach_the_sampling(txl: Txl) -> None:
     def text(*options: str) -> str:
-        return txl("generate", "run", "--prompt", "x", "--tokens", "60", "--seed", "3", *options).out
+        return txl("generate", "run", "--prompt", "x", "--tokens", "30", "--seed", "3", *options).out
 
     plain = text()
     for options in ("--top-k 2", "--top-p 0.1", "--min-p 0.5", "--temperature 3", "--repetition-penalty 2"):
@@ -223,7 +223,7 @@ def test_sampling_options_reach_the_sampling(txl: Txl) -> None:
     assert text(*penalty, "--repetition-window", "1") != text(*penalty)
     assert text(*penalty, "--repetition-window", "none") == text(*penalty, "--repetition-window", "1000")
     assert text("--max-tokens", "10") == text("--tokens", "10")
-    assert len(text("--top-k", "1")) == len(text("--temperature", "0")) == 62
+    assert len(text("--top-k", "1")) == len(text("--temperature", "0")) == 32
 
 
 def test_precision_and_compilation(txl: Txl) -> None:
@@ -259,7 +259,7 @@ def test_characters_that_cannot_be_shown_are_replaced(txl: Txl) -> None:
 
 
 def test_a_long_prompt_shows_how_far_it_is_read(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("long.txt").write_text("the cat " * 2000)
+    Path("long.txt").write_text("the cat " * 600)
     command = ("generate", "run", "--prompt-file", "long.txt", "--tokens", "0")
     assert "reading" not in txl(*command).err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -541,7 +541,7 @@ def test_texts_that_end_with_ctrl_c_ended_as_they_would_have(
     command = ("generate", "run", "--prompt", "the", "-n", "4", "--batch-size", "4", "--seed", "1", "--json", *options)
     whole = {line["sample"]: line for line in lines(txl(*command).out)}
     assert ("stop" in {line["finish"] for line in whole.values()}) == ("--stop" in options)
-    for step in range(max(line["tokens"] for line in whole.values())):
+    for step in range(0, max(line["tokens"] for line in whole.values()), 3):
         with monkeypatch.context() as patch:
             interrupt(patch, step=step)
             found = lines(txl(*command).out)

@@ -22,7 +22,7 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import TransformerXLConfig, XLNetConfig
 
-TEXT = "The cat sat.\n\n\n  A \tdog \\ ran, é 日本\r\nand ran\n" * 9 + "to the end"
+TEXT = "The cat sat.\n\n\n  A \tdog \\ ran, é 日本\r\nand ran\n" * 4 + "to the end"
 EXACT = ("--precision", "fp32")
 
 
@@ -78,10 +78,10 @@ def test_sums_are_those_of_eval_and_words_those_of_lines(txl: Txl, workbench: Pa
 def test_a_line_alone_follows_a_line_end(txl: Txl, workbench: Path, kind: str) -> None:
     """Or a space where the vocabulary has none. All its tokens count, and lines that are read beside it make no difference."""
     save(kind)
-    lines = [f"{'the cat and dog '[: 3 + n % 13]}ran" for n in range(70)]
+    lines = [f"{'the cat and dog '[: 3 + n % 13]}ran" for n in range(40)]
     lines, before = ([*lines[:9], "", *lines[9:]], "\n") if "without" not in kind else (lines[:1], " ")
     Path("some.txt").write_text("\n".join(lines))
-    answer = txl("score", "model", "some.txt", "--memory", "reset", "--json", "--batch-size", "16", *EXACT)
+    answer = txl("score", "model", "some.txt", "--memory", "reset", "--json", "--batch-size", "8", *EXACT)
     rows = [json.loads(row) for row in answer.out.splitlines()]
     model, tokenizer = load("model")
     assert isinstance(model, TransformerXL) and [row["text"] for row in rows] == lines
