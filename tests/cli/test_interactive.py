@@ -177,11 +177,12 @@ def test_mistakes_are_one_line_and_change_nothing(talk: Talk) -> None:
         '/set stop ["a", ""]': "a stop string ('') is empty",
         "/set seed -1": "seed (-1) must be between 0 and 2^64 - 1",
     }
-    answer = talk("the", *complaints, "cat", options=("--quiet",))
+    answer = talk("the", *complaints, "cat", "/save a", options=("--quiet",))
     assert answer.status == 0
     for error, complaint in zip(answer.err.splitlines(), complaints.values(), strict=True):
         assert error.startswith(f"error: {complaint}")
-    assert answer.out == talk("the", "cat").out
+    assert answer.out == talk("the", "cat", "/save b").out
+    assert remembered("a") == remembered("b")
 
 
 class Typist(io.StringIO):
