@@ -72,7 +72,7 @@ def test_memory(tmp_path):
 
 @pytest.mark.benchmarks
 def test_law(tmp_path):
-    (tmp_path / "text.txt").write_text("".join(f"{i} is {i * i}; " for i in range(2000)))
+    (tmp_path / "text.txt").write_text("".join(f"{i} is {i * i}; " for i in range(600)))
     arguments = ("--corpus", tmp_path / "text.txt", "--out", tmp_path / "out", "--share", 0.001, "--starts", 1)
     done = run("law.py", *arguments)
     assert "fitted to 30 models" in done.stdout and "Law(E=" in done.stdout
