@@ -31,7 +31,10 @@ def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("n", [60, pytest.param(_MANY, marks=[pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(3600)])])
+FULL_SIZE = pytest.param(_MANY, marks=[pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(3600)])
+
+
+@pytest.mark.parametrize("n", [30, FULL_SIZE])
 def test_every_line_ends_well(furnished: Path, record_property: Callable[[str, object], None], n: int) -> None:
     drawn, found = lines(_SEED, n), []
     for first in range(0, n, _AT_ONCE):
