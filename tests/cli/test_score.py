@@ -237,7 +237,7 @@ def test_hidden_states_have_a_row_for_each_token(txl: Txl, workbench: Path) -> N
     rows = table(txl("score", "model", "some.txt", "--per", "token").out)
     answer = txl("hidden", "model", "some.txt", "states.npy")
     size = Path("states.npy").stat().st_size
-    assert answer.out == f"layer 2 of {len(rows):,} tokens, width 10: 'states.npy' ({size / 1000:.1f} kB)\n"
+    assert answer.out == f"layer 2 of {len(rows):,} tokens, width 10: 'states.npy' ({size / 1000:.2f} kB)\n"
     assert np.load("states.npy").shape == (len(rows), 10)
     found = json.loads(txl("hidden", "model", "some.txt", "states.npy", "--layer", "0", "--json").out)
     assert (found["layer"], found["shape"]) == (0, [len(rows), 10])
