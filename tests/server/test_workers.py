@@ -327,6 +327,7 @@ def check_routes(workers: Workers, client: httpx.Client, readers: list[Reader]) 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("kind", PROXIES)
 def test_workers_are_killed_again_and_again(kind: str, folder: Path) -> None:

@@ -33,7 +33,8 @@ from transformer_xl.training.run import train
 
 SEED = int(os.environ.get("TXL_SEED", "0"))
 STEPS = 24
-SIZES = [pytest.param(30, id="30"), pytest.param(2000, id="2000", marks=[pytest.mark.faults, pytest.mark.timeout(1200)])]
+FULL_SIZE = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(1200)]
+SIZES = [pytest.param(30, id="30"), pytest.param(2000, id="2000", marks=FULL_SIZE)]
 NEVER_READ = ("loss.png", ".lock")
 
 
