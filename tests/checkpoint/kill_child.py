@@ -1,21 +1,15 @@
-"""Kills a saving process many times; prints what each kill left as a JSON line, then a line "done".
+"""Kills a saving process many times, for `tests.forked`.
 
-Usage: python -m tests.checkpoint.kill_child DIRECTORY N_KILLS SEED
-
-All kills share one directory, as the restarts of one long run do. Each victim is a fork of this process, which has imported
-torch already and has a single thread: a fresh interpreter per kill would spend its time importing.
+All kills share one directory, as the restarts of one long run do. Each victim is a fork of a process that has imported torch
+already and has a single thread: a fresh interpreter per kill would spend its time importing.
 """
 
-import json
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tests.checkpoint.helpers import assert_same, never, numbered
 from transformer_xl.checkpoint.store import CheckpointStore
@@ -25,15 +19,15 @@ MAX_DELAY = 0.08  # seconds after the fork: time to resume, then for several sav
 KEEP = 2
 
 
-def main(directory: Path, n_kills: int, seed: int) -> None:
-    torch.set_num_threads(1)
-    generator = random.Random(seed)
+def save_through_kills(folder: str, n_kills: int, seed: int) -> list[dict[str, Any]]:
+    """Return what each kill left."""
+    directory, generator = Path(folder), random.Random(seed)
     CheckpointStore(directory).save(numbered(0, n_values=N_VALUES))
-    reported = {"step": 0, "best": 0}
+    reported, left = {"step": 0, "best": 0}, []
     for _ in range(n_kills):
         reported |= kill_one(directory, delay=generator.uniform(0, MAX_DELAY))
-        print(json.dumps(examine(directory, reported)), flush=True)
-    print("done", flush=True)
+        left.append(examine(directory, reported))
+    return left
 
 
 def kill_one(directory: Path, *, delay: float) -> dict[str, int]:
@@ -113,7 +107,3 @@ def content_defects(checkpoint: Any, phase: str) -> list[str]:
 
 def stray_names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if path.suffix in (".tmp", ".old"))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

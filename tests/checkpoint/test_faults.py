@@ -85,9 +85,7 @@ def fail_call(name: str) -> Callable[[pytest.MonkeyPatch, Fault], None]:
 
 FAULTS = {
     "write-ENOSPC": (fail_writes, errno.ENOSPC, r"No space left on device\); free disk space"),
-    "write-EIO": (fail_writes, errno.EIO, r"Input/output error\); check the disk"),
     "open-EROFS": (fail_opens, errno.EROFS, r"Read-only file system\); mount it writable"),
-    "fsync-EIO": (fail_call("fsync"), errno.EIO, r"Input/output error\); check the disk"),
     "fsync-EDQUOT": (fail_call("fsync"), errno.EDQUOT, r"Disk quota exceeded\); free disk space or raise the quota"),
     "mkdir-EACCES": (fail_call("mkdir"), errno.EACCES, r"Permission denied\); make it writable"),
     "rename-ENOSPC": (fail_call("rename"), errno.ENOSPC, r"No space left on device\); free disk space"),
@@ -98,10 +96,6 @@ FAULTS = {
 }
 
 
-def earlier(step: int) -> Checkpoint:
-    return numbered(step)
-
-
 def later(step: int) -> Checkpoint:
     checkpoint = numbered(step)
     return Checkpoint(step, checkpoint.model, checkpoint.training, {**checkpoint.state, "later": True})
@@ -110,7 +104,7 @@ def later(step: int) -> Checkpoint:
 def prepare(directory: Path) -> CheckpointStore:
     store = CheckpointStore(directory, keep=2)
     for step in (1, 2, 3):
-        store.save(earlier(step), best=step == 1)
+        store.save(numbered(step), best=step == 1)
     return store
 
 
@@ -171,12 +165,12 @@ def check_failure(failure: CheckpointError | None, store: CheckpointStore, remed
 
 def check_nothing_lost(store: CheckpointStore, step: int) -> None:
     newest = store.load_newest(on_damaged=never)
-    assert any(is_same(newest, expected) for expected in (earlier(3), later(step)))
+    assert any(is_same(newest, expected) for expected in (numbered(3), later(step)))
     best = store.load_best(on_damaged=never)
-    assert any(is_same(best, expected) for expected in (earlier(1), later(step)))
+    assert any(is_same(best, expected) for expected in (numbered(1), later(step)))
     if store.best_step == 1:
         for kept in {1, 2, 3} - {step}:
-            assert_same(store.load(kept), earlier(kept))
+            assert_same(store.load(kept), numbered(kept))
 
 
 def check_resume(store: CheckpointStore) -> None:

@@ -293,7 +293,7 @@ def test_new_settings_are_sealed_at_any_kill(run: RunDirectory, tokenizer: Token
     monkeypatch.setattr(os, "fsync", bool)  # takes most of the time
     kinds = [RunConfig(name=name, model=TINY) for name in ("second", "third", "fourth")]  # pyright: ignore[reportArgumentType]
     n_killed = 0
-    for events in itertools.product(range(14), range(0, 14, 3)):
+    for events in itertools.product(range(14), range(0, 14, 5)):
         copy = RunDirectory(shutil.copytree(run.path, run.path.with_name("copy"), ignore=shutil.ignore_patterns("step-*")))
         possible = [CONFIG]
         for config, event in zip(kinds, events, strict=False):
@@ -305,7 +305,7 @@ def test_new_settings_are_sealed_at_any_kill(run: RunDirectory, tokenizer: Token
         assert copy.config() == kinds[2]
         assert len(copy.read_seal().configs) == 1
         shutil.rmtree(copy.path)
-    assert 12 * 5 <= n_killed < 2 * 14 * 5  # three files are opened, synchronized and renamed, and then their directory
+    assert 12 * 3 <= n_killed < 2 * 14 * 3  # three files are opened, synchronized and renamed, and then their directory
 
 
 def killed_before(event: int, action: Callable[[], object]) -> bool:
