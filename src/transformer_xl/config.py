@@ -343,6 +343,10 @@ class RunConfig(Settings):
             value = getattr(getattr(self, section), name)
             raise ValueError(f"{unfit} ({value}) does not go with {what}")
 
+    def changed(self, **sections: dict[str, Any]) -> "RunConfig":
+        """Return these settings with other values in some sections, checked again."""
+        return RunConfig(**merge(self.model_dump(), sections))
+
     @property
     def predicts(self) -> str:
         """What a score of this run counts: each token, an XLNet's targets, or the tokens of answers."""
@@ -463,9 +467,8 @@ def apply_overrides(values: dict[str, Any], overrides: list[str]) -> RunConfig:
     for override in overrides:
         change = parse_override(override)
         (key,) = change
-        if homes := [
-            f"{section}.{key}" for section in _sections() if key not in RunConfig.model_fields and _fields(section, key)
-        ]:
+        homes = [f"{section}.{key}" for section in RunConfig.model_fields if _fields(section, key)]
+        if homes and key not in RunConfig.model_fields:
             raise ConfigError(f"--set '{override}' lacks its section; did you mean {' or '.join(homes)}?")
         changes = merge(changes, change)
     return RunConfig(**merge(_of_kind(values, changes), changes))
@@ -526,10 +529,6 @@ def parse_override(override: str) -> dict[str, Any]:
     if parsed is None and len(path) == 2 and any("none" in get_args(field.annotation) for field in _fields(*path)):
         parsed = "none"
     return {path[0]: {path[1]: parsed}} if len(path) == 2 else {path[0]: parsed}
-
-
-def _sections() -> list[str]:
-    return [name for name, field in RunConfig.model_fields.items() if _section(field)]
 
 
 def _fields(section: str, key: str) -> list[FieldInfo]:

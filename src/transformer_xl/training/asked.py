@@ -273,5 +273,5 @@ class Lesson:
 
     def _told(self, config: RunConfig) -> RunConfig:
         told = dict(self.told) | ({"data": self.data} if self.data is not None else {})
-        seed = {} if self.seed is None else {"train": {"seed": self.seed}}
-        return RunConfig(**merge(config.model_dump(), {"task": told} | seed))
+        seed = {} if self.seed is None else {"seed": self.seed}
+        return config.changed(task=told, train=seed)

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
 from transformer_xl.checkpoint.store import averaged_weights
-from transformer_xl.config import RunConfig, merge
+from transformer_xl.config import RunConfig
 from transformer_xl.console import clock
 from transformer_xl.data.labelled import LabelledStream, LabelledTexts, Layout, Rows
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
@@ -148,7 +148,7 @@ def _teach(lesson: Lesson, world: World, display: Display) -> Tuned:
         directory = lesson.directory
     # when torchrun restarts processes, it repeats the command
     resume = lesson.resume or (restarts() > 0 and begun_by_this_launch(directory.path))
-    lesson = Lesson(**{**vars(lesson), "resume": resume})
+    lesson = replace(lesson, resume=resume)
     goes_on = world.from_first(lesson.goes_on)
     with world.agreed():
         config = lesson.settings(must_be_free=world.first)
@@ -205,7 +205,7 @@ def with_head(config: RunConfig, texts: TaskTexts, display: Display) -> RunConfi
     n_step = -(-len(texts.train) // config.train.batch_size)
     intervals = {name: min(getattr(config.train, name), n_step) for name in ("eval_interval", "checkpoint_interval")}
     intervals["log_interval"] = min(config.train.log_interval, max(1, intervals["eval_interval"] // 2))
-    return RunConfig(**merge(config.model_dump(), {"model": {"head": head.model_dump()}, "train": intervals}))
+    return config.changed(model={"head": head.model_dump()}, train=intervals)
 
 
 def _room(model: ModelConfig) -> int:
@@ -238,7 +238,7 @@ def _set_up(
     """Build the model from its base and a new head, and its trainer; open the run's files."""
     has_base = bool(bases)
     device, precision, reason = check_machine(config, world, warn=None if fresh else display.warn)
-    config = RunConfig(**merge(config.model_dump(), {"train": {"precision": precision}}))
+    config = config.changed(train={"precision": precision})
     check_weights(config, world, device)
     torch.manual_seed(config.train.seed)
     model = cast("TaskModel", make_model(config.model))
@@ -397,7 +397,7 @@ class TaskRun(Run):
         if threshold is None or threshold == self.head.no_answer_above:
             return False
         head = {"no_answer_above": min(max(threshold, 0.0), 1.0)}
-        self.config = RunConfig(**merge(self.config.model_dump(), {"model": {"head": head}}))
+        self.config = self.config.changed(model={"head": head})
         self.model.config = self.config.model
         self.directory.save_config(self.config, self.tokenizer)
         self.display.say(f"no answer is given where its probability is above {threshold:.4f}, which was best in validation")

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.checkpoint.store import Checkpoint
-from transformer_xl.config import RunConfig, merge
+from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, lacks_memory, no_memory
 from transformer_xl.model.precision import Precision
@@ -147,7 +147,7 @@ def open_files(
     size = checkpoint_bytes(model, train=config.train, optim=config.optim)
     trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision, world=world, device=device)
     if fresh and (threads := choose_threads(trainer, warn=display.warn)):
-        config = RunConfig(**merge(config.model_dump(), {"train": {"threads": threads}}))
+        config = config.changed(train={"threads": threads})
     record = None
     with world.agreed():
         if world.first:

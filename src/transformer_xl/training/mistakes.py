@@ -103,7 +103,8 @@ def write_page(path: Path, worst: Worst, score: TaskScore, *, name: str) -> Path
 
 def _article(prediction: Prediction) -> str:
     example = prediction.example
-    texts = [example.text, *([example.pair] if example.pair is not None else []), *_choices(example)]
+    choices = [f"{_letter(i)}. {choice}" for i, choice in enumerate(example.choices)]
+    texts = [example.text, *([example.pair] if example.pair is not None else []), *choices]
     sure = "" if prediction.probability is None else f"{prediction.probability:.3g}"
     rows = {
         "truth": _said(example.label, example),
@@ -113,10 +114,6 @@ def _article(prediction: Prediction) -> str:
     facts = "".join(f"<dt>{name}</dt><dd>{html.escape(value)}</dd>" for name, value in rows.items() if value)
     paragraphs = "".join(f"<p>{html.escape(_cut(text))}</p>" for text in texts)
     return f'<article><dl>{facts}</dl>{paragraphs}<p class="place">{html.escape(example.place)}</p></article>'
-
-
-def _choices(example: Example) -> list[str]:
-    return [f"{_letter(i)}. {choice}" for i, choice in enumerate(example.choices)]
 
 
 def _letter(index: int) -> str:

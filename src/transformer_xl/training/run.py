@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
-from transformer_xl.config import RunConfig, merge
+from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
@@ -86,7 +86,7 @@ def train(
                 if not goes_on and not RunDirectory(config.base).holds_run:  # its settings do not say what read the text
                     kind = {"kind": tokenizer.kind, "vocab_size": None}
                     with suppress(ConfigError):  # those of other programs have kinds that nothing is trained with
-                        config = RunConfig(**merge(config.model_dump(), {"tokenizer": kind}))
+                        config = config.changed(tokenizer=kind)
                 bases.append(model)
                 del model
             if goes_on:

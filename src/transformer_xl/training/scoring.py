@@ -78,28 +78,24 @@ def _final_scores(run: TextRun, split: TokenSplit, received: list[int]) -> Score
     remembers = run.config.eval_mem_len > 0
     how = ", with memory and without" if remembers else ""
     scores = run.validated or score_split(run, split, "scoring", limit=limit, received=received)
-    if run.config.predicts != "token":
-        return scores if not remembers else replace(scores, without_memory=_without_memory(run, split, limit, received))
-    n_pass = 1 + remembers + bool(scores.average)
-    seconds = run.world.from_first(n_pass * n_token / scores.plain.tokens_per_second)
-    n_scored = scores.plain.tokens
-    if n_scored == n_token or seconds <= max(_SCORING_SECONDS, _SCORING_SHARE * run.trainer.seconds):
-        say(f"scoring all {n_token:,} tokens of the validation split{how}")
-        limit = None
-        if n_scored < n_token:
-            scores = score_split(run, split, "scoring", limit=limit, received=received)
-    else:
-        say(
-            f"scoring the first {n_scored:,} of {n_token:,} tokens of the validation split{how}, because all would take "
-            f"{clock(seconds)}; txl eval {run.where} --split valid scores all"
-        )
+    if run.config.predicts == "token":
+        n_pass = 1 + remembers + bool(scores.average)
+        seconds = run.world.from_first(n_pass * n_token / scores.plain.tokens_per_second)
+        n_scored = scores.plain.tokens
+        if n_scored == n_token or seconds <= max(_SCORING_SECONDS, _SCORING_SHARE * run.trainer.seconds):
+            say(f"scoring all {n_token:,} tokens of the validation split{how}")
+            limit = None
+            if n_scored < n_token:
+                scores = score_split(run, split, "scoring", limit=limit, received=received)
+        else:
+            say(
+                f"scoring the first {n_scored:,} of {n_token:,} tokens of the validation split{how}, because all would take "
+                f"{clock(seconds)}; txl eval {run.where} --split valid scores all"
+            )
     if not remembers:
         return scores
-    return replace(scores, without_memory=_without_memory(run, split, limit, received))
-
-
-def _without_memory(run: TextRun, split: TokenSplit, limit: int | None, received: list[int]) -> Score:
-    return _score(run, split, what="scoring without memory", remembers=False, limit=limit, received=received)
+    without = _score(run, split, what="scoring without memory", remembers=False, limit=limit, received=received)
+    return replace(scores, without_memory=without)
 
 
 def _score(

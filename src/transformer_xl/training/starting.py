@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from transformer_xl.config import RunConfig, TrainConfig, load_recipe, merge
+from transformer_xl.config import RunConfig, TrainConfig, load_recipe
 from transformer_xl.console import in_bytes
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
@@ -128,7 +128,7 @@ def begin(
     device, precision, reason = check_machine(config, world, warn=warn)
     longest = SegmentLengths(config.train).longest
     model_config = config.model.completed(vocab_size=corpus.tokenizer.vocab_size, tgt_len=longest)
-    config = RunConfig(**merge(config.model_dump(), {"model": model_config.model_dump(), "train": {"precision": precision}}))
+    config = config.changed(model=model_config.model_dump(), train={"precision": precision})
     comparison = None
     with world.agreed():
         if config.model.head is not None:
@@ -161,18 +161,10 @@ def begin(
                 **lanes,
             )
         check_settings(model, train=config.train, precision=precision, world=world, device=device)
-        if not isinstance(model, LanguageModel):
+        if isinstance(model, LanguageModel):
+            _check_lengths(config, model, longest)
+        else:
             _check_validation(config, corpus, world)
-            return Start(config, model, stream, device, precision, reason, comparison)
-        reading = Reading.of_run(config)
-        reading.view(model)
-        most, read = config.model.longest_segment, reading.tgt_len + reading.ext_len
-        lengths = {"train.tgt_len": longest, "eval.tgt_len and eval.ext_len together": read}
-        for name, length in lengths.items():
-            if most is not None and length > most:
-                raise ConfigError(
-                    f"{name} ({length}) must be at most model.max_len ({most}), the positions that the model learns"
-                )
     return Start(config, model, stream, device, precision, reason, comparison)
 
 
@@ -228,6 +220,16 @@ def _check_threads(threads: int | None, warn: Callable[[str], None] | None) -> N
     if warn is None:
         raise ConfigError(f"{problem}; use train.threads={n_core}, or leave it out")
     warn(f"{problem}, so this run will be slow; --set train.threads={n_core} uses the cores there are, and rounds differently")
+
+
+def _check_lengths(config: RunConfig, model: LanguageModel, longest: int) -> None:
+    """Refuse lengths that the model cannot be read with; `longest` is that of a segment in training."""
+    reading = Reading.of_run(config)
+    reading.view(model)
+    most, read = config.model.longest_segment, reading.tgt_len + reading.ext_len
+    for name, length in {"train.tgt_len": longest, "eval.tgt_len and eval.ext_len together": read}.items():
+        if most is not None and length > most:
+            raise ConfigError(f"{name} ({length}) must be at most model.max_len ({most}), the positions that the model learns")
 
 
 def _check_validation(config: RunConfig, corpus: PreparedCorpus, world: World) -> None:

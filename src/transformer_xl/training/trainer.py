@@ -415,8 +415,8 @@ class Trainer:
         }
         return Checkpoint(step=self.step, model=model, training=training, state=state)
 
-    def restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Restore a state and return the caller's record.
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Restore a state that `checkpoint` returned.
 
         If another number of processes saved it, memory and text are divided anew, and only random numbers differ.
 
@@ -445,7 +445,6 @@ class Trainer:
         self.skipped, self.bad_in_a_row = state["skipped"], state["bad_in_a_row"]
         if self._graphs is not None:
             self._graphs.forget()
-        return state["record"]
 
 
 def check_settings(

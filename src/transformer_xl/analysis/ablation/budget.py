@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
-from transformer_xl.config import RunConfig, merge
+from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.training.feed import SegmentLengths
 from transformer_xl.training.starting import begin, count_parameters
@@ -68,11 +68,11 @@ def budgeted(plan: AblationPlan, trial: Trial, paces: dict[str, Pace]) -> RunCon
         changes |= {"max_minutes": None, "max_steps": min(steps, config.train.max_steps or steps)}
     validated = [each.config.eval.max_tokens for each in plan.variants]
     same_text = min((n for n in validated if n is not None), default=None)  # so that learning curves can be compared
-    config = RunConfig(**merge(config.model_dump(), {"train": changes, "eval": {"max_tokens": same_text}}))
+    config = config.changed(train=changes, eval={"max_tokens": same_text})
     n_step = steps_of(config)
     if plan.validations is None or n_step is None:
         return config
-    return RunConfig(**merge(config.model_dump(), {"train": {"eval_interval": max(1, -(-n_step // plan.validations))}}))
+    return config.changed(train={"eval_interval": max(1, -(-n_step // plan.validations))})
 
 
 def steps_of(config: RunConfig) -> int | None:
@@ -101,7 +101,7 @@ def n_parameters(config: RunConfig, vocab_size: int) -> int:
 def _take_turn(config: RunConfig, corpus: PreparedCorpus, seen: dict[float, list[float]]) -> None:
     """Time the steps of a turn, and add their seconds to `seen`, by their place in the training."""
     places = _places(config)
-    endless = RunConfig(**merge(config.model_dump(), {"train": _NO_BUDGET | {"max_steps": _LONG}}))  # no turn uses that up
+    endless = config.changed(train=_NO_BUDGET | {"max_steps": _LONG})  # no turn uses that up
     start = begin(endless, corpus, World())
     own = {"train": start.config.train, "optim": start.config.optim}
     trainer = Trainer(start.model, start.stream, **own, precision=start.precision, device=start.device)
