@@ -230,22 +230,20 @@ def _learning(model: nn.Module) -> Named:
 
 def kept_tensors(parameters: Mapping[str, Tensor], config: OptimConfig) -> dict[str, Tensor]:
     """Return what `Optimizers.state_tensors` holds after a step, as tensors of the meta device."""
-    named = {name: nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta")) for name, p in parameters.items()}
+    # a step of single numbers shows what is kept: tensors of a parameter's own shape, and counters
+    named = {name: nn.Parameter(torch.zeros((1,) * p.dim(), dtype=p.dtype)) for name, p in parameters.items()}
     for parameter in named.values():
-        parameter.grad = torch.empty_like(parameter)
+        parameter.grad = torch.zeros_like(parameter)
     names = {parameter: name for name, parameter in named.items()}
     kept: dict[str, Tensor] = {}
     for part in OPTIMIZERS[config.optimizer](named, config):
-        alike: dict[nn.Parameter, nn.Parameter] = {}
-        # what is kept depends on sizes alone, and a step of each of 1,000 layers takes a minute
-        for group in part.param_groups:
-            first = {parameter.shape: parameter for parameter in reversed(group["params"])}
-            alike |= {parameter: first[parameter.shape] for parameter in group["params"]}
-            group["params"] = list(first.values())
         part.step()
-        for parameter, stepped in alike.items():
-            state = part.state[stepped].items()
-            kept |= {f"{names[parameter]}|{key}": value for key, value in state if isinstance(value, Tensor)}
+        for parameter, state in part.state.items():
+            name = names[parameter]  # pyright: ignore[reportArgumentType]
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    shape = parameters[name].shape if value.dim() else ()
+                    kept[f"{name}|{key}"] = torch.empty(shape, dtype=value.dtype, device="meta")
     return kept
 
 
