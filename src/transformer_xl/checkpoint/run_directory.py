@@ -78,7 +78,7 @@ class RunDirectory:
                 self.path.rmdir()
 
         with ExitStack() as held:
-            with self._writing():
+            with writing(self.path):
                 make_directories(self.path)
                 held.callback(remove_if_empty)
                 is_held = held.enter_context(locked(self.path / LOCK_FILE, on_busy=refuse))
@@ -94,7 +94,7 @@ class RunDirectory:
         """Write the files of a new run, all or none; call this while `locked`."""
         self.check_free()
         checkpoints = self.path / CHECKPOINTS
-        with self._writing():
+        with writing(self.path):
             try:
                 checkpoints.mkdir(exist_ok=True)
                 tokenizer.save(self.path / TOKENIZER_FILE)
@@ -110,7 +110,7 @@ class RunDirectory:
         """Write those files again without which nobody can use the run, if they are gone; return their names."""
         names = (CONFIG_FILE, TOKENIZER_FILE, SEAL_FILE, CHECKPOINTS)
         missing = [name for name in names if not (self.path / name).exists()]
-        with self._writing():
+        with writing(self.path):
             if missing:
                 make_directories(self.path / CHECKPOINTS)
             if TOKENIZER_FILE in missing:
@@ -126,7 +126,7 @@ class RunDirectory:
             old = self.read_seal().configs
         except CheckpointError:  # there is none yet
             old = []
-        with self._writing():
+        with writing(self.path):
             self._write_seal(Seal([*old, new], tokenizer.fingerprint))
             replace_file(self.path / CONFIG_FILE, (json.dumps(new, indent=2) + "\n").encode())
             self._write_seal(Seal([new], tokenizer.fingerprint))
@@ -183,13 +183,6 @@ class RunDirectory:
             )
         return tokenizer
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise CheckpointError(f"cannot write to '{self.path}': {system_reason(error, 'choose another --out')}") from None
-
     def _is_free(self) -> bool:
         """Return whether the directory has no files but those that a killed start leaves: everything before config.json."""
         names = {path.name for path in self.path.iterdir()} - {LOCK_FILE}
@@ -208,6 +201,15 @@ class RunDirectory:
             return f"holds another run ('{self.config().name}', {f'step {steps[-1]:,}' if steps else 'no checkpoint yet'})"
         except TxlError:
             return "holds another run"
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Turn an `OSError` into one line that says why the directory cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"cannot write to '{directory}': {system_reason(error, 'choose another --out')}") from None
 
 
 def short_names(sources: Sequence[str | Path]) -> list[str]:

@@ -89,12 +89,10 @@ class Display:
         """Show how far a scoring of so many tokens or texts is; return what to call with the number that were just scored."""
         if self.quiet:
             return lambda n: None
-        bar, task = self._bar, self._task
+        name, bar, task = f"{self._name}{what}", self._bar, self._task
         if bar is None:
-            return Lines(f"{self._name}{what}", total, unit=unit, say=self.say).advance
-        return Lines(
-            f"{self._name}{what}", total, unit=unit, say=lambda line: bar.update(task, state=line), seconds=0.5
-        ).advance
+            return Lines(name, total, unit=unit, say=self.say).advance
+        return Lines(name, total, unit=unit, say=lambda line: bar.update(task, state=line), seconds=0.5).advance
 
     def _print(self, shown: Text | Panel) -> None:
         """Print a line, broken at the screen's width only on a terminal, or a panel."""

@@ -19,7 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from transformer_xl.analysis.ablation.budget import Pace
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
-from transformer_xl.errors import CheckpointError, shown, system_reason
+from transformer_xl.checkpoint.run_directory import writing
+from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.files import locked, make_directories, replace_file
 from transformer_xl.untrusted import read_json_object
 
@@ -95,7 +96,7 @@ class Ablation:
         Raises:
             CheckpointError: the directory holds another ablation or something else, or cannot be written.
         """
-        with _writing(self.directory):
+        with writing(self.directory):
             make_directories(self.directory)
             with self.alone(lambda: None):
                 stored = self._stored()
@@ -105,7 +106,7 @@ class Ablation:
 
     def check_directory(self) -> None:
         """Refuse, as `begin` does, a directory in which this ablation can neither begin nor go on; write nothing."""
-        with _writing(self.directory):
+        with writing(self.directory):
             self._stored()
 
     def _stored(self) -> AblationPlan | None:
@@ -160,7 +161,7 @@ class Ablation:
 
     def save_paces(self, paces: dict[str, Pace]) -> None:
         """Store measured times."""
-        with _writing(self.directory):
+        with writing(self.directory):
             replace_file(self.directory / PACE_FILE, _json({name: asdict(pace) for name, pace in paces.items()}))
 
     def result(self, trial: Trial) -> dict[str, Any] | None:
@@ -185,7 +186,7 @@ class Ablation:
 
     def save_result(self, trial: Trial, result: dict[str, Any]) -> None:
         """Store the result of a run."""
-        with _writing(self.directory):
+        with writing(self.directory):
             replace_file(self.result_path(trial), _json(result))
 
     def result_path(self, trial: Trial) -> Path:
@@ -201,7 +202,7 @@ class Ablation:
 
         with ExitStack() as held:
             try:
-                with _writing(self.directory):
+                with writing(self.directory):
                     held.enter_context(locked(self.directory / RESULTS / f".{trial.name}.lock", on_busy=give_up))
             except _ClaimedError:
                 yield False
@@ -213,15 +214,6 @@ class Ablation:
         """Run the block while no other process is in one; `on_wait` is called if this process has to wait."""
         with locked(self.directory / LOCK_FILE, on_busy=on_wait):
             yield
-
-
-@contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    """Turn an `OSError` into one line that says why the directory cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"cannot write to '{directory}': {system_reason(error, 'choose another --out')}") from None
 
 
 def _json(values: dict[str, Any]) -> bytes:

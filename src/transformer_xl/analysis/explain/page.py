@@ -22,8 +22,9 @@ import numpy as np
 from transformer_xl.analysis.explain.explanation import Explanation
 from transformer_xl.analysis.explain.pictures import pictures
 from transformer_xl.analysis.explain.token_text import labels, text_of, without_surrogates
+from transformer_xl.checkpoint.run_directory import writing
 from transformer_xl.data.text_files import CONVERT, kind_of_bytes
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, system_reason
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.files import make_directory, replace_file
 from transformer_xl.pictures import save_picture
 from transformer_xl.untrusted import read_json
@@ -78,7 +79,7 @@ def write_explanation(explanation: Explanation, directory: Path) -> Path:
     content, figures = page(explanation), pictures(explanation)
     totals = {"format": _FORMAT, "name": explanation.name, **explanation.totals}
     check_output(directory)
-    try:
+    with writing(directory):
         make_directory(directory)
         replace_file(directory / TOTALS, (json.dumps(totals, indent=2) + "\n").encode())
         for name in ("along.png", "attention.png", "gain.png"):
@@ -87,8 +88,6 @@ def write_explanation(explanation: Explanation, directory: Path) -> Path:
             else:
                 (directory / name).unlink(missing_ok=True)
         replace_file(directory / PAGE, content.encode())
-    except OSError as error:
-        raise CheckpointError(f"cannot write to '{directory}': {system_reason(error, 'choose another --out')}") from None
     return directory / PAGE
 
 

@@ -95,10 +95,7 @@ def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: st
                 gains, length, color = found.gains[name][share], lengths[share], f"C{ranks[name]}"
                 drawn = {context: gain if gain >= _LEAST else math.nan for context, gain in gains.items()}
                 axes.plot(list(drawn), list(drawn.values()), ".-", color=color, label=f"{name}: {length}")
-                marker, size = (
-                    ">" if length.at_least else "o",
-                    10 + 4 * ranks[name],
-                )  # sizes differ, so that all are seen
+                marker, size = ">" if length.at_least else "o", 10 + 4 * ranks[name]  # of other sizes, so that all are seen
                 height = drawn.get(length.context, threshold)  # the first context: no step leads to it
                 axes.plot(length.context, height, marker, color=color, markersize=size, fillstyle="none")
             axes.set(yscale="log", title=f"r = {share:g}" if len(groups) == 1 else f"group {i + 1}, r = {share:g}")
