@@ -175,9 +175,9 @@ def test_a_page_holds_a_whole_long_text(n, tmp_path):
 def test_a_page_grows_with_its_text_by_a_bounded_number_of_bytes():
     """Attention has a room of its own."""
     rng = np.random.default_rng(0)
-    n = 40_000
+    n = 20_000
     found = explained("some text" * 20)
-    facts, room = found.facts, 4_000
+    facts, room = found.facts, 2_000
     big = type(facts)(
         nats=rng.gamma(1.0, 2.0, n - 1).astype(np.float32),
         without=rng.gamma(1.0, 2.0, n - 1).astype(np.float32),

@@ -57,12 +57,12 @@ KINDS = {
 WHATEVER_THE_SEGMENTS = set(KINDS) - {"vaswani", "zeros first"}  # these count from a segment's end, or forget zeros as it ends
 
 
-@pytest.mark.parametrize("context", [1, 3, 6, 7, 8, 20])
+@pytest.mark.parametrize("context", [1, 4, 6, 7, 20])
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks_are_tokens_one_by_one(kind: str, context: int) -> None:
     """With a memory as long as the text a block's tokens have contexts of c to c + s - 1, whatever the segments."""
     model = KINDS[kind]()
-    blocks = spread_blocks(len(IDS), longest=30, n_token=20, size=4 if kind in WHATEVER_THE_SEGMENTS else 1)
+    blocks = spread_blocks(len(IDS), longest=30, n_token=16, size=4 if kind in WHATEVER_THE_SEGMENTS else 1)
     found = context_losses(model, IDS, blocks, context=context, tgt_len=9, batch_size=3)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, by_loop(model, blocks, context, 9), atol=2e-4)
