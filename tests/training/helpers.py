@@ -225,7 +225,7 @@ def run_bits(directory: Path) -> dict[str, Any]:
 
 
 class Lines(Display):
-    """Remembers what was said, and calls `at[step]` when a step is shown, as a signal may arrive then."""
+    """Remembers what was said, and calls `at[step]` when a step is shown, as a signal may arrive then; each must be shown."""
 
     def __init__(self, at: dict[int, Callable[[], object]] | None = None) -> None:
         super().__init__(quiet=True)
@@ -240,7 +240,10 @@ class Lines(Display):
         self.warned.append(text)
 
     def advance(self, *, step: int, **_: Any) -> None:
-        self.at.get(step, lambda: None)()
+        self.at.pop(step, lambda: None)()
+
+    def __exit__(self, error: object = None, *_: object) -> None:
+        assert error or not self.at, f"{list(self.at)} were never shown"
 
 
 def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Lines:

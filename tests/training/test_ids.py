@@ -13,6 +13,7 @@ from transformer_xl.training.run import train
 
 OF_THE_TEXT = ("config", "tokenizer", "seal", "log", "state")
 STEPS = ("train.max_steps=12", "train.eval_interval=6")
+pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,7 @@ def test_ids_train_what_their_text_trains(
 
 
 def test_a_run_on_ids_goes_on_bit_by_bit(corpora: Path, recipe: str, tmp_path: Path) -> None:
-    corpus, steps = str(corpora / "lines"), ["train.max_steps=12"]
+    corpus, steps = str(corpora / "lines"), ["train.max_steps=12", "train.log_interval=1"]
     train(recipe, out=tmp_path / "whole", overrides=steps, corpus=corpus, display=Lines())
     train(recipe, out=tmp_path / "parts", overrides=steps, corpus=corpus, display=stop_at(5))
     shown = Lines()
@@ -70,7 +71,7 @@ def test_a_run_on_ids_goes_on_bit_by_bit(corpora: Path, recipe: str, tmp_path: P
 
 def test_lines_that_are_trained_on_as_text_go_on_as_text(corpora: Path, recipe: str, tmp_path: Path) -> None:
     corpus, out = str(corpora / "lines"), tmp_path / "run"
-    shown = Lines()
-    train(recipe, out=out, overrides=["train.max_steps=2", "tokenizer.kind=byte"], corpus=corpus, display=shown)
+    overrides, shown = ["train.max_steps=2", "tokenizer.kind=byte", "eval.tgt_len=50"], Lines()
+    train(recipe, out=out, overrides=overrides, corpus=corpus, display=shown)
     train(None, out=out, overrides=["train.max_steps=3"], resume=True, display=shown)
     assert sum("vocabulary 256 (byte)" in line for line in shown.said) == 2

@@ -6,7 +6,8 @@ import math
 import re
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,14 +77,27 @@ def short(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "short"
 
 
-@pytest.fixture(autouse=True)
-def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def at_20(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped halfway; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("runs")
+    starter(home, folder)("half", display=stop_at(20))
+    return folder / "half"
+
+
+@pytest.fixture
+def half(at_20: Path, tmp_path: Path) -> Path:
+    """An own copy of it, as `run`."""
+    return shutil.copytree(at_20, tmp_path / "run")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_picture(finished: tuple[Path, Outcome, Lines]) -> Iterator[None]:
     """To draw the loss curve takes a third of the time of a tiny run; test_record does it, and the run of `finished`."""
-    if "finished" in request.fixturenames:
-        request.getfixturevalue("finished")
-    monkeypatch.setattr(
-        "transformer_xl.training.record.draw_curve", lambda entries, config, path, **_: path if entries else None
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        stub = "transformer_xl.training.record.draw_curve"
+        patch.setattr(stub, lambda entries, config, path, **_: path if entries else None)
+        yield
 
 
 def test_a_run_leaves_what_the_directory_promises(finished: tuple[Path, Outcome, Lines]) -> None:
@@ -199,7 +213,7 @@ def test_validation_reads_with_extended_context(start: Start) -> None:
     [
         ["optim.optimizer=sgd", "optim.schedule=plateau", "optim.plateau_patience=0", "train.eval_interval=5"],
         ["train.precision=bf16", "train.accumulate=2", "train.reset_at_documents=true"],
-        ["optim.optimizer=adam", "train.max_steps=none", "train.max_epochs=0.2"],
+        ["optim.optimizer=adam", "train.max_steps=none", "train.max_epochs=0.15"],
         [
             "train.average=ema",
             "train.tbptt_segments=2",
@@ -211,9 +225,9 @@ def test_validation_reads_with_extended_context(start: Start) -> None:
     ],
 )
 def test_other_runs_resume_exactly_too(start: Start, tmp_path: Path, overrides: list[str]) -> None:
-    overrides = ["train.max_steps=24", "train.eval_interval=8", *overrides]
+    overrides = ["train.max_steps=16", "train.eval_interval=8", "train.checkpoint_interval=4", *overrides]
     start("whole", *overrides)
-    start("run", *overrides, display=stop_at(12))
+    start("run", *overrides, display=stop_at(10))
     start("run", resume=True, recipe=None, corpus=None)
     assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
 
@@ -221,6 +235,7 @@ def test_other_runs_resume_exactly_too(start: Start, tmp_path: Path, overrides: 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
 def test_averages_are_evaluated_beside_the_weights_and_loaded(start: Start, tmp_path: Path, kind: str) -> None:
     overrides = [f"train.average={kind}", "train.average_decay=0.9", "train.average_start=0.5"]
+    overrides += ["train.max_steps=12", "train.eval_interval=4"]
     display = Lines()
     outcome = start("run", *overrides, display=display)
     log = [entry for entry in entries(tmp_path / "run") if entry["kind"] in ("valid", "final")]
@@ -240,28 +255,28 @@ def test_averages_are_evaluated_beside_the_weights_and_loaded(start: Start, tmp_
 def test_the_best_weights_are_the_better_ones(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: str
 ) -> None:
-    """At step 16; at the end, both are worse."""
+    """At step 4; later, both are worse."""
     score_all = scoring.score_split
 
     def judged(run: Any, *arguments: Any, **options: Any) -> Any:
         scores = score_all(run, *arguments, **options)
         assert scores.average
-        shift = 1000.0 * run.trainer.step / 16 * (1 if better == "plain" else -1 if run.trainer.step == 16 else 1)
+        shift = 1000.0 * run.trainer.step / 4 * (1 if better == "plain" else -1 if run.trainer.step == 4 else 1)
         average = dataclasses.replace(scores.average, nats=scores.average.nats + shift)
         return dataclasses.replace(scores, average=average)
 
     monkeypatch.setattr(training_run, "score_split", judged)
     monkeypatch.setattr(scoring, "score_split", judged)
-    start("run", "train.average=ema")
+    start("run", "train.average=ema", "train.max_steps=12", "train.eval_interval=4")
     store = RunDirectory(tmp_path / "run").store()
     assert store.best_step is not None
     checkpoint = store.load(store.best_step)
     best = load(tmp_path / "run")[0].state_dict()
     if better == "average":
-        assert store.best_step == 16
+        assert store.best_step == 4
     expected = checkpoint.model if better == "plain" else averaged_weights(checkpoint)
     assert all(tensor.equal(expected[name]) for name, tensor in best.items())
-    assert load(tmp_path / "run", which="last")[0].state_dict()["softmax.bias"].equal(store.load(40).model["softmax.bias"])
+    assert load(tmp_path / "run", which="last")[0].state_dict()["softmax.bias"].equal(store.load(12).model["softmax.bias"])
 
 
 def test_a_run_without_averages_has_none_to_load(start: Start, tmp_path: Path) -> None:
@@ -282,9 +297,9 @@ def test_deterministic_runs_are_equal_to_the_bit(start: Start, tmp_path: Path, m
 
     monkeypatch.setattr(Trainer, "train_step", watched)
     for name in ("one", "other"):
-        start(name, "train.deterministic=true", "train.max_steps=16")
+        start(name, "train.deterministic=true", "train.max_steps=4")
     assert differing(run_bits(tmp_path / "one"), run_bits(tmp_path / "other")) == []
-    assert modes == [True] * 32
+    assert modes == [True] * 8
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -309,7 +324,7 @@ def test_validation_and_samples_leave_training_alone(start: Start, tmp_path: Pat
 
 
 def test_a_stop_before_the_first_line_of_the_log(start: Start, tmp_path: Path) -> None:
-    outcome = start("run", "train.log_interval=1000", display=stop_at(10))
+    outcome = start("run", "train.log_interval=1000", "train.max_steps=12", display=stop_at(10))
     assert (outcome.finished, outcome.step, outcome.picture) == (False, 10, None)
     assert start("run", resume=True).finished
 
@@ -379,28 +394,28 @@ def test_a_finished_run_can_be_finished_again_and_prolonged(
 
 
 def test_a_signal_while_the_finished_model_is_scored_ends_only_the_scoring(
-    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At its beginning, within it, and in the last step of training."""
     run, names = tmp_path / "run", []
 
     def counting(self: Lines, what: str, n_token: int) -> Callable[[int], None]:
         names.append(what)
-        return lambda n: signal.raise_signal(signal.SIGTERM) if len(names) == 4 else None
+        return lambda n: signal.raise_signal(signal.SIGTERM) if len(names) == 2 else None
 
     display = Lines()
     with monkeypatch.context() as patch:
         patch.setattr(Lines, "scoring", counting)
-        outcome = start(display=display)
-    assert names == ["validation", "validation", "validation", "scoring without memory"]
-    assert (outcome.finished, outcome.step, outcome.score, outcome.stopped_by) == (True, 40, None, signal.SIGTERM)
+        outcome = start("run", "train.max_steps=8", display=display)
+    assert names == ["validation", "scoring without memory"]
+    assert (outcome.finished, outcome.step, outcome.score, outcome.stopped_by) == (True, 8, None, signal.SIGTERM)
     assert outcome.picture == run / "loss.png"
-    assert display.said[-1] == f"SIGTERM: saved step 40, which is not scored; score it with: txl eval {run}"
+    assert display.said[-1] == f"SIGTERM: saved step 8, which is not scored; score it with: txl eval {run}"
     assert [entry["kind"] for entry in entries(run)].count("final") == 0
     assert start(resume=True).score  # it can be scored later
-    assert differing(run_bits(run), run_bits(whole)) == []
-    display = stop_at(40)
-    assert start("other", display=display).stopped_by == signal.SIGINT
+    assert differing(run_bits(run), run_bits(short)) == []
+    display = stop_at(8)
+    assert start("other", "train.max_steps=8", display=display).stopped_by == signal.SIGINT
     assert not any(line.startswith("scoring") for line in display.said)
 
 
@@ -436,16 +451,16 @@ def test_resume_starts_a_run_where_there_is_none(start: Start, short: Path, tmp_
     assert differing(run_bits(tmp_path / "run"), run_bits(short)) == []
 
 
-def test_resume_before_the_first_checkpoint_starts_over(start: Start, whole: Path, tmp_path: Path) -> None:
+def test_resume_before_the_first_checkpoint_starts_over(start: Start, short: Path, tmp_path: Path) -> None:
     def crash() -> None:
         raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError, match="power cut"):
-        start(display=Lines({4: crash}))
+        start("run", "train.max_steps=8", display=Lines({4: crash}))
     display = Lines()
     start(resume=True, display=display)
     assert any(line.endswith("yet: starting from the beginning") for line in display.warned)
-    assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(short)) == []
 
 
 # Falling back
@@ -513,28 +528,25 @@ def test_a_best_that_was_saved_but_not_recorded_is_recorded_on_resume(start: Sta
     assert store.best_step == 32
 
 
-def test_nothing_sound_is_one_error_and_nothing_changes(start: Start, tmp_path: Path) -> None:
-    start(display=stop_at(20))
-    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+def test_nothing_sound_is_one_error_and_nothing_changes(start: Start, half: Path) -> None:
+    store = CheckpointStore(half / "checkpoints")
     for step in store.steps():
-        damage(tmp_path / "run", step)
-    log, steps = entries(tmp_path / "run"), store.steps()
+        damage(half, step)
+    log, steps = entries(half), store.steps()
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be loaded \(\d tried\)"):
         start(resume=True)
-    assert (entries(tmp_path / "run"), store.steps()) == (log, steps)
+    assert (entries(half), store.steps()) == (log, steps)
 
 
-def test_a_half_written_line_of_the_log_is_written_again(start: Start, whole: Path, tmp_path: Path) -> None:
-    start(display=stop_at(20))
-    with (tmp_path / "run" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+def test_a_half_written_line_of_the_log_is_written_again(start: Start, whole: Path, half: Path) -> None:
+    with (half / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"kind": "train", "step": 24, "los')
     start(resume=True)
-    assert entries(tmp_path / "run") == entries(whole)
+    assert entries(half) == entries(whole)
 
 
-def test_a_damaged_log_costs_its_damaged_line_and_the_run_goes_on(start: Start, whole: Path, tmp_path: Path) -> None:
-    start(display=stop_at(20))
-    path = tmp_path / "run" / "metrics.jsonl"
+def test_a_damaged_log_costs_its_damaged_line_and_the_run_goes_on(start: Start, whole: Path, half: Path) -> None:
+    path = half / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     broken = lines[1][:20] + b"\xc3" + lines[1][21:]
     path.write_bytes(lines[0] + broken + b"".join(lines[2:]))
@@ -543,18 +555,17 @@ def test_a_damaged_log_costs_its_damaged_line_and_the_run_goes_on(start: Start, 
     assert display.warned == [f"'{path}' has damaged lines: 2; moved to metrics.jsonl.damaged, and the run goes on"]
     assert path.with_name("metrics.jsonl.damaged").read_bytes() == broken
     log = entries(whole)
-    assert entries(tmp_path / "run") == log[:1] + log[2:]
+    assert entries(half) == log[:1] + log[2:]
 
 
-def test_entries_that_a_resumed_run_misses_are_said(start: Start, tmp_path: Path) -> None:
-    start(display=stop_at(20))
-    path = tmp_path / "run" / "metrics.jsonl"
+def test_entries_that_a_resumed_run_misses_are_said(start: Start, half: Path) -> None:
+    path = half / "metrics.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
     display = stop_at(24)
     start(resume=True, display=display)
-    n = len(entries(tmp_path / "run"))
+    n = len(entries(half))
     assert display.warned == [f"5 of the 7 entries up to step 20 are missing in '{path}'; the run goes on"]
-    display = Lines()
+    display = stop_at(28)
     start(resume=True, display=display)
     assert display.warned == []
     assert n == 3
@@ -587,13 +598,13 @@ def test_skipped_steps_are_warned_of_and_counted_in_the_log(
 ) -> None:
     poison(monkeypatch, range(6, 13))
     display = Lines()
-    assert start(display=display).finished
+    assert start("run", "train.max_steps=20", display=display).finished
     assert display.warned[0] == "step 6: loss or gradient not finite, step skipped (1 so far)"
     assert len(display.warned) == 7
     train_lines = [entry for entry in entries(tmp_path / "run") if entry["kind"] == "train"]
-    assert [line["skipped"] for line in train_lines] == [0, 3, 7, *[7] * 7]
-    assert [line["loss"] is None for line in train_lines] == [False, False, True, *[False] * 7]
-    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [32, 40]
+    assert [line["skipped"] for line in train_lines] == [0, 3, 7, 7, 7]
+    assert [line["loss"] is None for line in train_lines] == [False, False, True, False, False]
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [16, 20]
 
 
 def test_a_run_that_ends_for_bad_steps_keeps_its_last_good_checkpoint(
@@ -622,10 +633,10 @@ def test_weights_that_are_not_finite_are_not_saved(start: Start, tmp_path: Path,
 def test_weights_that_are_not_finite_at_the_end_are_an_error(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    poison(monkeypatch, range(40, 41), weights=True)
-    with pytest.raises(TrainingError, match=r"weights are not finite after step 40.*resume with a lower optim.lr"):
-        start()
-    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps()[-1] == 32
+    poison(monkeypatch, range(12, 13), weights=True)
+    with pytest.raises(TrainingError, match=r"weights are not finite after step 12.*resume with a lower optim.lr"):
+        start("run", "train.max_steps=12")
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [8]
 
 
 DIVERGING = ("optim.optimizer=adamw", "optim.lr=1e30", "optim.warmup_steps=0", "train.max_steps=6")
@@ -777,7 +788,7 @@ def test_resume_with_changed_settings_of_the_run_is_refused(start: Start, short:
     refuse(start, CheckpointError, "checkpoint 8 does not fit the run in .*feed_forward.outer.weight", out="run", resume=True)
 
 
-def test_two_processes_cannot_train_into_one_directory(start: Start, whole: Path, tmp_path: Path) -> None:
+def test_two_processes_cannot_train_into_one_directory(start: Start, short: Path, tmp_path: Path) -> None:
     message = "another process is training in '.*run'; wait until it ends, or choose another --out"
     refused: list[str] = []
 
@@ -786,26 +797,31 @@ def test_two_processes_cannot_train_into_one_directory(start: Start, whole: Path
             start(resume=True)
         refused.append(str(caught.value))
 
-    assert start(display=Lines({12: try_again})).finished
+    assert start("run", "train.max_steps=8", display=Lines({4: try_again})).finished
     assert len(refused) == 1
-    assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(short)) == []
     assert start(resume=True).finished  # the lock went with the first
 
 
 # a disk that refuses
 
 
-def test_a_full_disk_at_a_checkpoint_is_a_warning_and_training_goes_on(
-    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def fill_the_disk(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
+    """Let the checkpoints of these steps find no room."""
     write = CheckpointStore._write
 
     def full(self: CheckpointStore, checkpoint: Any, final: Path) -> None:
-        if checkpoint.step in (16, 24):
+        if checkpoint.step in steps:
             raise OSError(28, "No space left on device")
         write(self, checkpoint, final)
 
     monkeypatch.setattr(CheckpointStore, "_write", full)
+
+
+def test_a_full_disk_at_a_checkpoint_is_a_warning_and_training_goes_on(
+    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_the_disk(monkeypatch, 16, 24)
     display = Lines()
     assert start(display=display).finished
     assert len(display.warned) == 2
@@ -814,7 +830,7 @@ def test_a_full_disk_at_a_checkpoint_is_a_warning_and_training_goes_on(
 
 
 def test_a_disk_too_small_for_a_checkpoint_is_found_before_anything_is_trained(
-    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start("run", "train.max_steps=8")
     before = run_bits(tmp_path / "run")
@@ -829,12 +845,12 @@ def test_a_disk_too_small_for_a_checkpoint_is_found_before_anything_is_trained(
         assert start("run", "train.max_steps=8", resume=True).finished  # it saves nothing more
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "checkpoints"])
-def test_a_file_that_is_deleted_while_training_is_written_again(start: Start, whole: Path, tmp_path: Path, name: str) -> None:
-    display = stop_at(28)
-    display.at[20] = lambda: remove(tmp_path / "run" / name)
+def test_a_file_that_is_deleted_while_training_is_written_again(start: Start, whole: Path, tmp_path: Path) -> None:
+    run, display = tmp_path / "run", stop_at(28)
+    names = {12: "config.json", 20: "tokenizer.json", 24: "checkpoints"}
+    display.at |= {step: partial(remove, run / name) for step, name in names.items()}
     start(display=display)
-    assert display.warned == [f"'{tmp_path / 'run'}' has lost {name} while it trained; written again"]
+    assert display.warned == [f"'{run}' has lost {name} while it trained; written again" for name in names.values()]
     display = Lines()
     assert start(resume=True, display=display).finished
     assert display.warned == []
@@ -887,45 +903,32 @@ def test_a_best_that_could_not_be_saved_is_not_taken_for_saved(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Losses 3, 1 (lost: the disk is full), 2: the last is the best that there is."""
-    script = {16: 3.0, 32: 1.0, 40: 2.0}
-    write = CheckpointStore._write
+    script = {4: 3.0, 8: 1.0, 12: 2.0}
 
     def scripted(run: Any) -> Any:
         loss = script[run.trainer.step]
         return Best(loss, run.trainer.step) if run.best is None or loss < run.best.loss else None
 
-    def full(self: CheckpointStore, checkpoint: Any, final: Path) -> None:
-        if checkpoint.step == 32:
-            raise OSError(28, "No space left on device")
-        write(self, checkpoint, final)
-
     monkeypatch.setattr(training_run._Training, "validate", scripted)
-    monkeypatch.setattr(CheckpointStore, "_write", full)
-    start()
-    assert CheckpointStore(tmp_path / "run" / "checkpoints").best_step == 40
+    fill_the_disk(monkeypatch, 8)
+    start("run", "train.max_steps=12", "train.eval_interval=4", "train.checkpoint_interval=4")
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").best_step == 12
 
 
 def test_a_full_disk_at_the_end_is_an_error_and_the_run_can_be_finished(
     start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = CheckpointStore._write
-
-    def full(self: CheckpointStore, checkpoint: Any, final: Path) -> None:
-        if checkpoint.step == 40:
-            raise OSError(28, "No space left on device")
-        write(self, checkpoint, final)
-
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointStore, "_write", full)
+        fill_the_disk(patch, 40)
         refuse(start, CheckpointError, "step-00000040' cannot be saved, earlier ones are intact .No space", out="run")
     assert start(resume=True).finished
     assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
 
 def test_runs_without_a_validation_split(start: Start, tmp_path: Path) -> None:
-    outcome = start("run", "data.split=[1,0,0]")
+    outcome = start("run", "data.split=[1,0,0]", "train.max_steps=8")
     assert (outcome.finished, outcome.score) == (True, None)
-    assert [entry["kind"] for entry in entries(tmp_path / "run")] == ["train"] * 10
+    assert [entry["kind"] for entry in entries(tmp_path / "run")] == ["train"] * 2
     with pytest.warns(UserWarning, match="no best checkpoint is recorded"):
         load(tmp_path / "run")
 

@@ -78,22 +78,22 @@ def test_a_directory_without_a_run_is_a_base_too(start: Start, exported: Path, b
     assert RunDirectory(tmp_path / "run").config().tokenizer.kind == "char"
 
 
-@pytest.mark.parametrize("overrides", [(), (LORA,), (LORA, "train.average=ema")], ids=" ".join)
+@pytest.mark.parametrize("overrides", [(), (LORA, "train.average=ema")], ids=" ".join)
 def test_a_stopped_run_goes_on_exactly_without_its_base(
     start: Start, base: Path, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     shutil.copytree(base, tmp_path / "base")
     arguments: dict[str, Any] = {"base": tmp_path / "base"}
-    overrides = ("train.max_steps=24", *overrides)
+    overrides = ("train.max_steps=16", "train.checkpoint_interval=4", "train.eval_interval=8", *overrides)
     start("whole", *overrides, **arguments)
-    start("run", *overrides, **arguments, display=stop_at(12))
+    start("run", *overrides, **arguments, display=stop_at(10))
     shutil.rmtree(tmp_path / "base")
     start("run", *overrides, resume=True)
     assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_with_its_base_again(start: Start, base: Path, tmp_path: Path) -> None:
-    start("whole", "train.keep_checkpoints=9", "train.max_steps=8", base=base)
+    start("whole", "train.keep_checkpoints=9", "train.max_steps=4", base=base)
     shutil.copytree(tmp_path / "whole", tmp_path / "run")
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -105,7 +105,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_with_its_base_again(sta
 
 def test_adapters_learn_and_are_merged_when_the_run_is_loaded(start: Start, base: Path, tmp_path: Path) -> None:
     display = Lines()
-    start("run", LORA, base=base, display=display)
+    start("run", LORA, "train.max_steps=4", base=base, display=display)
     assert " learn), vocabulary" in display.said[0]
     theirs, own = load(base)[0].state_dict(), load(tmp_path / "run")[0].state_dict()
     assert own.keys() == theirs.keys()
@@ -130,8 +130,8 @@ def test_what_does_not_fit_a_base_is_refused(start: Start, base: Path, exported:
 
 
 def test_a_run_goes_on_only_with_its_own_base(start: Start, base: Path, exported: Path, tmp_path: Path) -> None:
-    start("run", "train.max_steps=4", base=base)
-    start("other", "train.max_steps=4")
+    start("run", "train.max_steps=2", base=base)
+    start("other", "train.max_steps=2")
     start("run", base=base.parent / ".." / base.parent.name / "base", resume=True)  # the same, said otherwise
     with pytest.raises(CheckpointError, match=r"began with '.*base', not '.*exported'; leave it out"):
         start("run", base=exported, resume=True)
@@ -148,7 +148,7 @@ def test_a_vocabulary_that_lacks_a_character_of_the_text_is_refused(start: Start
 
 
 def test_the_loaded_model_has_the_loss_that_the_adapted_one_had(start: Start, base: Path, home: Path, tmp_path: Path) -> None:
-    outcome = start("run", LORA, "train.lora_alpha=6", "optim.lr=0.05", base=base)
+    outcome = start("run", LORA, "train.lora_alpha=6", "optim.lr=0.05", "train.max_steps=8", base=base)
     assert outcome.score is not None
     opened = open_run(tmp_path / "run")
     text, reading = opened.text(split="valid"), opened.reading()
@@ -164,16 +164,15 @@ def test_a_run_as_recipe_leaves_the_machine_of_its_base_behind(start: Start, hom
     assert (config.train.threads, config.compared_with) == (None, None)
 
 
-def test_models_without_linear_maps_and_fine_tuned_ones_are_refused(start: Start, tmp_path: Path) -> None:
+def test_models_without_linear_maps_and_fine_tuned_ones_are_refused(start: Start, base: Path, tmp_path: Path) -> None:
     lstm = ["model.kind=lstm", "train.max_steps=2"]
     start("lstm", *lstm)
     refuse(start, ConfigError, "adapts linear maps inside layers, and this model has none", LORA, base=tmp_path / "lstm")
-    start("whole", "train.max_steps=2")
-    (tmp_path / "labelled.tsv").write_text("text\tlabel\n" + "a b\tgood\nb c\tbad\n" * 20)
+    (tmp_path / "labelled.tsv").write_text("text\tlabel\n" + "a s\tgood\ns c\tbad\n" * 20)
     data = str(tmp_path / "labelled.tsv")
     tuned = ["train.max_steps=2", LORA]
-    finetune(tmp_path / "whole", task="classification", data=data, out=tmp_path / "tuned", overrides=tuned, display=Lines())
-    model, before = load(tmp_path / "tuned")[0], load(tmp_path / "whole")[0].state_dict()
+    finetune(base, task="classification", data=data, out=tmp_path / "tuned", overrides=tuned, display=Lines())
+    model, before = load(tmp_path / "tuned")[0], load(base)[0].state_dict()
     own = model.backbone.state_dict()
     changed = {name for name in before if not torch.equal(own[name], before[name])}
     assert changed and all(name.startswith("layers.") for name in changed)

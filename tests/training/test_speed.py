@@ -151,7 +151,7 @@ def test_a_rehearsal_leaves_everything_as_it_was(changes: dict[str, Any]) -> Non
 
 # In a run
 
-SHORT = ("train.max_steps=6", "train.sample_tokens=0", "eval.max_tokens=20")
+SHORT = ("train.max_steps=8", "train.checkpoint_interval=2", "train.sample_tokens=0", "eval.max_tokens=20")
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def start(recipe: str, text: Path, tmp_path: Path) -> Callable[..., Lines]:
 
 
 def test_a_chosen_number_is_kept_for_good(start: Callable[..., Lines], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resumed run computes as the one that was not interrupted, and as the one that was told the number."""
+    """A run that chose it, was stopped and resumed computes as one that was told the number."""
     used: list[int] = []
     train_step = Trainer.train_step
 
@@ -185,44 +185,49 @@ def test_a_chosen_number_is_kept_for_good(start: Callable[..., Lines], tmp_path:
         patch.setattr(Trainer, "rehearse", lambda self: (clock.step(), rehearse(self)))
         choose = speed.choose_threads
         patch.setattr(loop, "choose_threads", lambda trainer, warn: choose(trainer, warn=warn, clock=clock))
-        (line,) = start("run", *SHORT).warned
+        shown = start("run", *SHORT, display=stop_at(4))
+        (line,) = shown.warned
         assert "train.threads=2: a step takes 0.50 s instead of 2.00 s with 4;" in line
-        start("stopped", *SHORT, display=stop_at(3))
+        assert shown.said[-1].startswith("SIGINT: saved step 4;")
     others(monkeypatch, 0)
-    start("stopped", resume=True)
+    start("run", resume=True)
     assert set(used) == {2}
     assert RunDirectory(tmp_path / "run").config().train.threads == last_threads(tmp_path / "run") == 2
-    told = run_bits(tmp_path / "told")
-    assert differing(run_bits(tmp_path / "run"), told) == []
-    assert differing(run_bits(tmp_path / "stopped"), told) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "told")) == []
 
 
-def test_a_resumed_run_says_whose_threads_differ(start: Callable[..., Lines], monkeypatch: pytest.MonkeyPatch) -> None:
+def resumed_with(threads: int | None, *, before: int | None, step: int = 1) -> tuple[list[str], list[str]]:
+    """What is said and warned of where a run goes on; `before`: threads of its last start."""
+    trainer, shown = tiny_trainer(train={"threads": threads}), Lines()
+    trainer.step = step
+    torch.set_num_threads(threads or 4)
+    speed.check_threads(trainer, before, say=shown.say, warn=shown.warn)
+    return shown.said, shown.warned
+
+
+def test_where_a_run_goes_on_it_is_said_whose_threads_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     others(monkeypatch, 0)
     monkeypatch.setattr(speed, "cores", lambda: 4)
-    start("run", "train.threads=2", "train.max_steps=1")
     fewer = (
         "this run computes with train.threads=2, and 4 cores are free; --set train.threads=none uses what PyTorch finds best, "
         "and rounds differently"
     )
-    assert fewer in start("run", "train.max_steps=2", resume=True).said
+    assert resumed_with(2, before=2) == ([fewer], [])
+    assert resumed_with(None, before=4) == resumed_with(None, before=None) == ([], [])
     others(monkeypatch, 3)
-    busy = start("run", "train.max_steps=3", resume=True)
-    assert fewer not in busy.said
-    assert not any("threads" in line for line in busy.said)
-    others(monkeypatch, 0)
-    freed = start("run", "train.threads=none", "train.max_steps=4", resume=True).said
-    assert "threads: 2 until here, 4 from now on; --set train.threads=2 rounds as before" in freed
-    assert not any("threads" in line for line in start("run", "train.max_steps=5", resume=True).said)
+    assert resumed_with(2, before=2)[0] == []
+    others(monkeypatch, 5)
+    assert resumed_with(2, before=4, step=40) == ([], [])  # there is nothing left to do
 
 
 def test_a_resumed_run_tries_nothing(start: Callable[..., Lines], monkeypatch: pytest.MonkeyPatch) -> None:
     others(monkeypatch, 0)
-    start("run", "train.max_steps=1")
+    start("run", "train.threads=2", "train.max_steps=1")
     others(monkeypatch, 5)
     monkeypatch.setattr(Trainer, "rehearse", lambda _: pytest.fail("tried"))
-    assert start("run", resume=True).warned == []  # there is nothing left to do
-    (line,) = start("run", "train.max_steps=2", resume=True).warned
+    shown = start("run", "train.threads=none", "train.max_steps=2", resume=True)
+    assert "threads: 2 until here, 4 from now on; --set train.threads=2 rounds as before" in shown.said
+    (line,) = shown.warned
     assert line.endswith("so this run will be slow; wait until they have ended, or compute with --set train.threads=1")
 
 
