@@ -344,7 +344,14 @@ class RunConfig(Settings):
             raise ValueError(f"{unfit} ({value}) does not go with {what}")
 
     def changed(self, **sections: dict[str, Any]) -> "RunConfig":
-        """Return these settings with other values in some sections, checked again."""
+        """Return these settings with other values in some sections, checked again.
+
+        Args:
+            sections: by the name of a section, the values that change.
+
+        Raises:
+            ConfigError: a value cannot work.
+        """
         return RunConfig(**merge(self.model_dump(), sections))
 
     @property
