@@ -31,21 +31,27 @@ SHORT: Cases = {
         "model": {"shift": "conv", "beyond": "mean", "compression": 2},
         "train": {"parallel": "fsdp"},
     },
-    "n-grams": {"model": {"ngram_rows": [40, 50]}, "train": {"reset_at_documents": True}},
+    "n-grams, sgd, clipped": {
+        "model": {"ngram_rows": [40, 50]},
+        "train": {"reset_at_documents": True},
+        "optim": {"optimizer": "sgd", "clip": 0.01},
+    },
     "fsdp, n-grams, muon": {"model": {"ngram_rows": [40, 50]}, "train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
-    "fsdp, memory per layer": {"model": {"mem_len": [2, 5]}, "train": {"parallel": "fsdp", "reset_at_documents": True}},
-    "fsdp, lamb": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "lamb"}},
+    "fsdp, memory per layer, lamb": {
+        "model": {"mem_len": [2, 5]},
+        "train": {"parallel": "fsdp", "reset_at_documents": True},
+        "optim": {"optimizer": "lamb"},
+    },
     "fsdp, bf16": {"train": {"parallel": "fsdp"}, "precision": {"name": "bf16"}},
     "xlnet": {"model": XLNET, "train": {"tgt_len": 12, "accumulate": 2}},
     "fsdp, xlnet": {"model": XLNET, "train": {"tgt_len": 12, "parallel": "fsdp"}},
     "texts": {"model": {"head": HEAD}, "train": {"accumulate": 2}},
     "fsdp, texts": {"model": {"head": HEAD}, "train": {"parallel": "fsdp"}},
     "fsdp, places, by an xlnet": {"model": {**XLNET, "head": SPAN}, "train": {"parallel": "fsdp"}},
-    "sgd, clipped": {"optim": {"optimizer": "sgd", "clip": 0.01}},
 }
 # where matrices are multiplied, or orthogonalized, in bf16, what was a difference of the last bit in fp32 is one of 0.004
 BF16 = {"fsdp, n-grams, muon": 1e-4, "fsdp, bf16": 1e-3}
-N_LONG, N_SHORT = 11, 4  # the tenth step begins the second epoch
+N_LONG, N_SHORT = 11, 3  # the tenth step begins the second epoch
 N_SAVED = 6  # steps before a stop; the first averages are of the sixth, and 4 more end in the second epoch
 
 DROPPING = {"dropout": 0.2, "dropatt": 0.1}
@@ -110,7 +116,7 @@ def by_two(folder: Path, alone: Jobs) -> Jobs:
     jobs: dict[str, tuple[Any, ...]] = {
         "long": (f"{MODULE}:losses", list(LONG.values()), N_LONG),
         "short": (f"{MODULE}:losses", list(SHORT.values()), N_SHORT),
-        "resumed": (f"{MODULE}:resumed", RESUMED, 3, 2),
+        "resumed": (f"{MODULE}:resumed", RESUMED, 2, 1),
         "groups": (f"{MODULE}:losses", [{"train": {"accumulate": 8}}], 1),
         "clocks": (f"{MODULE}:clocks", 4),
         "gathered": (f"{MODULE}:gathered", LONG["fsdp"]),
