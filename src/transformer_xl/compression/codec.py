@@ -8,7 +8,6 @@ Shapes: B lanes, T bytes of a segment.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from transformer_xl.compression.coder import Decoder, Encoder
 from transformer_xl.compression.counting import BitMixer
 from transformer_xl.config import OptimConfig
 from transformer_xl.model.language_model import LanguageModel
@@ -26,14 +26,6 @@ from transformer_xl.training.optim import Optimizers, Schedule, finite_norm
 Bytes = NDArray[np.uint8]
 Read = Callable[[int, int], Bytes]
 """Returns the bytes (B, n) at n places of all lanes, from a first place on."""
-
-
-class BitCoder(Protocol):
-    """An `Encoder` or a `Decoder`."""
-
-    def code(self, probabilities: list[int], bits: list[int] | None, /) -> list[int]:
-        """Code bits, which a decoder finds out."""
-        ...
 
 
 class Codec:
@@ -58,7 +50,7 @@ class Codec:
         self._last = torch.zeros(n_lane, dtype=torch.int64)
 
     @torch.no_grad()
-    def code(self, coder: BitCoder, text: Bytes | None, own: Sequence[int]) -> Bytes:
+    def code(self, coder: Encoder | Decoder, text: Bytes | None, own: Sequence[int]) -> Bytes:
         """Code the next bytes of all lanes, and return them.
 
         Args:
