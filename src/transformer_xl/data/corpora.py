@@ -182,7 +182,10 @@ def _files(corpus: str) -> tuple[list[Path], Path]:
         return [path], path.parent
     if path.is_dir():
         return files_below(path), path
-    return _matches(path) if glob.has_magic(corpus) else ([], path)
+    if not glob.has_magic(corpus):
+        return [], path
+    files = sorted(file for match in _iglob(path) if (file := Path(match)).is_file())
+    return files, Path(*takewhile(lambda part: not glob.has_magic(part), path.parts[:-1]))
 
 
 def benchmark_files(name: str, folder: Path | None) -> list[Path]:
@@ -233,18 +236,16 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     """
     check_corpus(config.corpus)
     path = Path(config.corpus).expanduser()
+    files, root = _files(config.corpus)
     if hold_ids:
-        files, root = _files(config.corpus)
         if not (files := list(filter(is_id_file, files))):
             raise CorpusError(f"corpus '{config.corpus}' has no ids, as tokenizer.kind=ids reads: .npy, .npz, .jsonl, .mid")
         return _from_files(config, files, root, by_name=not path.is_file(), hold_ids=True)
-    if path.is_file():
-        return _from_files(config, [path], path.parent, by_name=False)
     if path.is_dir():
-        files, binary = _text_files(path)
-        return _from_files(config, files, path, left_out=binary)
-    if glob.has_magic(config.corpus):
-        return _from_files(config, *_matches(path))
+        files, binary = _text_files(files, root)
+        return _from_files(config, files, root, left_out=binary)
+    if path.is_file() or glob.has_magic(config.corpus):
+        return _from_files(config, files, root, by_name=not path.is_file())
     if config.corpus == PYTHON_STDLIB:
         return _python_stdlib(config)
     own = [config.directory] if config.directory else []
@@ -277,11 +278,11 @@ def _from_files(
     )
 
 
-def _text_files(root: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files below `root` that are text, and the others."""
+def _text_files(files: Sequence[Path], root: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files of a directory that are text, and the others."""
     texts: list[Path] = []
     binary: list[Path] = []
-    for file in files_below(root):
+    for file in files:
         (binary if kind_of_file(file) == "binary" else texts).append(file)
     if binary and not texts:
         raise CorpusError(
@@ -292,11 +293,6 @@ def _text_files(root: Path) -> tuple[list[Path], list[Path]]:
 
 def _iglob(pattern: Path) -> Iterator[str]:
     return glob.iglob(str(pattern), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-
-
-def _matches(pattern: Path) -> tuple[list[Path], Path]:
-    files = sorted(file for match in _iglob(pattern) if (file := Path(match)).is_file())
-    return files, Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts[:-1]))
 
 
 def _python_stdlib(config: DataConfig) -> Corpus:
