@@ -148,10 +148,8 @@ class Layout:
         Raises:
             TokenizerError: see `encode`; the message begins with the example's place.
         """
-        texts = [self.encode_at(text, example.place) for text in _texts_of(example)]
-        if len(texts) == 1:
-            return (self.row(texts[0]),)
-        return tuple(self.row(texts[0], second, is_choice=bool(example.choices)) for second in texts[1:])
+        first, *others = [self.encode_at(text, example.place) for text in _texts_of(example)]
+        return tuple(self.row(first, other, is_choice=bool(example.choices)) for other in others or [None])
 
     def encode_at(self, text: str, place: str) -> np.ndarray:
         """Return the ids of one text; an error names its place."""
@@ -304,9 +302,7 @@ class LabelledTexts:
     def rows(self, index: int) -> tuple[Row, ...]:
         """Return the rows of an example."""
         first, *others = [self._ids[self._borders[part] : self._borders[part + 1]] for part in self._parts[index]]
-        if not others:
-            return (self._layout.row(first),)
-        return tuple(self._layout.row(first, other, is_choice=self._is_choice) for other in others)
+        return tuple(self._layout.row(first, other, is_choice=self._is_choice) for other in others or [None])
 
     def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
         """Return a batch; see `Rows.batch`."""
