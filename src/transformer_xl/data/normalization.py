@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ _MOST_STEPS = 1 << 18
 _ROWS = 4096  # units whose children are looked for at once
 _QUOTES = re.compile("``|''")
 _WORDS = re.compile(r"\S+")
+_Units = TypeVar("_Units", int, np.ndarray)
 
 
 class Aligned(NamedTuple):
@@ -186,7 +187,8 @@ class CharacterMap:
         )
 
 
-def _offset(unit: int) -> int:
+def _offset(unit: _Units) -> _Units:
+    """Return the offset in a unit, or in each of an array."""
     return (unit >> 10) << ((unit & 0x200) >> 6)
 
 
@@ -202,7 +204,7 @@ def _check_table(units: np.ndarray, targets: bytes) -> None:
         reached[new] = True
         batch, waiting = new[:_ROWS], new[_ROWS:]
         unit = units[batch]
-        base = batch ^ (unit >> 10) << ((unit & 0x200) >> 6)
+        base = batch ^ _offset(unit)
         leaves = base[(unit & _ENDS) != 0]
         if leaves.size and leaves.max() >= len(units):
             raise ValueError("its table of characters leads out of itself")

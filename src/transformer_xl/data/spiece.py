@@ -24,7 +24,6 @@ _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # how a field is written
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # types of pieces
 _UNIGRAM = 1
 _NAMES = {2: "BPE", 3: "word", 4: "character"}
-_MARK = "'{}' is no usable spiece.model: {}; restore it from a copy"
 
 
 def read_spiece(
@@ -59,7 +58,7 @@ def read_spiece(
         raise TokenizerError(str(error)) from None
     except (ValueError, UnicodeDecodeError) as error:
         reason = one_line(error).removeprefix("unusable tokenizer: ").partition("; restore the file")[0]
-        raise TokenizerError(_MARK.format(path, reason)) from None
+        raise TokenizerError(f"'{path}' is no usable spiece.model: {reason}; restore it from a copy") from None
 
 
 def _model(data: bytes) -> dict[str, Any]:
