@@ -17,6 +17,7 @@ from tests.checkpoint.helpers import (
     only,
     reload,
 )
+from transformer_xl import tensor_file
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.errors import CheckpointError
 from transformer_xl.tensor_file import TensorFile, load_tensors, open_tensors, write_sealed_tensors
@@ -79,9 +80,14 @@ def test_data_is_aligned_for_readers_that_map_the_file() -> None:
     assert all(header[name]["data_offsets"][0] % tensor.element_size() == 0 for name, tensor in model.items())
 
 
-def test_the_most_tensors_that_can_be_saved_load_back() -> None:
-    model = {f"{{{i}": torch.empty(0) for i in range(20_000)} | {str(i): torch.empty(0) for i in range(10_000)}
-    assert len(reload(only(model)).model) == 30_000
+def test_the_most_tensors_that_can_be_saved_load_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tensor_file.MAX_PARTS == 20 * tensor_file.MAX_TENSORS
+    monkeypatch.setattr(tensor_file, "MAX_TENSORS", 1_000)
+    monkeypatch.setattr(tensor_file, "MAX_PARTS", 20_000)
+    model = {f"{{{i}": torch.empty(0) for i in range(700)} | {str(i): torch.empty(0) for i in range(300)}
+    assert len(reload(only(model)).model) == 1_000
+    with pytest.raises(CheckpointError, match=r"^1001 tensors need a header of \d+ bytes, and 1000 tensors .* is the most"):
+        reload(only(model | {"more": torch.empty(0)}))
 
 
 def test_any_flipped_bit_of_a_sealed_file_is_found(tmp_path: Path) -> None:

@@ -1,3 +1,6 @@
+from functools import cache
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +12,11 @@ SIGNS = ["'", '"', "``", "''", "„", "“", "`", ",", ".", "?!", ")", "(", "[",
 WORDS = ["the", "dogs", "is", "5", "000", "isn", "東京", "は", "한국", "É", "…", "<unk>", "@", "a'", "'5"]
 
 
+@cache
+def detokenizer(language: str) -> Any:
+    return pytest.importorskip("sacremoses").MosesDetokenizer(language)
+
+
 def written(spacing: PlainSpacing, words: list[str]) -> str:
     return "".join(map(spacing.push, words))
 
@@ -17,16 +25,14 @@ def written(spacing: PlainSpacing, words: list[str]) -> str:
 @settings(max_examples=examples(1000))
 @given(words=st.lists(st.sampled_from(SIGNS + WORDS)))
 def test_spacing_is_that_of_sacremoses(language: str, words: list[str]) -> None:
-    sacremoses = pytest.importorskip("sacremoses")
-    expected = sacremoses.MosesDetokenizer(language).detokenize(words)
+    expected = detokenizer(language).detokenize(words)
     assert written(MosesSpacing(language), words) == expected
 
 
 @given(st.lists(st.tuples(st.sampled_from(["1", "the", "東京", "dogs"]), st.sampled_from(["", "@-@", "@,@", "@.@"]))))
 def test_joins_are_those_of_hugging_face(parts: list[tuple[str, str]]) -> None:
-    sacremoses = pytest.importorskip("sacremoses")
     words = [word for part in parts for word in part if word] + ["end"]
-    expected = sacremoses.MosesDetokenizer("en").detokenize(words)
+    expected = detokenizer("en").detokenize(words)
     for join in ("@,@", "@.@"):
         expected = expected.replace(f" {join} ", JOINS[join])
     assert written(MosesSpacing("en"), words) == expected

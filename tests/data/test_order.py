@@ -30,12 +30,11 @@ def test_the_order_is_the_same_for_ever() -> None:
     assert grouped.tolist() == [0, 2, 1, 7, 10, 9, 11, 8, 6, 3, 5, 4]
 
 
-@pytest.mark.parametrize("n", [3, 24, 1000])
+@pytest.mark.parametrize("n", [24, 1000])
 def test_every_place_is_as_likely(n: int) -> None:
     """The place of the first number: chi-squared over keys, within five standard deviations."""
-    n_keys = 100 * min(n, 24)
+    n_keys, n_bins = 1200, 24
     firsts = np.array([int(Permutation(n, 7, key)(np.zeros(1, np.int64))[0]) for key in range(n_keys)])
-    n_bins = min(n, 24)
     counts = np.bincount(firsts * n_bins // n, minlength=n_bins)
     expected = np.bincount(np.arange(n) * n_bins // n, minlength=n_bins) * n_keys / n
     statistic = float((((counts - expected) ** 2) / expected).sum())
@@ -45,7 +44,7 @@ def test_every_place_is_as_likely(n: int) -> None:
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_every_order_is_as_likely(n: int) -> None:
     """Chi-squared over keys, within five standard deviations."""
-    n_keys, n_orders = 2400, math.factorial(n)
+    n_keys, n_orders = 1200, math.factorial(n)
     counts = Counter(tuple(Permutation(n, 7, key)(np.arange(n)).tolist()) for key in range(n_keys))
     statistic = sum((counts[order] - n_keys / n_orders) ** 2 for order in permutations(range(n))) * n_orders / n_keys
     assert abs(statistic - (n_orders - 1)) < 5 * (2 * (n_orders - 1)) ** 0.5

@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,10 @@ def model(name: str, setting: str = "ids") -> UnigramTokenizer:
     return read_spiece(GOLDENS / f"{name}.model", **SETTINGS[setting])
 
 
-@pytest.mark.parametrize(("name", "setting"), [*((name, "ids") for name in NAMES), *(("xlnet", each) for each in SETTINGS)])
+MODELS = pytest.mark.parametrize(("name", "setting"), [("bytes", "ids"), ("phrases", "ids"), *product(["xlnet"], SETTINGS)])
+
+
+@MODELS
 def test_ids_are_those_of_the_library(name: str, setting: str) -> None:
     tokenizer = model(name, setting)
     for row in rows(name):
@@ -68,14 +72,13 @@ def test_places_are_those_of_the_library_without_spaces(name: str) -> None:
             assert not row["text"][begin:start].strip(f"{SPACE} \t\xa0\u2003\u2028\u3000\u200b\xad\x01\x7f\ufeff")
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("name", NAMES)
+@MODELS
 def test_saved_and_loaded_it_is_the_same(name: str, setting: str, tmp_path: Path) -> None:
     tokenizer = model(name, setting)
     tokenizer.save(tmp_path / "tokenizer.json")
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
     assert loaded.fingerprint == tokenizer.fingerprint
-    assert all(np.array_equal(loaded.encode(row["text"]), tokenizer.encode(row["text"])) for row in rows(name))
+    assert all(np.array_equal(loaded.encode(row["text"]), tokenizer.encode(row["text"])) for row in rows(name)[::5])
 
 
 def test_special_pieces_have_the_ids_of_xlnet() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import MIXED, TOKENIZERS, UNICODE, WORDS
+from tests.data.tokenizer_cases import MIXED, TOKENIZERS, UNICODE, WORDS, check_stream
 from tests.helpers import examples
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer, train_tokenizer
@@ -34,9 +34,7 @@ def test_word_vocabulary_order_limits_and_case() -> None:
 
 @given(ids=st.lists(st.integers(0, len(WORDS) - 1)), language=st.sampled_from(["en", "de"]))
 def test_stream_decoder_agrees_with_decode_when_moses_spaces(ids: list[int], language: str) -> None:
-    tokenizer = WordTokenizer(WORDS, unknown=None, moses=language)
-    decoder = tokenizer.stream()
-    assert "".join([*map(decoder.push, ids), decoder.finish()]) == tokenizer.decode(ids)
+    check_stream(WordTokenizer(WORDS, unknown=None, moses=language), ids)
 
 
 @given(words=st.lists(st.sampled_from(["the", "The", "é", "1", ",", "x"])))
@@ -102,11 +100,11 @@ def test_what_sacremoses_refuses_is_an_error_of_ours() -> None:
 
 
 def test_a_large_vocabulary_loads_quickly(tmp_path) -> None:
-    words = [f"{number:x}é" if number % 2 else f"word{number}" for number in range(400_000)]
+    words = [f"{number:x}é" if number % 2 else f"word{number}" for number in range(200_000)]
     WordTokenizer(words, line_end=None, unknown=None).save(tmp_path / "tokenizer.json")
     before = time.process_time()
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
-    assert time.process_time() - before < 1
+    assert time.process_time() - before < 0.5
     assert loaded.encode(f"{words[-1]} {words[0]}").tolist() == [len(words) - 1, 0]
 
 
