@@ -150,7 +150,7 @@ class TestTables:
         assert example.text == long
         (example,) = _read(tmp_path, "t.csv", f"{long},1\n")
         assert example.text == long
-        monkeypatch.setattr(examples_module, "MAX_LINE_BYTES", 1_000_000)
+        monkeypatch.setattr("transformer_xl.data.text_files.MAX_LINE_BYTES", 1_000_000)
         with pytest.raises(CorpusError, match="line 1: it has more than 1,000,000 bytes"):
             _read(tmp_path, "t.tsv", f"{long}\t1\n")
 

@@ -19,6 +19,7 @@ from transformer_xl.data.text_files import (
     kind_of_file,
     read_blocks,
     read_chunks,
+    read_lines,
 )
 from transformer_xl.errors import CorpusError
 
@@ -115,6 +116,15 @@ def test_cuts_of_anything(data: bytes, chunk_bytes: int) -> None:
     chunks = list(cut_chunks([data], chunk_bytes))
     assert b"".join(chunks) == data
     assert all(0 < len(chunk) <= chunk_bytes for chunk in chunks)
+
+
+def test_lines_are_as_long_as_may_be(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", BLOCK_BYTES)
+    content = b"a" * (BLOCK_BYTES - 1) + b"\r\n" + b"b\rc\n\n\r\nd"
+    assert list(read_lines(Piece(_write(tmp_path, "", content)))) == [b"a" * (BLOCK_BYTES - 1), b"b\rc", b"", b"", b"d"]
+    path = _write(tmp_path, ".gz", b"a\n" + bytes(BLOCK_BYTES + 1))
+    with pytest.raises(CorpusError, match=r"^'.*text.txt.gz' line 2: it has more than 262,144 bytes; divide it$"):
+        list(read_lines(Piece(path)))
 
 
 def test_code_point_border(tmp_path) -> None:

@@ -19,13 +19,19 @@ from typing import Any, BinaryIO, cast
 from transformer_xl.config import TaskConfig
 from transformer_xl.data.columns import ColumnFinder, Columns, counted
 from transformer_xl.data.labels import Example, Label, label_number
-from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, Piece, check_readable, not_utf8_remedy, read_blocks
+from transformer_xl.data.text_files import (
+    BLOCK_BYTES,
+    COMPRESSED,
+    MAX_LINE_BYTES,
+    Piece,
+    check_readable,
+    not_utf8_remedy,
+    numbered_lines,
+    read_blocks,
+)
 from transformer_xl.errors import CorpusError, one_line, shown, system_reason
 from transformer_xl.files import files_below
 from transformer_xl.untrusted import is_unicode, parse_json
-
-MAX_LINE_BYTES = 1 << 26
-"""The longest line, and the longest file that is one text."""
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".ndjson", ".txt")
 """Endings of files with examples, before those of compressed files."""
@@ -114,7 +120,7 @@ class _Reader:
 
     def lines(self, blocks: Iterable[bytes], kind: str = ".txt") -> Iterator[Example]:
         """Yield the examples of a file."""
-        lines = self._lines(blocks)
+        lines = numbered_lines(self._checked_blocks(_without_mark(blocks)), self._name)
         first = next(lines, None)
         if first is None:
             if self._labelled:
@@ -151,24 +157,15 @@ class _Reader:
             place = f"'{file}'"
             yield self._checked(Example(_decoded(_whole(file), place), place=place, id=str(file.relative_to(path))))
 
-    def _lines(self, blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-        """Yield lines with their line ends, and their numbers from 1."""
-        number, parts, size = 1, [], 0
-        for block in _without_mark(blocks):
-            if b"\0" in block:  # before zeros without a line end fill the memory
-                line = number + block[: block.index(b"\0")].count(b"\n")
-                raise CorpusError(f"{self._name} line {line}: {not_utf8_remedy(block)}")
-            *whole, rest = block.split(b"\n")
-            for line in whole:
-                yield number, b"".join([*parts, line, b"\n"])
-                number, parts, size = number + 1, [], 0
-            if rest:
-                parts.append(rest)
-                size += len(rest)
-            if size > MAX_LINE_BYTES:
-                raise CorpusError(f"{self._name} line {number}: it has more than {MAX_LINE_BYTES:,} bytes; divide it")
-        if parts:
-            yield number, b"".join(parts)
+    def _checked_blocks(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield blocks, and refuse zeros before those without a line end fill the memory."""
+        number = 1
+        for block in blocks:
+            if b"\0" in block:
+                number += block[: block.index(b"\0")].count(b"\n")
+                raise CorpusError(f"{self._name} line {number}: {not_utf8_remedy(block)}")
+            number += block.count(b"\n")
+            yield block
 
     def _texts(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
         for number, line in lines:

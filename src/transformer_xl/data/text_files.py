@@ -25,6 +25,9 @@ EVERY_LINE = "\n"
 CONVERT = "convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8)"
 """The remedy for text in another encoding than UTF-8."""
 
+MAX_LINE_BYTES = 1 << 26
+"""The longest line, and the longest file that is one text."""
+
 BLOCK_BYTES = 1 << 18
 _PAIRS = 1 << 10  # lines joined at once
 _MOST_GROWTH = 200
@@ -130,12 +133,29 @@ def _pairs(path: Path, translation: Path) -> Iterator[bytes]:
 
 def read_lines(piece: Piece) -> Iterator[bytes]:
     r"""Yield the lines of a piece without their ends, `\n` or `\r\n`."""
-    rest = b""
-    for block in read_blocks(piece):
-        *lines, rest = (rest + block).split(b"\n")
-        yield from (line.removesuffix(b"\r") for line in lines)
-    if rest:
-        yield rest.removesuffix(b"\r")
+    for _, line in numbered_lines(read_blocks(piece), f"'{piece.path}'"):
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def numbered_lines(blocks: Iterable[bytes], name: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of blocks, with their ends, and their numbers from 1.
+
+    Raises:
+        CorpusError: a line of what has this `name` is longer than `MAX_LINE_BYTES`.
+    """
+    number, parts, size = 1, [], 0
+    for block in blocks:
+        *whole, rest = block.split(b"\n")
+        for line in whole:
+            yield number, b"".join([*parts, line, b"\n"])
+            number, parts, size = number + 1, [], 0
+        if rest:
+            parts.append(rest)
+            size += len(rest)
+        if size > MAX_LINE_BYTES:
+            raise CorpusError(f"{name} line {number}: it has more than {MAX_LINE_BYTES:,} bytes; divide it")
+    if parts:
+        yield number, b"".join(parts)
 
 
 def content_size(path: Path) -> int:
