@@ -217,17 +217,14 @@ def _seeds(codes: np.ndarray, weights: np.ndarray, alphabet: list[str]) -> tuple
 
 def _number(trie: _Trie, frequencies: list[np.ndarray]) -> None:
     """Number the nodes that are seeds, after the characters; of too many, those that write most of the text."""
-    worth = np.concatenate([np.where(p >= 0, n * length, -1.0) for length, (p, n) in enumerate(_pairs(trie, frequencies), 2)])
+    by_length = enumerate(zip(trie.pieces[1:], frequencies[1:], strict=True), start=2)
+    worth = np.concatenate([np.where(pieces >= 0, n * length, -1.0) for length, (pieces, n) in by_length])
     chosen = np.zeros(len(worth), bool)
     chosen[np.argsort(-worth, kind="stable")[:_SEEDS]] = True
     chosen &= worth > 0
     numbers = np.where(chosen, np.cumsum(chosen) - 1 + trie.base - 1, -1)
     ends = np.cumsum([len(pieces) for pieces in trie.pieces[1:]])
     trie.pieces[1:] = np.split(numbers, ends[:-1])
-
-
-def _pairs(trie: _Trie, frequencies: list[np.ndarray]) -> Iterable[tuple[np.ndarray, np.ndarray]]:
-    return zip(trie.pieces[1:], frequencies[1:], strict=True)
 
 
 @dataclass(frozen=True)
