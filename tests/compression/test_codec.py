@@ -47,6 +47,15 @@ def test_it_predicts_with_what_it_has_learned() -> None:
             assert torch.equal(codec.stream.step(ids), fresh.stream.step(ids))
 
 
+def test_what_it_has_learned_from_is_likelier_afterwards() -> None:
+    torch.manual_seed(0)
+    codec, nats = begun(), []
+    for begin in range(0, 40, 4):
+        nats.append(codec._nats(read, 0, 40, None)[0].item())
+        codec.learn(read, begin / 40)
+    assert nats[-1] < nats[0] - 1
+
+
 def test_the_rate_follows_the_share_of_the_text() -> None:
     steps = []
     for progress in (0.0, 0.9):
