@@ -166,9 +166,9 @@ def test_resuming_continues_exactly(folder: Path, lengths, cuts, steps: int, shu
 
 @pytest.mark.parametrize("shuffle", ["documents", "shards"])
 def test_a_shuffled_order_takes_little_memory(monkeypatch, shuffle) -> None:
-    """An array with one number per document would take 8 MB."""
+    """An array with one number per document would take 4 MB."""
     monkeypatch.setattr(order_module, "_BLOCKS_AT_ONCE", 4)
-    n = 1_000_000
+    n = 500_000
     ids, starts = np.zeros(2 * n, np.uint16), np.arange(0, 2 * n, 2)
     tracemalloc.start()
     try:
