@@ -1,7 +1,8 @@
 # Each target does its own set-up in .venv; the machine needs Python ≥ 3.11, make and a package index.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
+INSTALL = python -m pip --quiet --disable-pip-version-check install --no-compile
+PIP := $(BIN)/$(INSTALL) -c constraints.txt
 PEER := .venv-peer
 CLIENTS := .venv-clients
 RIVALS := .venv-rivals
@@ -10,6 +11,9 @@ WORKERS ?= 2
 THREADS ?= 1
 CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests/model/test_vanilla.py tests/model/test_lstm.py tests/cli/test_kinds.py
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+# pip compiles no module, because that took most of an environment's time; Python keeps each that it compiles at its first import.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: site help quickstart check test peers test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean package notebook
@@ -145,22 +149,22 @@ $(BIN)/.lint: $(BIN)/.test
 
 $(PEER)/.ready: benchmarks/peer-requirements.txt
 	$(PYTHON) -m venv $(PEER)
-	$(PEER)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	$(PEER)/bin/$(INSTALL) -r $<
 	@touch $@
 
 $(RIVALS)/.ready: benchmarks/rivals-requirements.txt pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RIVALS)
-	$(RIVALS)/bin/python -m pip --quiet --disable-pip-version-check install -c constraints.txt -r $< -e .
+	$(RIVALS)/bin/$(INSTALL) -c constraints.txt -r $< -e .
 	@touch $@
 
 $(CLIENTS)/.ready: tests/server/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	$(CLIENTS)/bin/$(INSTALL) -r $<
 	@touch $@
 
 $(PACKAGE)/.ready: tests/contract/package-requirements.txt
 	$(PYTHON) -m venv $(PACKAGE)
-	$(PACKAGE)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	$(PACKAGE)/bin/$(INSTALL) -r $<
 	@touch $@
 
 clean:  ## remove environments and caches; runs stay
