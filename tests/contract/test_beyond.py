@@ -208,7 +208,7 @@ def test_the_smallest_call_uses_all_parameters(kind: str) -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "first"])
+@pytest.mark.parametrize("kind", ["linear", "conv", "delta, shift token"])  # a matrix; a loss of its own; tokens kept
 def test_a_resumed_training_is_the_uninterrupted_one(kind: str) -> None:
     changes: dict[str, Any] = {
         "model": {**SIZES, **settings(kind), "dropout": 0.2},
@@ -245,12 +245,12 @@ def test_a_decoder_reads_on_token_by_token_and_its_sessions_are_exact(kind: str,
 def test_lanes_do_not_change_the_score(kind: str) -> None:
     """Blocks count from where a lane begins to read, so `tgt_len` is a multiple of `compression` here."""
     model = tiny(kind, n_layer=1)
-    ids = np.random.default_rng(0).integers(0, 13, 240)
+    ids = np.random.default_rng(0).integers(0, 13, 80)
     one, several = (txl.evaluate(model, ids, tgt_len=4, batch_size=n) for n in (1, 2))
     if kind.startswith(("linear", "delta")):
         assert model.reach(4) > 4096 and several.nats == pytest.approx(one.nats)
     else:
-        assert model.reach(4) < 90 and several.nats == pytest.approx(one.nats, rel=1e-6)
+        assert model.reach(4) < 40 and several.nats == pytest.approx(one.nats, rel=1e-6)
     without = txl.evaluate(model, ids, tgt_len=4, mem_len=0)
     assert model.with_context(mem_len=0).init_mems(1).length == 0
     plain = txl.TransformerXL(model.config.model_copy(update={"beyond": None}))
