@@ -31,10 +31,17 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
 @cache
-def imports(path):
-    """Return the imports of a file, at any depth of it."""
+def parsed(path):
+    """Return the imports of a file, at any depth of it, and those of its top level."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    anywhere, at_once = (
+        [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)] for nodes in (ast.walk(tree), tree.body)
+    )
+    return anywhere, at_once
+
+
+def imports(path):
+    return parsed(path)[0]
 
 
 def imported_roots(path):
@@ -84,11 +91,11 @@ def module_name(path):
 
 def imported_at_once(path):
     """Yield the modules that Python imports before it has run a file: not those of functions or of `if TYPE_CHECKING`."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parsed(path)[1]:
         if isinstance(node, ast.ImportFrom):
             yield node.module or ""
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
+        else:
             yield from (alias.name for alias in node.names)
 
 

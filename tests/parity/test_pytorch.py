@@ -3,7 +3,6 @@
 import pytest
 
 from tests.parity.reading import compare, goldens, native_gradients, read_golden
-from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.key_maps import authors, huggingface, nvidia
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -12,9 +11,8 @@ EXPECTED = [(peer, path) for peer in KEY_MAPS for golden in goldens(peer) for pa
 
 
 @pytest.mark.parametrize(("peer", "path"), EXPECTED, ids=[f"{peer}-{path.parent.name}-{path.stem}" for peer, path in EXPECTED])
-def test_converted_model_computes_the_same(peer, path, tmp_path):
-    convert(path.parent / "checkpoint", tmp_path / "native")
-    model = TransformerXL.from_pretrained(tmp_path / "native")
+def test_converted_model_computes_the_same(peer, path, converted):
+    model = TransformerXL.from_pretrained(converted(path.parent / "checkpoint", {}))
     golden = read_golden(path)
     compare(
         model,

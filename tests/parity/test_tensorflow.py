@@ -13,14 +13,13 @@ from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.key_maps.tensorflow import key_map
 from transformer_xl.model.call import Execution
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 GOLDENS = sorted(path for path in (Path(__file__).with_name("goldens") / "tensorflow").iterdir() if path.is_dir())
 
 
 @pytest.mark.parametrize("backend", ["equation", "matmul"])
 @pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_converted_model_computes_what_the_original_does(folder, backend, tmp_path):
+def test_converted_model_computes_what_the_original_does(folder, backend, converted):
     """Losses in order, memory, and the gradient of every variable, in float64."""
     flags, expected = json.loads((folder / "config.json").read_text()), load_file(folder / "expected.safetensors")
     settings = {
@@ -28,10 +27,10 @@ def test_converted_model_computes_what_the_original_does(folder, backend, tmp_pa
         "clamp_len": flags["clamp_len"] if flags["clamp_len"] > 0 else None,
         "same_length": flags["same_length"],
     }
-    converted = convert(folder, tmp_path / "native", settings=settings)
+    native = converted(folder, settings)
     torch.set_default_dtype(torch.float64)  # of the sinusoids
     try:
-        model = TransformerXL.from_pretrained(tmp_path / "native").double()
+        model = TransformerXL.from_pretrained(native).double()
         read, mems, nll = partial(model, execution=Execution(backend)), None, None
         for s in range(sum(name.startswith("inputs.") for name in expected)):
             out = read(expected[f"inputs.{s}"].long(), mems=mems, labels=expected[f"targets.{s}"].long())
@@ -45,11 +44,10 @@ def test_converted_model_computes_what_the_original_does(folder, backend, tmp_pa
     finally:
         torch.set_default_dtype(torch.float32)
     actual = gradients(model)
-    assert isinstance(converted.config, TransformerXLConfig)
     names = {name.removeprefix("gradient.") for name in expected if name.startswith("gradient.")}
-    assert names == {part.name for part in key_map(converted.config).parts()}
+    assert names == {part.name for part in key_map(model.config).parts()}
     for name in names:
-        converted_back = key_map(converted.config).foreign(name, actual.__getitem__)
+        converted_back = key_map(model.config).foreign(name, actual.__getitem__)
         assert_close(f"gradient of {name}", converted_back, expected[f"gradient.{name}"], 1e-10, least=1e-6)
 
 
