@@ -1,5 +1,7 @@
 """Hugging Face's TransfoXL and XLNet, fine-tuned or not, against their converted models, over configurations drawn at random.
 
+There are 200 of a TransfoXL and 100 of each XLNet; TXL_EXAMPLES stands for another number than 100.
+
 Not part of the suite: `make parity` builds the peer's environment and runs it. One long-lived process there
 (peer_huggingface.py) makes a tiny random model per configuration; it is converted and must say, remember and learn the same.
 Both sides compute with the same float32 weights in float64: some random models are so ill-conditioned that two correct programs
@@ -26,6 +28,7 @@ from transformer_xl.conversion.export import load_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 
+N = int(os.environ.get("TXL_EXAMPLES", "100"))
 WORKER = Path(__file__).with_name("peer_huggingface.py")
 PYTHON = Path(os.environ.get("TXL_PEER_PYTHON", WORKER.parents[2] / ".venv-peer" / "bin" / "python"))
 
@@ -102,7 +105,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * N)
 @given(request=requests())
 def test_converted_model_computes_the_same(peer: Peer, request: dict[str, Any]):
     with tempfile.TemporaryDirectory() as temporary:
@@ -160,7 +163,7 @@ def xlnet_requests(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=100)
+@settings(max_examples=N)
 @given(request=xlnet_requests())
 def test_converted_xlnet_computes_the_same(peer: Peer, request: dict[str, Any]):
     with tempfile.TemporaryDirectory() as temporary:
@@ -210,7 +213,7 @@ def head_requests(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=100)
+@settings(max_examples=N)
 @given(request=head_requests())
 def test_converted_heads_compute_the_same(peer: Peer, request: dict[str, Any]):
     with tempfile.TemporaryDirectory() as temporary:
