@@ -10,13 +10,14 @@ from tests.doors import make_doors
 from tests.refusals import check, run
 from transformer_xl.errors import TxlError
 
+ALL = pytest.param(1, id="all", marks=[pytest.mark.faults, pytest.mark.long])
 ERRORS = [error.__name__ for error in TxlError.__subclasses__()]
 Made = tuple[Path, list[Hostile], list[Hostile]]
 
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(23, id="every 23rd"), pytest.param(1, id="all", marks=pytest.mark.faults)],
+    params=[pytest.param(23, id="every 23rd"), pytest.param(5, id="every fifth", marks=pytest.mark.faults), ALL],
 )
 def doors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("doors")

@@ -183,7 +183,10 @@ def test_damage_is_named_or_harmless(what: str, n_damages: int, request: pytest.
     assert {name: read(pytest.fail) for name, read in readings(folder).items()} == sound
 
 
-@pytest.mark.parametrize("n_damages", [pytest.param(4, id="4"), pytest.param(100, id="100", marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "n_damages",
+    [4, pytest.param(25, marks=pytest.mark.faults), pytest.param(100, marks=FULL_SIZE)],
+)
 def test_a_damaged_run_goes_on_alike_or_says_why_not(run: Path, n_damages: int, tmp_path: Path) -> None:
     draw = random.Random(SEED)
     files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.stat().st_size and path.name not in NEVER_READ]

@@ -59,4 +59,4 @@ def test_a_killed_run_ends_as_one_left_alone(n_steps: int, n_kills: int, tmp_pat
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_in_ten_settings(settings: str, tmp_path: Path) -> None:
-    train_through_kills(tmp_path, 200, 10, SETTINGS[settings])
+    train_through_kills(tmp_path, 120, 6, SETTINGS[settings])
