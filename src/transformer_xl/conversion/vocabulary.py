@@ -286,31 +286,29 @@ def from_vocab_txt(text: str, *, lower_case: bool = False, dataset: str | None =
 
 
 def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the attributes of a foreign vocabulary with the same ids; `from_vocab_state` inverts this function.
+    """Return the attributes of a foreign vocabulary with the same ids that matter; `from_vocab_state` inverts this function.
 
     Raises:
         TokenizerError: no such vocabulary means the same as the tokenizer.
     """
-    state: dict[str, Any] = {"lower_case": False, "delimiter": None, "special": [], "unknown": None}
+    state: dict[str, Any] = {"lower_case": False, "delimiter": None}
+    unknown = None
     if isinstance(tokenizer, ByteTokenizer):
         words: Sequence[str] = [str(value) for value in range(256)]
         state |= {"dataset": "enwik8"}
     elif isinstance(tokenizer, SymbolTokenizer):
-        words = tokenizer.symbols
+        words, unknown = tokenizer.symbols, tokenizer.unknown
         spaced = tokenizer.unit == "byte" or tokenizer.blank is not None
         state |= {
             "delimiter": None if spaced else "",
             "dataset": "enwik8" if tokenizer.unit == "byte" else "text8",
             "lower_case": tokenizer.lower_case,
-            "unknown": tokenizer.unknown,
         }
     elif isinstance(tokenizer, WordTokenizer):
-        words = tokenizer.words
+        words, unknown = tokenizer.words, tokenizer.unknown
         state |= {
             "lower_case": tokenizer.lower_case,
-            "unknown": tokenizer.unknown,
             "dataset": "lm1b" if tokenizer.line_start is not None else "text8" if tokenizer.line_end is None else "wt103",
-            "special": [tokenizer.line_end] if tokenizer.line_start is None and tokenizer.line_end is not None else [],
         }
         if tokenizer.moses is not None:
             state["language"] = tokenizer.moses
@@ -320,12 +318,9 @@ def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:
         raise TokenizerError(
             f"a vocabulary of kind '{tokenizer.kind}' has no counterpart in other programs; kinds word, byte and symbols have"
         )
-    words, unknown = list(words), state.pop("unknown")
-    sym2idx = {word: index for index, word in enumerate(words)}
-    state |= {"min_freq": 0, "max_size": None, "vocab_file": None, "idx2sym": words, "sym2idx": sym2idx}
-    state |= {f"{word.strip('<>')}_idx": sym2idx[word] for word in state["special"]}
+    state["idx2sym"] = list(words)
     if unknown is not None:
-        state["unk_idx"] = sym2idx[unknown]
+        state["unk_idx"] = state["idx2sym"].index(unknown)
     if not _same(state, tokenizer):
         raise TokenizerError("other programs have no vocabulary with these words for line ends, unknown words and specials")
     return state

@@ -29,15 +29,19 @@ _HEADS = (
     r"model/(?!transformer/|lm_loss/).*",  # the summary, and logits of a task, whose name is in that of the variable
     r"(start_logits|end_logits|answer_class|logits)/.*",
 )
+
+
+def _dense(ours: str, theirs: str) -> dict[str, str]:
+    """Return the names of a map's weights and biases."""
+    return {f"{ours}.weight": f"{theirs}/kernel", f"{ours}.bias": f"{theirs}/bias"}
+
+
 _SPAN = {
-    **{f"start.{ours}": f"start_logits/dense/{theirs}" for ours, theirs in (("weight", "kernel"), ("bias", "bias"))},
-    **{f"end_inner.{ours}": f"end_logits/dense_0/{theirs}" for ours, theirs in (("weight", "kernel"), ("bias", "bias"))},
-    **{f"end_norm.{ours}": f"end_logits/LayerNorm/{theirs}" for ours, theirs in (("weight", "gamma"), ("bias", "beta"))},
-    **{f"end.{ours}": f"end_logits/dense_1/{theirs}" for ours, theirs in (("weight", "kernel"), ("bias", "bias"))},
-    **{
-        f"answerable_inner.{ours}": f"answer_class/dense_0/{theirs}"
-        for ours, theirs in (("weight", "kernel"), ("bias", "bias"))
-    },
+    **_dense("start", "start_logits/dense"),
+    **_dense("end_inner", "end_logits/dense_0"),
+    **{"end_norm.weight": "end_logits/LayerNorm/gamma", "end_norm.bias": "end_logits/LayerNorm/beta"},
+    **_dense("end", "end_logits/dense_1"),
+    **_dense("answerable_inner", "answer_class/dense_0"),
     "answerable.weight": "answer_class/dense_1/kernel",
 }
 _SUMMARY = "model/sequnece_summary/summary"  # as they spell it
@@ -87,11 +91,7 @@ def key_map(config: XLNetConfig, *, names: Iterable[str] = ()) -> KeyMap:
         entries.append(Entry(("softmax.weight",), (Part("model/lm_loss/weight", sizes.shape("V D")),)))
     shape = sizes.shape("L n d" if config.untie_r else "n d")
     entries += [Entry((name,), (Part(_ROOT + name, shape),)) for name in ("r_w_bias", "r_r_bias", "r_s_bias")]
-    scores = _scores(names) or _CHOICE
-    text = {
-        **{f"summary.{ours}": f"{_SUMMARY}/{theirs}" for ours, theirs in (("weight", "kernel"), ("bias", "bias"))},
-        **{f"scores.{ours}": f"{scores}/{theirs}" for ours, theirs in (("weight", "kernel"), ("bias", "bias"))},
-    }
+    text = _dense("summary", _SUMMARY) | _dense("scores", _scores(names) or _CHOICE)
     return KeyMap(tuple(with_head(config, entries, text | _SPAN, transposed=True)), _IGNORED, _HEADS)
 
 
