@@ -8,7 +8,6 @@ Before that, losses and gradients of ours are compared with the peer's; in fp32 
 import argparse
 import contextlib
 import itertools
-import json
 import random
 import statistics
 import sys
@@ -18,15 +17,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.machine import describe, n_cores
 from common.report import facts
 from common.shapes import SHAPES, Shape
+from common.sides import checked, peer_options, run
 from common.wire import Remote, WorkerError
 
 from transformer_xl.console import say, table
 
 HERE = Path(__file__).parent
-PEER_PYTHON = HERE.parent / ".venv-peer" / "bin" / "python"
 LOSS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-2
 MEMORY_TARGET = 0.6
@@ -36,32 +34,10 @@ N_WARM_UP = 3
 Segment = list[list[int]]
 
 
-def main() -> None:
-    options = parse_arguments()
-    names = [name for name in SHAPES if name != "tiny"] if options.shape == "all" else [options.shape]
-    machine = describe()
-    print(facts(machine))
-    try:
-        results = {name: compare(name, options) for name in names}
-    except WorkerError as error:
-        sys.exit(f"error: {error}")
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "threads": options.threads, "shapes": results}, indent=2))
-
-
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = peer_options(__doc__, repeats=9)
     parser.add_argument("--shape", choices=[*SHAPES, "all"], default="all", help="E and S are those of docs/results.md")
-    parser.add_argument("--repeats", type=int, default=9, help="timed steps of each (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=n_cores(), help="default: all cores (%(default)s)")
-    parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="Python with peer-requirements.txt installed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single time there too")
-    options = parser.parse_args()
-    if options.repeats < 1 or options.threads < 1:
-        parser.error("--repeats and --threads must be at least 1")
-    if not options.peer_python.exists():
-        parser.error(f"the peer's environment '{options.peer_python}' does not exist; run `make bench`, which sets it up")
-    return options
+    return checked(parser)
 
 
 def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -207,4 +183,4 @@ def memory_row(who: str, memory: dict[str, dict[str, float]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run(compare, parse_arguments(), SHAPES)

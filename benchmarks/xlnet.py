@@ -16,15 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.machine import describe, n_cores
+from common.machine import describe
 from common.report import facts
+from common.sides import checked, peer_options
 from common.wire import Remote, WorkerError
 from common.xlnet_shapes import PARTS, XLNET_SHAPES, XLNetShape
 
 from transformer_xl.console import say, table
 
 HERE = Path(__file__).parent
-PEER_PYTHON = HERE.parent / ".venv-peer" / "bin" / "python"
 LOSS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-2
 SPEED_TARGETS = {"pretrain": {"ours fp32": 2.0, "ours auto": 6.0}, "finetune": {"ours fp32": 1.3, "ours auto": 4.0}}
@@ -46,19 +46,10 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = peer_options(__doc__, repeats=5)
     parser.add_argument("--shape", choices=XLNET_SHAPES, default="base", help="default: %(default)s")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
-    parser.add_argument("--repeats", type=int, default=5, help="timed steps of each (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=n_cores(), help="default: all cores (%(default)s)")
-    parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="Python with peer-requirements.txt installed")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single time there too")
-    options = parser.parse_args()
-    if options.repeats < 1 or options.threads < 1:
-        parser.error("--repeats and --threads must be at least 1")
-    if not options.peer_python.exists():
-        parser.error(f"the peer's environment '{options.peer_python}' does not exist; run `make bench`, which sets it up")
-    return options
+    return checked(parser)
 
 
 def compare(part: str, options: argparse.Namespace) -> dict[str, Any]:

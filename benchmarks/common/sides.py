@@ -1,11 +1,11 @@
-"""What `decode.py` and `evaluate.py` have in common: their options, their processes, and the figures of turns taken."""
+"""What benchmarks against a peer have in common: their options, the processes of readers, and the figures of turns taken."""
 
 import argparse
 import json
 import random
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +19,45 @@ ROOT = HERE.parents[1]
 PEER_PYTHON = ROOT / ".venv-peer" / "bin" / "python"
 
 
-def reading_options(description: str | None, *, repeats: int) -> argparse.ArgumentParser:
-    """Return a parser of the options that both benchmarks have."""
+def peer_options(description: str | None, *, repeats: int, of: str = "timed steps of each") -> argparse.ArgumentParser:
+    """Return a parser of the options that all benchmarks against a peer have; `of` says what is repeated."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=[*READING_SHAPES, "all"], default="all", help="E and W are those of docs/results.md")
-    parser.add_argument("--repeats", type=int, default=repeats, help="rounds in which all take a turn (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=repeats, help=f"{of} (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=n_cores(), help="default: all cores (%(default)s)")
     parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="Python with peer-requirements.txt installed")
-    parser.add_argument("--quick", action="store_true", help="try it out in seconds: a tiny shape, a stand-in for the peer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every single time there too")
+    return parser
+
+
+def reading_options(description: str | None, *, repeats: int) -> argparse.ArgumentParser:
+    """Return a parser of the options that `decode.py` and `evaluate.py` have."""
+    parser = peer_options(description, repeats=repeats, of="rounds in which all take a turn")
+    parser.add_argument("--shape", choices=[*READING_SHAPES, "all"], default="all", help="E and W are those of docs/results.md")
+    parser.add_argument("--quick", action="store_true", help="try it out in seconds: a tiny shape, a stand-in for the peer")
     return parser
 
 
 def checked(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the options, and refuse what cannot work."""
     options = parser.parse_args(arguments)
-    if options.quick:
+    quick = getattr(options, "quick", None)  # None: it is no option of this benchmark
+    if quick:
         options.shape, options.repeats = "tiny", min(options.repeats, 2)
     if options.repeats < 1 or options.threads < 1:
         parser.error("--repeats and --threads must be at least 1")
-    if not options.quick and not options.peer_python.exists():
-        parser.error(
-            f"the peer's environment '{options.peer_python}' does not exist; run `make bench`, which sets it up, or try --quick"
-        )
+    if not quick and not options.peer_python.exists():
+        hint = "" if quick is None else ", or try --quick"
+        parser.error(f"the peer's environment '{options.peer_python}' does not exist; run `make bench`, which sets it up{hint}")
     return options
 
 
-def run(compare: Callable[[str, argparse.Namespace], dict[str, Any]], options: argparse.Namespace) -> None:
+def run(
+    compare: Callable[[str, argparse.Namespace], dict[str, Any]],
+    options: argparse.Namespace,
+    shapes: Iterable[str] = READING_SHAPES,
+) -> None:
     """Compare at each shape that was asked for, and write all figures where that was asked for."""
-    names = [name for name in READING_SHAPES if name != "tiny"] if options.shape == "all" else [options.shape]
+    names = [name for name in shapes if name != "tiny"] if options.shape == "all" else [options.shape]
     machine = describe()
     print(facts(machine))
     try:
