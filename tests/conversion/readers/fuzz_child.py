@@ -1,7 +1,7 @@
 """Corrupts files at random and reads them in a process of its own; prints what broke a promise.
 
-Arguments: number of corruptions per format, "inside" or "child". With "inside" the
-pickles are parsed in this process, which may take 256 MB more memory than it has; with "child" as users have them parsed.
+Arguments: two numbers of corruptions per format. The first are read as users read them, with a child that parses pickles; the
+others are parsed in this process, which may then take 256 MB more memory than it has.
 """
 
 import collections
@@ -109,14 +109,14 @@ def fuzz(kind: str, n: int, rng: random.Random, path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    n, where = int(sys.argv[1]), sys.argv[2]
-    if where == "inside":
+    n_child, n_inside = map(int, sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "file"
+        report = {f"{kind} child": fuzz(kind, n_child, random.Random(f"{kind} child"), path) for kind in KINDS}
         torch_files.read_in_child = pickles.read_in_child = parse_inside
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "file"
-        report = {kind: fuzz(kind, n, random.Random(f"{kind} {where}"), path) for kind in KINDS}
+        report |= {f"{kind} inside": fuzz(kind, n_inside, random.Random(f"{kind} inside"), path) for kind in KINDS}
     json.dump(report, sys.stdout)
 
 

@@ -10,26 +10,21 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    ("where", "n"),
-    [("inside", 100), ("child", 5), pytest.param("inside", 1000, marks=SLOW), pytest.param("child", 20, marks=SLOW)],
-)
-def test_damage_is_found_or_harmless(where, n):
+@pytest.mark.parametrize(("n_child", "n_inside"), [(5, 100), pytest.param(20, 1000, marks=pytest.mark.slow)])
+def test_damage_is_found_or_harmless(n_child, n_inside):
     result = subprocess.run(
-        [sys.executable, "-m", "tests.conversion.readers.fuzz_child", str(n), where],
+        [sys.executable, "-m", "tests.conversion.readers.fuzz_child", str(n_child), str(n_inside)],
         env={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     report = json.loads(result.stdout)
-    assert set(report) == {"zip", "legacy", "pickle", "safetensors"}
+    assert len(report) == 8
     for kind, found in report.items():
+        n = n_inside if kind.endswith("inside") else n_child
         assert not found["wrong"], (kind, found["wrong"][:5])
         # without checksums, numbers may change unnoticed
         assert found["accepted"] < n / 2, (kind, found["accepted"])
