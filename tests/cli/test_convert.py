@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -303,22 +304,28 @@ def test_the_examples_of_the_help_are_commands(txl: Txl, place: Path) -> None:
 
 
 def test_a_step_is_written_for_onnx(txl: Txl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says what a program must know to run it, and nothing of the exporter's own."""
+    """It says what a program must know to run it. The exporter, which takes seconds, is in tests/test_onnx.py."""
     pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
-    trace, programs = onnx._trace, []
+    traced: list[Any] = []
 
-    def traced_once(*arguments: Any) -> Any:  # it takes seconds
-        programs.extend([] if programs else [trace(*arguments)])
-        return programs[0]
+    class Program:
+        model = SimpleNamespace(metadata_props={})
 
-    monkeypatch.setattr(onnx, "_trace", traced_once)
-    smallest = ("--quiet", "--set", "train.max_steps=1", "--set", "model.n_layer=1")
-    assert txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "run1", *smallest).status == 0
-    answer = txl("convert", "run1", "step.onnx", "--to", "onnx", "--tgt-len", "4")
-    assert (answer.status, answer.err) == (0, "")
-    assert answer.out.startswith("written to step.onnx; mem_len ")
-    assert "tgt_len 4, vocab_size 256, first_n_valid 0" in answer.out
-    assert (place / "step.onnx").stat().st_size > 1000
-    answer = txl("convert", "run1", "text.txt/step.onnx", "--to", "onnx")
+        def save(self, path: Path, *, external_data: bool) -> None:
+            path.write_text(json.dumps(self.model.metadata_props))
+
+    def trace(model: TransformerXL, *sizes: int | None) -> Program:
+        traced.append((model.mem_len, *sizes))
+        return Program()
+
+    monkeypatch.setattr(onnx, "_trace", trace)
+    answer = txl("convert", "run", "step.onnx", "--to", "onnx", "--tgt-len", "4")
+    assert (answer.status, answer.err, traced) == (0, "", [(6, None, 4)])
+    facts = {"mem_len": "6", "tgt_len": "4", "vocab_size": "256", "first_n_valid": "0"}
+    assert json.loads((place / "step.onnx").read_text()) == facts
+    told = ", ".join(f"{name} {value}" for name, value in facts.items())
+    assert answer.out == f"written to step.onnx; {told} (in its metadata too)\n"
+    answer = txl("convert", "run", "text.txt/step.onnx", "--to", "onnx")
     assert answer.status == 1
     assert "cannot write 'text.txt/step.onnx'" in answer.complaint
+    assert traced[1] == (6, None, 128)
