@@ -115,12 +115,6 @@ def test_large_weights_are_not_taken_for_infinite_ones(tmp_path: Path) -> None:
     assert open_run(tmp_path / "large").model.get_parameter("softmax.bias").max() > 2e38
 
 
-@pytest.mark.parametrize("other", [{"split": "test"}, {"corpus": "text.txt"}])
-def test_a_file_is_no_split(other: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="leave --split and --corpus out"):
-        open_run("run").text(file=Path("text.txt"), **other)
-
-
 def test_a_file_may_be_refused_for_what_it_holds() -> None:
     def check(data: bytes) -> None:
         raise ConfigError(f"{len(data)} bytes")

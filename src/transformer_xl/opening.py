@@ -237,15 +237,13 @@ class Opened:
         limit: int | None = None,
         check: Callable[[bytes], object] | None = None,
     ) -> Text:
-        """Return a file, or a split of the run's corpus or of another one; see `file_text` and `split_text`.
+        """Return a file, or else a split of the run's corpus or of another one; see `file_text` and `split_text`.
 
         Raises:
-            ConfigError: a file and a split at once, or neither for a model without a corpus.
+            ConfigError: neither a file nor a corpus for a model without one.
             CorpusError: a text that cannot be read.
         """
         if file is not None:
-            if split is not None or corpus is not None:
-                raise ConfigError("--file names a whole file; leave --split and --corpus out")
             separator = EVERY_LINE if self.config.train.loss == "answer" else None
             return file_text(file, self.tokenizer, check=check, separator=separator)
         if not self.is_run and corpus is None:

@@ -150,7 +150,7 @@ def make_plan(
         ConfigError: the lanes cannot be divided among the devices, or the size of the vocabulary is unknown without the text.
     """
     train = config.train
-    _check_lanes(config, gpus, per_machine)
+    _check_lanes(config, gpus)
     model_config, origin = with_vocabulary(config)
     case = _Case(config, _one_lane(config, model_config, hardware), hardware)
     layout = Layout(gpus, per_machine, division or "ddp", train.accumulate, train.checkpoint_layers)
@@ -189,11 +189,9 @@ def make_plan(
     )
 
 
-def _check_lanes(config: RunConfig, gpus: int, per_machine: int) -> None:
-    """Refuse numbers of devices among which the lanes cannot be divided."""
+def _check_lanes(config: RunConfig, gpus: int) -> None:
+    """Refuse a number of devices among which the lanes cannot be divided."""
     train = config.train
-    if gpus < 1 or per_machine < 1:
-        raise ConfigError(f"--gpus ({gpus}) and --per-machine ({per_machine}) must be at least 1")
     n_group = gpus * train.accumulate
     if train.batch_size % n_group:
         raise ConfigError(
