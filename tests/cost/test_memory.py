@@ -1,11 +1,7 @@
 """Counted bytes are those of real tensors; the sum is the peak of a real training step, within a stated tolerance."""
 
 import dataclasses
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +9,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.cost.cases import config, tokens, work
+from tests.forked import run_forked
 from transformer_xl.config import OptimConfig, RunConfig, TrainConfig
 from transformer_xl.cost.hardware import measured
 from transformer_xl.cost.memory import (
@@ -32,7 +29,6 @@ from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.training.muon import Muon
 from transformer_xl.training.optim import Optimizers, state_bytes
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 LARGER: dict[str, Any] = {"d_model": 32, "n_head": 2, "d_head": 24, "d_inner": 88, "mem_len": 12}
 
@@ -192,19 +188,6 @@ PEAKS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def peak(precision: str, number: int) -> int:
-    """Bytes, not times: other load on the machine makes no difference. What is freed goes back to the system at once."""
-    child = subprocess.run(
-        [sys.executable, "-m", "tests.cost.peak_child", json.dumps([PEAKS[precision][number]])],
-        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
-    return json.loads(child.stdout)[0]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc, which only Linux has")
 @pytest.mark.parametrize(
     ("precision", "number"),
@@ -219,4 +202,6 @@ def test_the_peak_of_a_step_is_within_15_percent_of_the_plan(precision: Any, num
     hardware = measured("cpu", flops=1e9, bandwidth=1e9, memory=1e12, precision=precision, on_cpu=True)
     run = RunConfig(model=TransformerXLConfig(**settings["model"]), train=TrainConfig(**settings["train"]))
     planned = make_plan(run, hardware).memory.total
-    assert 0.85 * planned <= peak(precision, number) <= 1.15 * planned
+    # bytes, not times: other load on the machine makes no difference
+    (peak,) = run_forked("tests.cost.peak_child:peak", 1, settings, timeout=600)
+    assert 0.85 * planned <= peak <= 1.15 * planned
