@@ -14,13 +14,12 @@ import pytest
 
 from tests.cli.command_lines import lines
 from tests.cli.forked_lines import Ending, fault, furnish
-from tests.forked import run_forked
+from tests.forked import run_jobs
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of processes")
 
 _SEED = int(os.environ.get("TXL_SEED", "0"))
 _MANY = int(os.environ.get("TXL_LINES", "600"))
-_AT_ONCE = 100
 
 
 @pytest.fixture(scope="module")
@@ -34,27 +33,30 @@ def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 FULL_SIZE = pytest.param(_MANY, marks=[pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(3600)])
 
 
+KNOWN = [
+    (["generate", "run", "--prompts", "-", "--tokens", "0", "--json"], "one\ntwo\n"),
+    (["eval", "gone"], ""),
+    (["generate", "run", "--tokens", "1000000000", "--compile", "no"], ""),
+    (["frobnicate"], ""),
+]
+"""Lines of which one goes on for ever."""
+
+
 @pytest.mark.parametrize("n", [30, FULL_SIZE])
 def test_every_line_ends_well(furnished: Path, record_property: Callable[[str, object], None], n: int) -> None:
-    drawn, found = lines(_SEED, n), []
-    for first in range(0, n, _AT_ONCE):
-        some = drawn[first : first + _AT_ONCE]
-        (endings,) = run_forked("tests.cli.forked_lines:attempt", 1, str(furnished), some, timeout=1000)
-        ended = [(line, Ending(*ending)) for line, ending in zip(some, endings, strict=True)]
-        found += [f"{what}\n  {line}\n  {ending.err[-2000:]}" for line, ending in ended if (what := fault(ending))]
+    drawn, attempt = lines(_SEED, n), "tests.cli.forked_lines:attempt"
+    jobs = {"known": (attempt, str(furnished), KNOWN, 2), "drawn": (attempt, str(furnished), drawn)}
+    ended = {name: [Ending(*each) for each in endings] for name, (endings,) in run_jobs(jobs, 1, timeout=3500).items()}
+
+    known = ended["known"]
+    assert [ending.status for ending in known] == [0, 1, -signal.SIGXCPU, 2]
+    assert "'gone' " in known[1].err
+    assert [fault(ending) is None for ending in known] == [True, True, False, True]
+
+    told = [(line, ending, fault(ending)) for line, ending in zip(drawn, ended["drawn"], strict=True)]
+    found = [f"{what}\n  {line}\n  {ending.err[-2000:]}" for line, ending, what in told if what]
     record_property("figure", f"{n - len(found):,} of {n:,} random command lines end well (seed {_SEED})")
     assert not found, "\n\n".join(found)
-
-
-def test_endings_are_told_apart(furnished: Path) -> None:
-    piped = (["generate", "run", "--prompts", "-", "--tokens", "0", "--json"], "one\ntwo\n")
-    strange = [["eval", "gone"], ["generate", "run", "--tokens", "1000000000", "--compile", "no"], ["frobnicate"]]
-    given = [piped, *((arguments, "") for arguments in strange)]
-    (found,) = run_forked("tests.cli.forked_lines:attempt", 1, str(furnished), given, 2)
-    endings = [Ending(*each) for each in found]
-    assert [ending.status for ending in endings] == [0, 1, -signal.SIGXCPU, 2]
-    assert "'gone' " in endings[1].err
-    assert [fault(ending) is None for ending in endings] == [True, True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -80,5 +82,5 @@ def test_what_a_bad_ending_is(ending: Ending, what: str | None) -> None:
 
 def test_lines_name_every_option() -> None:
     """A command that is added has its turn."""
-    used = {argument.partition("=")[0] for line in lines(0, 3_000) for argument in line.arguments}
+    used = {argument.partition("=")[0] for line in lines(0, 2_000) for argument in line.arguments}
     assert {"eval-speed", "prepare", "--per-token", "--repetition-penalty", "--measure-only", "--read-only", "-n"} <= used
