@@ -1,16 +1,21 @@
 """A small finished run, made once, and `txl` called in this process as a person would call it; no curve is drawn."""
 
+import json
 import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.helpers import sealed_as_it_is
 from tests.training.helpers import write_recipe, write_text
 from transformer_xl.cli import main
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.model.sequence_model import SequenceModel
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,21 @@ def train_once(home: Path, recipe: str, corpus: str, out: Path, *options: str) -
     return out
 
 
+def save(model: SequenceModel, tokenizer: Tokenizer, where: str | Path) -> None:
+    """Export a model with its tokenizer."""
+    model.save_pretrained(where)
+    tokenizer.save(Path(where, "tokenizer.json"))
+
+
+def change_settings(run: Path, section: str, **values: Any) -> None:
+    """Change settings of a run, and seal it with them."""
+    config = run / "config.json"
+    settings = json.loads(config.read_text())
+    settings[section] |= values
+    config.write_text(json.dumps(settings))
+    sealed_as_it_is(run)
+
+
 @pytest.fixture
 def workbench(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An own copy of it, to work in."""
@@ -96,3 +116,10 @@ def txl(workbench: Path, capsys: pytest.CaptureFixture[str]) -> Txl:
         return Answer(code if isinstance(code, int) else 0, captured.out, captured.err)
 
     return txl
+
+
+@pytest.fixture
+def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are empty files, because drawing them takes longer than the rest of a command."""
+    monkeypatch.setattr("transformer_xl.analysis.explain.page.save_picture", lambda figure, path: path.touch())
+    monkeypatch.setattr("transformer_xl.analysis.lines.save_with_legend", lambda figure, axes, path: path)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Txl, train_once
-from tests.helpers import sealed_as_it_is
+from tests.cli.conftest import Txl, change_settings, save, train_once
 from transformer_xl.analysis.recl import losses
 from transformer_xl.checkpoint.run_directory import load
 
@@ -30,11 +29,7 @@ def zoo(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         options = [part for each in ["train.max_steps=2", "train.sample_tokens=0", *settings] for part in ("--set", each)]
         train_once(home, "tiny.toml", "text.txt", zoo / name, *options)
     shutil.copytree(zoo / "lstm", zoo / "halves")
-    config = zoo / "halves" / "config.json"
-    settings = json.loads(config.read_text())
-    settings["data"]["split"] = [0.5, 0.25, 0.25]
-    config.write_text(json.dumps(settings))
-    sealed_as_it_is(zoo / "halves")
+    change_settings(zoo / "halves", "data", split=[0.5, 0.25, 0.25])
     shutil.copytree(zoo / "lstm", zoo / "fresh")
     shutil.rmtree(zoo / "fresh" / "checkpoints")
     (zoo / "fresh" / "checkpoints").mkdir()
@@ -51,14 +46,14 @@ def runs(zoo: Path, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Of which kinds losses are computed, and at which contexts."""
-    seen: list[tuple[str, int]] = []
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int, int]]:
+    """Of which models losses are computed, at which contexts, in segments of how many tokens."""
+    seen: list[tuple[Any, int, int]] = []
     original = losses.context_losses
 
-    def watched(model: Any, *arguments: Any, context: int, **options: Any) -> np.ndarray:
-        seen.append((model.config.kind, context))
-        return original(model, *arguments, context=context, **options)
+    def watched(model: Any, *arguments: Any, context: int, tgt_len: int, **options: Any) -> np.ndarray:
+        seen.append((model, context, tgt_len))
+        return original(model, *arguments, context=context, tgt_len=tgt_len, **options)
 
     monkeypatch.setattr(losses, "context_losses", watched)
     return seen
@@ -109,9 +104,9 @@ def test_json_is_consistent(txl: Txl, home: Path) -> None:
     assert len({vanilla[context] for context in vanilla if int(context) >= 5}) == 1  # it reads five tokens at most
 
 
-def test_what_is_known_is_not_computed_again(txl: Txl, computed: list[tuple[str, int]], workbench: Path) -> None:
+def test_what_is_known_is_not_computed_again(txl: Txl, computed: list[tuple[Any, int, int]], workbench: Path) -> None:
     first = txl("recl", "run", "lstm", *QUICK)
-    assert {kind for kind, _ in computed} == {"transformer_xl", "lstm"}
+    assert {model.config.kind for model, *_ in computed} == {"transformer_xl", "lstm"}
     n = len(computed)
     assert len(computed) == len(set(computed)) == len(list((workbench / "cache" / "recl").iterdir()))
     assert txl("recl", "run", "lstm", *QUICK).out == first.out
@@ -161,52 +156,30 @@ def test_interrupted_before_anything_is_known(txl: Txl, monkeypatch: pytest.Monk
     assert (answer.status, answer.out) == (130, "")
 
 
-def test_reading_is_that_of_the_run_or_as_asked(txl: Txl, monkeypatch: pytest.MonkeyPatch, workbench: Path) -> None:
-    seen: list[tuple[str, int, int | None, bool, int]] = []
-    original = losses.context_losses
+def test_reading_is_that_of_the_run_or_as_asked(txl: Txl, computed: list[tuple[Any, int, int]], workbench: Path) -> None:
+    def readings() -> set[tuple[Any, ...]]:
+        found = {(m.config.kind, m.mem_len, m.clamp_len, m.same_length, tgt_len) for m, _, tgt_len in computed}
+        computed.clear()
+        return found
 
-    def watched(model: Any, *arguments: Any, tgt_len: int, **options: Any) -> np.ndarray:
-        seen.append((model.config.kind, model.mem_len, model.clamp_len, model.same_length, tgt_len))
-        return original(model, *arguments, tgt_len=tgt_len, **options)
-
-    monkeypatch.setattr(losses, "context_losses", watched)
-    config = workbench / "run" / "config.json"
-    settings = json.loads(config.read_text())
-    settings["eval"] |= {"clamp_len": 4, "same_length": True, "tgt_len": 3, "mem_len": 7}
-    config.write_text(json.dumps(settings))
-    sealed_as_it_is(workbench / "run")
+    change_settings(workbench / "run", "eval", clamp_len=4, same_length=True, tgt_len=3, mem_len=7)
     txl("recl", "run", "lstm", *QUICK)
-    assert set(seen) == {("transformer_xl", 7, 4, True, 3), ("lstm", 1, None, False, 5)}
-    seen.clear()
+    assert readings() == {("transformer_xl", 7, 4, True, 3), ("lstm", 1, None, False, 5)}
     txl("recl", "run", "lstm", *QUICK, "--mem-len", "0", "--tgt-len", "20", "--block", "1")
-    assert set(seen) == {("transformer_xl", 0, 4, False, 20), ("lstm", 1, None, False, 5)}
+    assert readings() == {("transformer_xl", 0, 4, False, 20), ("lstm", 1, None, False, 5)}
 
 
 def test_without_memory_a_segment_is_all_that_is_read_at_once(
-    txl: Txl, monkeypatch: pytest.MonkeyPatch, workbench: Path
+    txl: Txl, computed: list[tuple[Any, int, int]], workbench: Path
 ) -> None:
     """Scored by stride, three tokens after nine that are read again."""
-    seen: set[tuple[int, int]] = set()
-    original = losses.context_losses
-
-    def watched(model: Any, *arguments: Any, tgt_len: int, **options: Any) -> np.ndarray:
-        seen.add((model.mem_len, tgt_len))
-        return original(model, *arguments, tgt_len=tgt_len, **options)
-
-    monkeypatch.setattr(losses, "context_losses", watched)
-    config = workbench / "run" / "config.json"
-    settings = json.loads(config.read_text())
-    settings["eval"] |= {"tgt_len": 3, "ext_len": 9, "mem_len": 0}
-    config.write_text(json.dumps(settings))
-    sealed_as_it_is(workbench / "run")
+    change_settings(workbench / "run", "eval", tgt_len=3, ext_len=9, mem_len=0)
     txl("recl", "run", *QUICK, "--block", "1")
-    assert seen == {(0, 12)}
+    assert {(model.mem_len, tgt_len) for model, _, tgt_len in computed} == {(0, 12)}
 
 
 def test_other_texts(txl: Txl, workbench: Path) -> None:
-    model, tokenizer = load("run")
-    model.save_pretrained(workbench / "exported")
-    tokenizer.save(workbench / "exported" / "tokenizer.json")
+    save(*load("run"), "exported")
     assert (
         txl("recl", "exported", *QUICK).complaint
         == "'exported' is a model without a corpus of its own; give --file or --corpus"
