@@ -29,6 +29,7 @@ def test_a_file_is_explained(txl, workbench):
         assert (workbench / "out" / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_totals_are_those_of_eval(txl, workbench):
     (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:250])
     figures = json.loads(txl("explain", "run", "short.txt", "--json", "--precision", "fp32").out)
@@ -43,6 +44,7 @@ def test_totals_are_those_of_eval(txl, workbench):
     assert figures["memory_is_worth_bpc"] == pytest.approx(expected["without_memory"]["bpc"] - expected["bpc"], abs=1e-5)
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_options_say_how_it_is_read(txl, workbench):
     short = workbench / "short.txt"
     short.write_text((workbench / "text.txt").read_text()[:80])
@@ -106,17 +108,20 @@ def test_what_lies_in_the_way_is_left_alone(txl, workbench):
     assert "--mem-len (-1) must be at least 0" in txl("explain", "run", "text.txt", "--mem-len=-1").complaint
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_a_memory_is_no_longer_than_the_text(txl, workbench):
     (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:80])
     command = ("explain", "run", "short.txt", "--out", "out", "--mem-len")
     assert txl(*command, str(10**18)).out == txl(*command, "100").out != ""
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_a_page_may_show_a_hundred_likely_tokens(txl, workbench):
     assert txl("explain", "run", "text.txt", "--most", "20", "--top", "100", "--out", "out").status == 0
     assert stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))[0]["top"] == 100
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_an_interrupted_explanation_leaves_the_one_before(txl, workbench, monkeypatch):
     assert txl("explain", "run", "text.txt", "--out", "out", "--most", "20").status == 0
     before = {path.name: path.read_bytes() for path in (workbench / "out").iterdir()}
@@ -128,8 +133,3 @@ def test_an_interrupted_explanation_leaves_the_one_before(txl, workbench, monkey
         patch.setattr("transformer_xl.analysis.explain.explanation._score_tokens", interrupted)
         assert txl("explain", "run", "text.txt", "--out", "out").status == 130
     assert {path.name: path.read_bytes() for path in (workbench / "out").iterdir()} == before
-
-
-def test_help_says_how_it_is_used(txl):
-    answer = txl("explain", "--help")
-    assert "Common uses:" in answer.out and "txl explain runs/mine letter.txt" in answer.out

@@ -35,6 +35,7 @@ def run(txl: Txl, ids: Path) -> str:
     return "runs/ids"
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_scores_count_ids(txl: Txl, run: str) -> None:
     answer = txl("eval", run, "--compare-memory")
     assert "bits per id\n" in answer.out and "without memory" in answer.out and "bits per id (" in answer.out

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Txl, train_once
+from tests.cli.conftest import Txl, save, train_once
 from tests.training.helpers import differing, run_bits
 from transformer_xl import model_config
 from transformer_xl.checkpoint.run_directory import load
@@ -32,7 +32,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def trained(home: Path, kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_once(home, "tiny.toml", "text.txt", tmp_path_factory.mktemp(kind) / "run2", *sets(kind, "train.max_steps=16"))
+    return train_once(home, "tiny.toml", "text.txt", tmp_path_factory.mktemp(kind) / "run2", *sets(kind, "train.max_steps=4"))
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def train(txl: Txl, kind: str, out: str, *more: str) -> None:
 def test_resumed_is_uninterrupted(txl: Txl, workbench: Path, kind: str) -> None:
     # auxiliary losses end at a share of the budget, which is another where the budget was raised
     constant = ("optim.schedule=constant", *(("model.intermediate_losses=false",) if kind == "vanilla" else ()))
-    constant = (*constant, "train.eval_interval=6")
-    train(txl, kind, "whole", *constant, "train.max_steps=16")
-    train(txl, kind, "parts", *constant, "train.max_steps=8")
-    answer = txl("train", "--resume", "--out", "parts", "--set", "train.max_steps=16")
+    constant = (*constant, "train.eval_interval=3")
+    train(txl, kind, "whole", *constant, "train.max_steps=8")
+    train(txl, kind, "parts", *constant, "train.max_steps=4")
+    answer = txl("train", "--resume", "--out", "parts", "--set", "train.max_steps=8")
     assert answer.status == 0, answer.err
-    assert "resumed at step 8" in answer.err
+    assert "resumed at step 4" in answer.err
     assert differing(run_bits(workbench / "whole"), run_bits(workbench / "parts")) == ["log"]  # one has a score more
 
 
@@ -119,9 +119,7 @@ def test_unknown_kind(txl: Txl) -> None:
 
 def test_an_exported_model_is_read_as_it_can_be(txl: Txl, workbench: Path, run2: Path) -> None:
     (workbench / "short.txt").write_bytes((workbench / "text.txt").read_bytes()[:300])
-    model, tokenizer = load("run2")
-    model.save_pretrained(workbench / "exported")
-    tokenizer.save(workbench / "exported" / "tokenizer.json")
+    save(*load("run2"), "exported")
     score = json.loads(txl("eval", "exported", "--file", "short.txt", "--json").out)
     assert score["tokens"] == 299
 
@@ -164,6 +162,7 @@ def mine(workbench: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     model_config.KINDS.pop("mine", None)
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_a_kind_of_ones_own_is_named_by_every_command(txl: Txl, workbench: Path, mine: str) -> None:
     (workbench / "short.txt").write_text("the cat sat on mats " * 4)
     own, kind = ("--import", mine), ("--set", "model.kind=mine", "--set", "model.n_layer=2")

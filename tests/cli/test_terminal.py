@@ -8,7 +8,6 @@ from tests.cli.conftest import Txl
 @pytest.mark.parametrize(
     "command",
     [
-        "eval run",
         "eval run --json",
         "explain run text.txt --out explained --most 50",
         "plot run --against memory --lengths 0,8",
@@ -16,6 +15,7 @@ from tests.cli.conftest import Txl
         "recl run --delta 10 --max-context 20 --tokens 20",
     ],
 )
+@pytest.mark.usefixtures("nothing_drawn")
 def test_a_bar_is_shown(txl: Txl, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
     answer = txl(*command.split())

@@ -16,6 +16,7 @@ import torch
 from tests import forked
 from tests.cli.conftest import Txl, train_once
 from tests.training.helpers import entries as log_of
+from transformer_xl import translating
 from transformer_xl.data.text_files import Piece, read_lines
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.opening import open_run
@@ -84,12 +85,20 @@ def pairs(written: Path, workbench: Path) -> None:
 
 
 @pytest.fixture
+def short_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that has hardly learned writes on until it may not; that takes less time here."""
+    monkeypatch.setattr(translating, "_LONGER", 0)
+    monkeypatch.setattr(translating, "_MORE", 8)
+
+
+@pytest.fixture
 def run(trained: Path, pairs: None, workbench: Path) -> Path:
     """A run that has learned the pairs, beside them."""
     shutil.copytree(trained, workbench / "learned")
     return Path("learned")
 
 
+@pytest.mark.usefixtures("short_targets")
 def test_own_pairs_are_learned_scored_and_translated(txl: Txl, run: Path) -> None:
     entries = [each for each in log_of(run) if each["kind"] in ("valid", "final")]
     n_answer = sum(len(line.split("\t")[1]) for line in Path("pairs/valid.tsv").read_text().splitlines(keepends=True))
@@ -150,6 +159,7 @@ def test_a_source_is_read_once_and_its_translation_is_what_beams_find(
     assert (ended.text, ended.is_whole) == ("", True)
 
 
+@pytest.mark.usefixtures("short_targets")
 def test_a_file_is_gone_on_with_and_compared_with_references(txl: Txl, run: Path) -> None:
     Path("sources.txt.xz").write_bytes(lzma.compress(Path("sources.txt").read_bytes()))
     command = ("translate", str(run), "--file", "sources.txt.xz", "--precision", "fp32", "--batch-size", "2", "--out")
@@ -190,6 +200,7 @@ def test_ctrl_c_keeps_the_lines_that_are_finished(txl: Txl, run: Path) -> None:
     assert 0 < n < 400 and f"interrupted; {n:,} texts are in 'found.txt'".encode() in err
 
 
+@pytest.mark.usefixtures("short_targets")
 def test_standard_input_is_translated_line_by_line(txl: Txl, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("two.txt").write_text("red dog\nblue cat\n")
     with Path("two.txt").open() as given:
@@ -241,6 +252,7 @@ def test_what_cannot_be_translated_is_refused_before_a_model_is_opened(
     assert txl("eval", str(run), "--temperature", "1.1").complaint.startswith("--temperature is for streams; 'learned' has")
 
 
+@pytest.mark.usefixtures("short_targets")
 def test_what_may_not_be_meant_is_warned_of(txl: Txl, run: Path) -> None:
     Path("one.txt").write_text("red dog runs\n")
     short = txl("translate", str(run), "--file", "one.txt", "--mem-len", "4")
