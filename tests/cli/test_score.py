@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Txl
+from tests.cli.conftest import Txl, save
 from tests.helpers import TINY, random_weights
 from tests.reading.test_tasks import task_model
 from transformer_xl.checkpoint.run_directory import load
@@ -32,11 +32,10 @@ def tokenizer_of(kind: str) -> Tokenizer:
     return train_tokenizer(TokenizerConfig.model_validate({"kind": kind, "vocab_size": 300 if kind == "bpe" else None}), [TEXT])
 
 
-def save(kind: str) -> None:
+def save_model(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     model = random_weights(TransformerXL(TransformerXLConfig(**{**TINY, "vocab_size": tokenizer.vocab_size})).eval())
-    model.save_pretrained("model")
-    tokenizer.save(Path("model/tokenizer.json"))
+    save(model, tokenizer, "model")
 
 
 def table(text: str) -> list[dict[str, str]]:
@@ -49,7 +48,7 @@ def total(rows: list[dict[str, Any]]) -> float:
 
 @pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
 def test_sums_are_those_of_eval_and_words_those_of_lines(txl: Txl, workbench: Path, kind: str) -> None:
-    save(kind)
+    save_model(kind)
     Path("some.txt.xz").write_bytes(lzma.compress(TEXT.encode()))
     how = ("--tgt-len", "8", *EXACT)
     whole = json.loads(txl("eval", "model", "--file", "some.txt.xz", "--batch-size", "1", "--json", *how).out)
@@ -77,7 +76,7 @@ def test_sums_are_those_of_eval_and_words_those_of_lines(txl: Txl, workbench: Pa
 @pytest.mark.parametrize("kind", ["byte", "word", "bpe", "char without line ends"])
 def test_a_line_alone_follows_a_line_end(txl: Txl, workbench: Path, kind: str) -> None:
     """Or a space where the vocabulary has none. All its tokens count, and lines that are read beside it make no difference."""
-    save(kind)
+    save_model(kind)
     lines = [f"{'the cat and dog '[: 3 + n % 13]}ran" for n in range(40)]
     lines, before = ([*lines[:9], "", *lines[9:]], "\n") if "without" not in kind else (lines[:1], " ")
     Path("some.txt").write_text("\n".join(lines))
@@ -93,7 +92,7 @@ def test_a_line_alone_follows_a_line_end(txl: Txl, workbench: Path, kind: str) -
 
 
 def test_standard_input_and_bytes_that_are_no_text(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save("byte")
+    save_model("byte")
     Path("latin.txt").write_bytes("caf\u00e9 noir\r\n\u00fc".encode("latin-1"))
     answer = txl("score", "model", "latin.txt", "--per", "word", *EXACT)
     assert "warning: 'latin.txt' is not UTF-8, and its bytes are read as they are" in answer.err
@@ -109,7 +108,7 @@ def test_standard_input_and_bytes_that_are_no_text(txl: Txl, workbench: Path, mo
 
 @pytest.mark.parametrize("memory", ["carried", "reset"])
 def test_a_file_that_is_gone_on_with_is_the_same_to_the_last_byte(txl: Txl, workbench: Path, memory: str) -> None:
-    save("word")
+    save_model("word")
     Path("some.txt").write_text(TEXT)
     for per in ("line", "word"):
         out = Path(f"{per}.tsv")
@@ -134,7 +133,7 @@ def nats_alone(text: str) -> float:
 
 def test_pairs_count_ties_half(txl: Txl, workbench: Path) -> None:
     """Sentences of the same tokens are equally probable, whatever is read beside them."""
-    save("word")
+    save_model("word")
     pairs = [("The cat sat.", "A dog ran"), ("A dog ran", "The cat sat."), ("the unknown", "the strange"), ("the", "end ran")]
     expected = [0.5 if n == 2 else float(nats_alone(good) < nats_alone(bad)) for n, (good, bad) in enumerate(pairs)]
     objects = [{"good": good, "bad": bad, "UID": "x"} for good, bad in pairs]
@@ -153,7 +152,7 @@ def test_pairs_count_ties_half(txl: Txl, workbench: Path) -> None:
 
 
 def test_blimp_is_the_mean_of_its_files(txl: Txl, workbench: Path) -> None:
-    save("word")
+    save_model("word")
     Path("blimp/data").mkdir(parents=True)
     right, wrong = sorted(["The cat sat.", "A dog ran"], key=nats_alone)
     for name, pairs in {"one": [(right, wrong)] * 3, "two": [(wrong, right)]}.items():
@@ -167,7 +166,7 @@ def test_blimp_is_the_mean_of_its_files(txl: Txl, workbench: Path) -> None:
 
 def test_lambada_asks_for_the_last_word(txl: Txl, workbench: Path, tmp_path: Path) -> None:
     """With the space before it; all its tokens must be the likeliest ones."""
-    save("bpe")
+    save_model("bpe")
     model, tokenizer = load("model")
     assert isinstance(model, TransformerXL)
     texts = ["A dog\nand the cat", "the end", "to the dog and ran"]
@@ -192,7 +191,7 @@ def test_lambada_asks_for_the_last_word(txl: Txl, workbench: Path, tmp_path: Pat
 
 
 def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
-    save("char")
+    save_model("char")
     Path("empty.txt").write_text("")
     Path("three.tsv").write_text("a\tb\tc\n")
     Path("one.tsv").write_text("a\n")
@@ -221,18 +220,16 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
 
 
 def test_a_model_that_predicts_no_tokens_is_refused(txl: Txl, workbench: Path) -> None:
-    task_model("classification").save_pretrained("tuned")
-    ByteTokenizer().save(Path("tuned/tokenizer.json"))
+    save(task_model("classification"), ByteTokenizer(), "tuned")
     assert txl("score", "tuned", "text.txt").complaint.startswith(
         "'tuned' is fine-tuned (classification) and predicts no tokens"
     )
-    XLNet(XLNetConfig(**{**TINY, "vocab_size": 256, "dropatt": 0.0})).save_pretrained("gaps")
-    ByteTokenizer().save(Path("gaps/tokenizer.json"))
+    save(XLNet(XLNetConfig(**{**TINY, "vocab_size": 256, "dropatt": 0.0})), ByteTokenizer(), "gaps")
     assert txl("score", "gaps", "text.txt").complaint.startswith("'gaps' is an XLNet, which fills gaps")
 
 
 def test_hidden_states_have_a_row_for_each_token(txl: Txl, workbench: Path) -> None:
-    save("byte")
+    save_model("byte")
     Path("some.txt").write_text(TEXT)
     rows = table(txl("score", "model", "some.txt", "--per", "token").out)
     answer = txl("hidden", "model", "some.txt", "states.npy")
