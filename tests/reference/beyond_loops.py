@@ -25,16 +25,15 @@ class Kept:
 
 
 def phi(x):
-    return torch.stack([value + 1 if value > 0 else torch.exp(value) for value in x])
+    return torch.where(x > 0, x + 1, torch.exp(x))
 
 
-def projections(x, w, layer, n, config):
-    """The query, key and value of one head for one state."""
-    prefix, H = f"layers.{layer}.attention", config.d_head
+def projections(x, w, layer, config):
+    """The queries, keys and values of all heads for one state, (N, H) each."""
+    prefix = f"layers.{layer}.attention"
     if config.pre_lnorm:
         x = layer_norm(x, w, f"{prefix}.layer_norm", config)
-    width = config.n_head * H
-    return [w[f"{prefix}.qkv_net.weight"][i * width + n * H : i * width + (n + 1) * H] @ x for i in range(3)]
+    return (w[f"{prefix}.qkv_net.weight"] @ x).view(3, config.n_head, config.d_head).unbind()
 
 
 def retrieve(feature, kept, n):
@@ -57,26 +56,25 @@ def is_matrix(config):
     return config.beyond in ("linear", "delta")
 
 
-def attend(h, own, first, document, goes_on, history, kept, w, layer, config):
-    """What one position h becomes: `first` is the first state of the history that attention may see."""
+def attend(h, own, first, document, goes_on, projected, kept, w, layer, config):
+    """What one position h becomes: `projected` is its history, and `first` what attention may see first of it."""
     prefix = f"layers.{layer}.attention"
     slots = kept.slots if goes_on and not is_matrix(config) else []
-    seen = [*slots, *history[first : own + 1]]
+    seen = [*(projections(x, w, layer, config) for x in slots), *projected[first : own + 1]]
     heads = []
     for n in range(config.n_head):
-        q = projections(history[own], w, layer, n, config)[0]
-        keys, values = zip(*[projections(x, w, layer, n, config)[1:] for x in seen], strict=True)
+        q = projected[own][0][n]
         scores = [
-            score(q, k, n, len(seen) - 1 - place, w, layer, config) / math.sqrt(config.d_head) for place, k in enumerate(keys)
+            score(q, k[n], n, len(seen) - 1 - place, w, layer, config) / math.sqrt(config.d_head)
+            for place, (_, k, _) in enumerate(seen)
         ]
         weights = torch.softmax(torch.stack(scores), dim=0)
-        out = sum(a * v for a, v in zip(weights, values, strict=True))
+        out = sum(a * v[n] for a, (_, _, v) in zip(weights, seen, strict=True))
         if is_matrix(config):
             total, weight = retrieve(phi(q), kept, n) if goes_on else (torch.zeros(config.d_head), torch.zeros(()))
-            for x in history[document:first]:
-                _, k, v = projections(x, w, layer, n, config)
-                likeness = phi(q) @ phi(k)
-                total, weight = total + likeness * news(k, v, kept, n, config), weight + likeness
+            for _, k, v in projected[document:first]:
+                likeness = phi(q) @ phi(k[n])
+                total, weight = total + likeness * news(k[n], v[n], kept, n, config), weight + likeness
             mean = total / weight if weight > 0 else total
             size = torch.sqrt((mean * mean).sum() / config.d_head + 1e-6)
             out = out + mean / size * w[f"layers.{layer}.beyond.scale"][n * config.d_head : (n + 1) * config.d_head]
@@ -91,8 +89,8 @@ def write(block, kept, w, layer, config):
     if is_matrix(config):
         old = Kept(matrix=dict(kept.matrix))
         for x in block:
-            for n in range(config.n_head):
-                _, k, v = projections(x, w, layer, n, config)
+            _, keys, values = projections(x, w, layer, config)
+            for n, (k, v) in enumerate(zip(keys, values, strict=True)):
                 S, z = kept.matrix.get(n, (torch.zeros(config.d_head, config.d_head), torch.zeros(config.d_head)))
                 kept.matrix[n] = (S + torch.outer(phi(k), news(k, v, old, n, config)), z + phi(k))
     else:
@@ -115,18 +113,17 @@ def compressed(block, w, layer, config):
 def reconstruction_loss(queries, blocks, w, layer, config):
     """How far attention to compressed blocks is from attention to the blocks; only the convolution learns."""
     fixed = {name: x if ".beyond." in name else x.detach() for name, x in w.items()}
+    left = [x for block in blocks for x in block]
+    made = [compressed(block, fixed, layer, config) for block in blocks]
+    projected = [[projections(x, fixed, layer, config) for x in states] for states in (left, made)]
     total = torch.zeros(())
     for h in queries:
+        query = projections(h.detach(), fixed, layer, config)[0]
         for n in range(config.n_head):
-            q = projections(h.detach(), fixed, layer, n, config)[0]
             found = []
-            for states in (
-                [x for block in blocks for x in block],
-                [compressed(block, fixed, layer, config) for block in blocks],
-            ):
-                pairs = [projections(x, fixed, layer, n, config)[1:] for x in states]
-                weights = torch.softmax(torch.stack([q @ k / math.sqrt(config.d_head) for k, _ in pairs]), dim=0)
-                found.append(sum(a * v for a, (_, v) in zip(weights, pairs, strict=True)))
+            for seen in projected:
+                weights = torch.softmax(torch.stack([query[n] @ k[n] / math.sqrt(config.d_head) for _, k, _ in seen]), dim=0)
+                found.append(sum(a * v[n] for a, (_, _, v) in zip(weights, seen, strict=True)))
             total = total + ((found[0] - found[1]) ** 2).sum() / (config.n_head * config.d_head)
     return total
 
@@ -158,6 +155,7 @@ def read_row(ids, memory, w, config, *, starts=(), ext_len=0):
             text = inputs[max([0, *(n_input + start for start in starts if start <= t)]) : n_input + t + 1]
             reads.append(looked_back(h, text, len(text) - 1, w, f"layers.{layer}.attention_shift", config))
         history = kept.held + reads
+        projected = [projections(x, w, layer, config) for x in history]
         outputs = []
         for own in range(n_held, len(history)):
             begun = [n_held + start for start in starts if n_held + start <= own]
@@ -166,7 +164,7 @@ def read_row(ids, memory, w, config, *, starts=(), ext_len=0):
             if config.same_length:
                 first = max(first, own - window + 1)
             h = hidden[own - n_held]
-            out = attend(h, own, first, document, not begun, history, kept, w, layer, config)
+            out = attend(h, own, first, document, not begun, projected, kept, w, layer, config)
             text = inputs[n_input + max(begun) - n_held if begun else 0 : n_input + own - n_held + 1]
             source = looked_back(out, text, len(text) - 1, w, f"layers.{layer}.feed_forward_shift", config)
             outputs.append(feed_forward(out, source, w, f"layers.{layer}.feed_forward", config))

@@ -27,16 +27,17 @@ def looked_back(x, history, own, w, prefix, config):
     if config.shift == "none":
         return x
     reach = {"token": 1, "averages": 32, "conv": config.conv_width - 1}[config.shift]
-    before = [history[own - k] if own >= k else 0 * x for k in range(1, reach + 1)]
+    before = [history[own - k] for k in range(1, min(reach, own) + 1)]
+    last = before[0] if before else 0 * x
     if config.shift == "token":
-        return torch.stack([before[0][c] if c < len(x) // 2 else x[c] for c in range(len(x))])
+        return torch.stack([last[c] if c < len(x) // 2 else x[c] for c in range(len(x))])
     if config.shift == "averages":  # eighths of the channels: two of the token before, one for each decay, four of its own
-        fast = sum(0.5**k * h for k, h in enumerate(before, start=1))
-        slow = sum(0.2 * 0.8 ** (k - 1) * h for k, h in enumerate(before, start=1))
-        parts = [before[0], before[0], fast, slow, x, x, x, x]
+        fast = sum((0.5**k * h for k, h in enumerate(before, start=1)), 0 * x)
+        slow = sum((0.2 * 0.8 ** (k - 1) * h for k, h in enumerate(before, start=1)), 0 * x)
+        parts = [last, last, fast, slow, x, x, x, x]
         n = len(x) // 8
         return torch.cat([part[i * n : (i + 1) * n] for i, part in enumerate(parts)])
-    return x + sum(w[f"{prefix}.taps"][k, 0] * h for k, h in enumerate(before))
+    return x + sum((w[f"{prefix}.taps"][k, 0] * h for k, h in enumerate(before)), 0 * x)
 
 
 def feed_forward(h, read, w, prefix, config):
@@ -72,9 +73,8 @@ def score(q, k, n, distance, w, layer, config):
     if kind == "transformer_xl":
         owner = layer if config.untie_r else 0
         u, v = w["r_w_bias"][owner, n], w["r_r_bias"][owner, n]
-        H = config.d_head
         distance = distance if config.clamp_len is None else min(distance, config.clamp_len)
-        r = w[f"layers.{layer}.attention.r_net.weight"][n * H : (n + 1) * H] @ sinusoid(distance, config.d_model)
+        r = (w[f"layers.{layer}.attention.r_net.weight"] @ sinusoid(distance, config.d_model)).view(config.n_head, -1)[n]
         return q @ k + q @ r + u @ k + v @ r  # (a) + (b) + (c) + (d)
     if kind == "shaw":
         n_known = min(config.max_klen, config.clamp_len or config.max_klen)
@@ -100,26 +100,29 @@ def slope(n, n_head):
     return slope(n, lower) if n < lower else slope(2 * (n - lower), 2 * lower)
 
 
-def attend(h, read, keys, distances, w, layer, config):
-    """The query of one vector, which stands for the state `h`, against its list of key vectors."""
+def keys_and_values(state, w, layer, config):
+    """The keys and the values of all heads for one state, (2, N, H)."""
+    prefix = f"layers.{layer}.attention"
+    x = layer_norm(state, w, f"{prefix}.layer_norm", config) if config.pre_lnorm else state
+    return (w[f"{prefix}.qkv_net.weight"] @ x).view(3, config.n_head, config.d_head)[1:]
+
+
+def attend(h, read, seen, distances, w, layer, config):
+    """The query of one vector, which stands for the state `h`, against a list of keys and values."""
     N, H = config.n_head, config.d_head
     prefix = f"layers.{layer}.attention"
     normalize = lambda x: layer_norm(x, w, f"{prefix}.layer_norm", config)  # noqa: E731
     normalizes_queries = config.attention not in ("vaswani", "al_rfou")
     source = normalize(read) if config.pre_lnorm and normalizes_queries else read
-    sources = [normalize(k) for k in keys] if config.pre_lnorm else keys
-    W = w[f"{prefix}.qkv_net.weight"]
-    W_q, W_kE, W_v = W[: N * H], W[N * H : 2 * N * H], W[2 * N * H :]
+    queries, pairs = (w[f"{prefix}.qkv_net.weight"][: N * H] @ source).view(N, H), [each.unbind() for each in seen]
     heads = []
     for n in range(N):
-        part = slice(n * H, (n + 1) * H)
-        q = W_q[part] @ source
         scores = [
-            score(q, W_kE[part] @ key, n, distance, w, layer, config) / math.sqrt(H)
-            for key, distance in zip(sources, distances, strict=True)
+            score(queries[n], keys[n], n, distance, w, layer, config) / math.sqrt(H)
+            for (keys, _), distance in zip(pairs, distances, strict=True)
         ]
         weights = torch.softmax(torch.stack(scores), dim=0)
-        heads.append(sum(a * (W_v[part] @ key) for a, key in zip(weights, sources, strict=True)))
+        heads.append(sum(a * values[n] for a, (_, values) in zip(weights, pairs, strict=True)))
     out = gated(h, w[f"{prefix}.o_net.weight"] @ torch.cat(heads), w, f"{prefix}.gate", config)
     return out if config.pre_lnorm else normalize(out)
 
@@ -234,11 +237,12 @@ def read_row(ids, memory, w, config, before=()):
         read = [looked_back(h, history, s, w, f"{prefix}.attention_shift", config) for s, h in enumerate(history)]
         mem_len = config.mem_lens[layer] if config.mem_lens else config.mem_len
         only_before = max(len(memory[layer]) - mem_len, 0)  # remembered for the oldest key's sake
+        pairs = [keys_and_values(state, w, layer, config) for state in read]
         outputs = []
         for own in range(first, len(history)):
             visible = [s for s in range(only_before, own + 1) if not config.same_length or own - s < window]
             distances = [own - s for s in visible]
-            out = attend(history[own], read[own], [read[s] for s in visible], distances, w, layer, config)
+            out = attend(history[own], read[own], [pairs[s] for s in visible], distances, w, layer, config)
             source = looked_back(out, history, own, w, f"{prefix}.feed_forward_shift", config)
             outputs.append(feed_forward(out, source, w, f"{prefix}.feed_forward", config))
         n_kept = mem_len and min(mem_len + config.shift_reach, len(history))

@@ -38,7 +38,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "max, convolution of four": {"beyond": "max", "shift": "conv"},
     "conv, pre_lnorm": {"beyond": "conv", "pre_lnorm": True, "compression": 3, "compressed_len": 1},
 }
-AGES = [0, 4, 14]
+AGES = [0, 4, 10]
 SEGMENTS = [3, 6, 1, 3]
 PADS: list[list[int] | None] = [None, [0, 6, 2], None, [3, 0, 0]]
 STARTS: list[dict[int, tuple[int, ...]]] = [{}, {0: (0, 1), 2: (3,)}, {}, {1: (0,), 2: (2,)}]
@@ -70,7 +70,8 @@ def read_by_loops(model: BeyondTransformerXL, *, ext_len: int = 0, pads: Any = P
         memories = [[Kept() for _ in range(config.n_layer)] for _ in AGES]
         for ids, memory in zip(past, memories, strict=True):
             if ids:
-                read_row(ids, memory, w, config)
+                with torch.no_grad():
+                    read_row(ids, memory, w, config)
         expected = Expected(past, [], [], [], memories, {})
         total = torch.zeros(())
         for T, pad, start in zip(SEGMENTS, pads, starts, strict=True):
@@ -171,8 +172,7 @@ def compare_memories(model: BeyondTransformerXL, mems: BeyondMems, expected: Exp
 def test_model_equals_loops(variant: str) -> None:
     model = tiny(**VARIANTS[variant])
     expected = read_by_loops(model)
-    for dtype in TOLERANCE:
-        compare(model, expected, dtype, backend="equation")
+    compare(model, expected, torch.float32, backend="equation")
     compare(model, expected, torch.float64, checkpoint_layers=True)
 
 

@@ -20,12 +20,13 @@ VARIANTS = {
     "reuse_len": {"reuse_len": 3},
     "clamp_len": {"clamp_len": 2},
     "no memory": {"mem_len": 0},
-    "long memory, reuse_len": {"mem_len": 11, "reuse_len": 2},
+    "long memory, reuse_len": {"mem_len": 7, "reuse_len": 2},
     "zero first memory": {"zero_first_memory": True},
     "gelu": {"activation": "gelu"},
     "relu": {"activation": "relu", "layer_norm_epsilon": 0.3},
 }
-SEGMENTS = [4, 6, 1]
+MEM_LEN = 3
+SEGMENTS = [2, 5, 1]
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
@@ -77,7 +78,8 @@ def read_by_loops(model: XLNet, *, ages: list[int]) -> Reading:
             if ids.numel():
                 T = ids.shape[1]
                 row = (ids[0].tolist(), all_see_all(T), [], [0] * T, bool(is_backward[b]), memories[b])
-                memories[b] = without_gradient(read_row(*row, w, config)[2])
+                with torch.no_grad():
+                    memories[b] = read_row(*row, w, config)[2]
         segments, total = [], torch.zeros(())
         for T in SEGMENTS:
             ids, order, texts = (
@@ -151,7 +153,7 @@ def weighted(values: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_xlnet_equals_loops(variant: str) -> None:
-    model = tiny_xlnet(**VARIANTS[variant])
-    reading = read_by_loops(model, ages=[0, 7])
+    model = tiny_xlnet(**{"mem_len": MEM_LEN, **VARIANTS[variant]})
+    reading = read_by_loops(model, ages=[0, 5])
     for dtype in TOLERANCE:
         compare(model, reading, dtype, variant)

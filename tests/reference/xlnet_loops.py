@@ -9,16 +9,7 @@ import math
 
 import torch
 
-
-def sinusoid(distance, d_model):
-    angles = [distance / 10000 ** (2 * i / d_model) for i in range(d_model // 2)]
-    return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.get_default_dtype())
-
-
-def layer_norm(x, w, prefix, config):
-    mean = x.sum() / len(x)
-    variance = ((x - mean) ** 2).sum() / len(x)
-    return (x - mean) / torch.sqrt(variance + config.layer_norm_epsilon) * w[f"{prefix}.weight"] + w[f"{prefix}.bias"]
+from tests.reference.loops import layer_norm, sinusoid
 
 
 def activate(x, config):
@@ -38,26 +29,27 @@ def score(q, k, n, distance, differs, w, layer, config):
     u, v, s = (w[name][owner, n] for name in ("r_w_bias", "r_r_bias", "r_s_bias"))
     if config.clamp_len is not None:
         distance = max(-config.clamp_len, min(distance, config.clamp_len))
-    H = config.d_head
-    r = w[f"layers.{layer}.attention.r_net.weight"][n * H : (n + 1) * H] @ sinusoid(distance, config.d_model)
+    r = (w[f"layers.{layer}.attention.r_net.weight"] @ sinusoid(distance, config.d_model)).view(config.n_head, -1)[n]
     e = w["seg_embed"][layer, 1 if differs else 0, n]
-    return ((q + u) @ k + (q + v) @ r + (q + s) @ e) / math.sqrt(H)
+    return ((q + u) @ k + (q + v) @ r + (q + s) @ e) / math.sqrt(config.d_head)
 
 
-def attend(x, keys, w, layer, config):
-    """One query against its list of (key vector, distance, whether it belongs to another segment)."""
-    N, H = config.n_head, config.d_head
+def projections(x, w, layer, config):
+    """The queries, keys and values of all heads for one vector, (N, H) each."""
+    return (w[f"layers.{layer}.attention.qkv_net.weight"] @ x).view(3, config.n_head, config.d_head).unbind()
+
+
+def attend(x, seen, w, layer, config):
+    """One query against its list of (projections of a vector, distance, whether it belongs to another segment)."""
     prefix = f"layers.{layer}.attention"
-    W = w[f"{prefix}.qkv_net.weight"]
-    heads = []
-    for n in range(N):
-        W_q, W_k, W_v = (W[(i * N + n) * H : (i * N + n + 1) * H] for i in range(3))
-        if not keys:  # nothing in sight gives nothing
-            heads.append(torch.zeros(H) + 0 * (W_q @ x))
+    query, heads = projections(x, w, layer, config)[0], []
+    for n in range(config.n_head):
+        if not seen:  # nothing in sight gives nothing
+            heads.append(0 * query[n])
             continue
-        scores = [score(W_q @ x, W_k @ key, n, distance, differs, w, layer, config) for key, distance, differs in keys]
+        scores = [score(query[n], k[n], n, distance, differs, w, layer, config) for (_, k, _), distance, differs in seen]
         weights = torch.softmax(torch.stack(scores), dim=0)
-        heads.append(sum(a * (W_v @ key) for a, (key, _, _) in zip(weights, keys, strict=True)))
+        heads.append(sum(a * v[n] for a, ((_, _, v), _, _) in zip(weights, seen, strict=True)))
     return layer_norm(x + w[f"{prefix}.o_net.weight"] @ torch.cat(heads), w, f"{prefix}.layer_norm", config)
 
 
@@ -83,8 +75,9 @@ def read_row(ids, sees, targets, segments, backward, memory, w, config):
         past = memory[layer]
         states = [*past, *h[:n_kept]]
         new_memory.append(states[-config.mem_len :] if config.mem_len else [])
-        old = [[(x, sign * (len(past) - j + i), segments[i] != 0) for j, x in enumerate(past)] for i in range(len(ids))]
-        own = [[(x, sign * (i - j), segments[i] != segments[j]) for j, x in enumerate(h)] for i in range(len(ids))]
+        past_keys, own_keys = ([projections(x, w, layer, config) for x in vectors] for vectors in (past, h))
+        old = [[(x, sign * (len(past) - j + i), segments[i] != 0) for j, x in enumerate(past_keys)] for i in range(len(ids))]
+        own = [[(x, sign * (i - j), segments[i] != segments[j]) for j, x in enumerate(own_keys)] for i in range(len(ids))]
         seen = [[key for j, key in enumerate(own[i]) if sees[i][j]] for i in range(len(ids))]
         with_self = [[key for j, key in enumerate(own[i]) if sees[i][j] or j == i] for i in range(len(ids))]
         new_h = [attend(h[i], old[i] + with_self[i], w, layer, config) for i in range(len(ids))]

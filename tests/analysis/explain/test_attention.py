@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from tests.analysis.explain.models import ATTENTION, make
 from tests.helpers import assert_close
-from tests.reference.loops import attend, embed, feed_forward, layer_norm, score, sinusoid
+from tests.reference.loops import attend, embed, feed_forward, keys_and_values, layer_norm, score, sinusoid
 from transformer_xl.analysis.explain.attention import DetailStore, DistanceSums, SegmentDetails
 from transformer_xl.model.attention.equation import hidden_keys
 
@@ -90,8 +90,8 @@ def read_weights(ids, memory, w, config):
                 q = W_q[part] @ own_norm(history[own])
                 scores = [score(q, W_k[part] @ norm(history[s]), n, own - s, w, layer, config) / H**0.5 for s in visible]
                 table[n, own - first, visible] = torch.stack(scores).softmax(0).detach()
-            keys = [history[s] for s in visible]
-            out = attend(history[own], history[own], keys, [own - s for s in visible], w, layer, config)
+            seen = [keys_and_values(history[s], w, layer, config) for s in visible]
+            out = attend(history[own], history[own], seen, [own - s for s in visible], w, layer, config)
             outputs.append(feed_forward(out, out, w, f"layers.{layer}.feed_forward", config))
         weights.append(table)
         new_memory.append([h.detach() for h in history][len(history) - min(config.mem_len, len(history)) :])
