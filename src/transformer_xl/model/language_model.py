@@ -93,6 +93,10 @@ class LanguageModel(SequenceModel):
             raise ValueError(f"labels {tuple(labels.shape)} must have the shape of ids {tuple(ids.shape)}")
         if mems is not None:
             mems.check(ids.shape[0], self.config.n_layer)  # len would fix the number of rows of an exported graph
+        if labels is not None and self.training and self.adds_losses:
+            call = {"rows": rows, "execution": execution, "keep_graph": keep_graph, "progress": progress}
+            if (out := self.with_own_losses(ids, mems=mems, labels=labels, **call)) is not None:
+                return out
         with self._last_states(regularizers) as last:
             h_BTD, new_mems = self.read(ids, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)
         if labels is None:
@@ -107,6 +111,13 @@ class LanguageModel(SequenceModel):
         for last_BTD in last:
             added.append((labels >= 0).sum() * _penalty(last_BTD, regularizers))  # the caller divides by the number of labels
         return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)), auxiliary=sum(added[1:], added[0]) if added else None)
+
+    def with_own_losses(self, ids: Tensor, *, mems: Any, labels: Tensor, **call: Any) -> ModelOutput | None:
+        """Return nats of labels, and as `auxiliary` what a kind that `adds_losses` adds in training; None: see `forward`.
+
+        Arguments are those of `forward`, without regularizers.
+        """
+        return None
 
     @contextmanager
     def _last_states(self, regularizers: Regularizers) -> Iterator[list[Tensor]]:

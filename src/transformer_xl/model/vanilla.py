@@ -11,7 +11,7 @@ They score each token after a whole segment that is read anew; `evaluate(…, tg
 Shapes: B batch, T tgt_len, N heads, H d_head, D d_model.
 """
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import first_keys
-from transformer_xl.model.call import Execution, Regularizers, Rows
+from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Memory, Mems
@@ -62,8 +62,7 @@ class Vanilla(LanguageModel):
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
         """Return a memory without positions."""
-        n_layer, d_model = self.config.n_layer, self.config.d_model
-        return Mems.empty(batch_size, n_layer=n_layer, d_model=d_model, dtype=self.dtype, device=self.device)
+        return self.empty_mems(batch_size, length=0)
 
     def reach(self, tgt_len: int) -> int:
         """Return 0, because nothing before a segment matters."""
@@ -80,29 +79,17 @@ class Vanilla(LanguageModel):
         """Whether earlier layers, or more tokens than the next, are predicted."""
         return self.config.intermediate_losses or self.config.n_target > 1
 
-    def forward(
-        self,
-        ids: Tensor,
-        *,
-        mems: Memory | None = None,
-        labels: Tensor | None = None,
-        rows: Rows = Rows(),
-        execution: Execution = Execution(),
-        keep_graph: bool = False,
-        progress: float = 0.0,
-        regularizers: Regularizers = Regularizers(),
+    def with_own_losses(
+        self, ids: Tensor, *, mems: Any, labels: Tensor, rows: Rows, execution: Execution, progress: float, **_: Any
     ) -> ModelOutput:
-        """Read one segment; in training, with labels, the losses of other layers and targets are `auxiliary`."""
-        if labels is None or not self.training or not self.adds_losses:
-            call = {"rows": rows, "execution": execution, "keep_graph": keep_graph, "regularizers": regularizers}
-            return super().forward(ids, mems=mems, labels=labels, **call)
+        """Read one segment; the losses of other layers and targets are `auxiliary`."""
         layers = self._layers(ids, rows, execution)
         states = [self.drop_output(self.final_norm(h_BTD)) for h_BTD in layers]
         n, early = self.config.n_layer, self.config.intermediate_losses
         # layer l of n predicts in the first l / 2n of training, and the last one always
         predicting = [i for i in range(n) if i == n - 1 or (early and progress < (i + 1) / (2 * n))]
         losses = [self._losses(states[i], labels) for i in predicting]
-        nll, _ = losses[-1]
+        nll = losses[-1][0]
         others = sum((own_nll.sum() for own_nll, _ in losses[:-1]), torch.zeros((), device=nll.device))
         later = sum((rest for _, rest in losses), torch.zeros((), device=nll.device))
         return ModelOutput(self.init_mems(len(ids)), nll=nll, auxiliary=others + later)

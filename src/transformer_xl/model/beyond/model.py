@@ -21,8 +21,8 @@ from transformer_xl.kinds import import_class
 from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.beyond.layer import Beyond, BeyondLayer
 from transformer_xl.model.beyond.memory import BeyondMems, Leaving
-from transformer_xl.model.call import Execution, Regularizers, Rows
-from transformer_xl.model.memory import Memory, remembered
+from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.memory import remembered
 from transformer_xl.model.room import check_room, check_unasked
 from transformer_xl.model.sequence_model import ModelOutput
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -154,24 +154,9 @@ class BeyondTransformerXL(TransformerXL):
         tokens = torch.zeros(batch_size, K, dtype=torch.int64, device=device) if K else None
         return BeyondMems((hidden,) * n_layer, count, (kept,) * n_layer, count, (inputs,) * n_layer, tokens)
 
-    def forward(
-        self,
-        ids: Tensor,
-        *,
-        mems: Memory | None = None,
-        labels: Tensor | None = None,
-        rows: Rows = Rows(),
-        execution: Execution = Execution(),
-        keep_graph: bool = False,
-        progress: float = 0.0,
-        regularizers: Regularizers = Regularizers(),
-    ) -> ModelOutput:
-        """Read one segment; in training, with labels, the loss of a convolution is `auxiliary`."""
-        if labels is None or not self.training or not self.adds_losses:
-            call = {"rows": rows, "execution": execution, "keep_graph": keep_graph, "regularizers": regularizers}
-            return super().forward(ids, mems=mems, labels=labels, **call)
-        own = cast("BeyondMems | None", mems)
-        h_BTD, new, loss = self._read(ids, mems=own, rows=rows, execution=execution, keep_graph=keep_graph)
+    def with_own_losses(self, ids: Tensor, *, mems: Any, labels: Tensor, progress: float, **call: Any) -> ModelOutput:
+        """Read one segment; the loss of a convolution is `auxiliary`."""
+        h_BTD, new, loss = self._read(ids, mems=mems, **call)
         return ModelOutput(new, nll=self.softmax.nll(h_BTD, labels, self.embedding), auxiliary=loss)
 
     def read(self, ids: Tensor, *, mems: BeyondMems | None = None, **call: Any) -> tuple[Tensor, BeyondMems]:  # pyright: ignore[reportIncompatibleMethodOverride]
