@@ -23,7 +23,7 @@ WAITS = {
 }  # fmt: skip
 """Operations that read a value on the host, or make a tensor of the host's values."""
 
-NARROW = ("paper", "cutoffs, div_val 2", "shaw", "rotary", "alibi", "convolution", "averages", "gru gate")
+NAMES = ("paper", "cutoffs, div_val 2", "shaw", "rotary", "alibi", "convolution", "averages", "gru gate, token shift")
 
 
 class Strict(TorchDispatchMode):
@@ -54,7 +54,7 @@ def same(one: KeyValueMemory, other: KeyValueMemory) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [*((name, "fp32") for name in OPTIONS), *((name, narrow) for name in NARROW for narrow in ("bf16", "int8"))],
+    [*((name, "fp32") for name in NAMES), *((name, narrow) for name in ("paper", "rotary") for narrow in ("bf16", "int8"))],
 )
 def test_steps_in_fixed_places_have_the_bits_of_others(name: str, precision: InferencePrecision) -> None:
     """All rows and some, segments and resets in between, and a memory in other places in the middle."""
@@ -63,7 +63,7 @@ def test_steps_in_fixed_places_have_the_bits_of_others(name: str, precision: Inf
     fixed.capture(memories[1])
     assert fixed.captured and not eager.captured
     kept: list[tuple[Tensor, ...]] = []
-    for i in range(24):
+    for i in range(16):
         ids, active = tokens(3), torch.rand(3) < 0.6
         states = [
             reader.step(ids, memory, active=active if i % 3 else None)
@@ -73,11 +73,11 @@ def test_steps_in_fixed_places_have_the_bits_of_others(name: str, precision: Inf
         assert all(torch.equal(right, found) for right, found in zip(*both, strict=True))
         assert same(*memories)
         kept += both
-        if i % 7 == 6:
+        if i % 5 == 4:
             for reader, memory in zip((eager, fixed), memories, strict=True):
                 reader.reset(memory, torch.tensor([False, True, False]))
                 reader.read(ids[:2].unsqueeze(0), memory, rows=slice(1, 2))
-        if i == 15:
+        if i == 10:
             memories = [clone(memory) for memory in memories]
     for right, found in zip(kept[::2], kept[1::2], strict=True):
         assert all(map(torch.equal, right, found)), "results are copies, which later steps leave alone"
