@@ -33,10 +33,10 @@ class Case:
             first_BT = torch.maximum(first_BT, own_T - window + 1)
         return cls(inputs, torch.minimum(first_BT, own_T), torch.randn(B, T, N, H).to(dtype))
 
-    def to(self, device: torch.device) -> "Case":
-        """Return the same on another device."""
-        inputs = {name: x.detach().to(device).requires_grad_() for name, x in self.inputs.items()}
-        return Case(inputs, self.first_BT.to(device), self.grad.to(device))
+    def to(self, dtype: torch.dtype) -> "Case":
+        """Return the same in another type."""
+        inputs = {name: x.detach().to(dtype).requires_grad_() for name, x in self.inputs.items()}
+        return Case(inputs, self.first_BT, self.grad.to(dtype))
 
     def attend(self, attend: Attention, *, dropatt: float = 0.0) -> Tensor:
         """Return the output."""

@@ -45,13 +45,13 @@ def test_kernels_equal_the_equation(shape):
         assert_close(what, actual, expected[what], 1e-5)
 
 
-@pytest.mark.parametrize(("n_byte", "n_part"), [(2 * 2 * 19 * 32 * 4, 2), (2 * 19 * 32 * 4, 3), (1, 6)])
+@pytest.mark.parametrize(("n_byte", "n_part"), [(2 * 2 * 9 * 16 * 4, 2), (2 * 9 * 16 * 4, 3), (1, 6)])
 def test_rows_and_heads_are_computed_in_parts(n_byte, n_part, monkeypatch):
     """Two rows at a time, one row, and never less than one head of a row."""
-    case = Case.draw(B=3, T=19, M=7, N=2, H=5, ages="documents")
+    case = Case.draw(B=3, T=9, M=7, N=2, H=5, ages="documents")
     expected = case.run(relative_attention)
     monkeypatch.setattr(fused, "SCRATCH_BYTES", n_byte)
-    assert len(list(fused.parts(case.inputs["q"], 32))) == n_part
+    assert len(list(fused.parts(case.inputs["q"], 16))) == n_part
     for what, actual in case.run(fused_attention).items():
         assert_close(what, actual, expected[what], 1e-5)
 
@@ -60,10 +60,7 @@ def test_rows_and_heads_are_computed_in_parts(n_byte, n_part, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_types_are_as_close_as_the_equation_in_them(dtype):
     case = Case.draw(B=2, T=43, M=14, N=2, H=16, dtype=dtype)
-    exact = Case(
-        {name: x.detach().float().requires_grad_() for name, x in case.inputs.items()}, case.first_BT, case.grad.float()
-    )
-    expected, plain = exact.run(relative_attention), case.run(relative_attention)
+    expected, plain = case.to(torch.float32).run(relative_attention), case.run(relative_attention)
     for what, actual in case.run(fused_attention).items():
         error, allowed = ((x.float() - expected[what]).abs().mean() for x in (actual, plain[what]))
         assert actual.dtype == dtype

@@ -47,9 +47,10 @@ def gradients(out: Tensor, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"out": out, **dict(zip(inputs, found, strict=True))}
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "has_bias", "has_norm"),
+    [*((shape, both, both) for shape in SHAPES for both in (True, False)), (SHAPES[0], True, False), (SHAPES[0], False, True)],
+)
 def test_sums_norms_and_all_gradients_are_those_of_pytorch(shape: tuple[int, ...], has_bias: bool, has_norm: bool) -> None:
     inputs = {"x": drawn(*shape), "y": drawn(*shape)}
     norm = nn.LayerNorm(shape[-1]) if has_norm else None
@@ -112,10 +113,15 @@ def count_launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return launched
 
 
-@pytest.mark.parametrize(("dtype", "locked"), [(torch.float32, True), (torch.bfloat16, False)])
 @pytest.mark.parametrize(
-    ("shape", "other"),
-    [((2, 9, 34), (2, 5, 17)), ((1, 2, 1030), (1, 3, 515)), ((2, 1, 40), (2, 3, 150)), ((1, 4, 6), (1, 0, 3))],
+    ("shape", "other", "dtype", "locked"),
+    [
+        ((2, 9, 34), (2, 5, 17), torch.float32, True),
+        ((2, 9, 34), (2, 5, 17), torch.bfloat16, False),
+        ((1, 2, 1030), (1, 3, 515), torch.bfloat16, False),
+        ((2, 1, 40), (2, 3, 150), torch.float32, True),
+        ((1, 4, 6), (1, 0, 3), torch.float32, False),
+    ],
 )
 def test_a_pair_loses_in_one_launch_what_each_loses_alone(
     shape: tuple[int, ...], other: tuple[int, ...], dtype: torch.dtype, locked: bool, monkeypatch: pytest.MonkeyPatch
@@ -158,14 +164,14 @@ def test_dropped_elements_look_independent(monkeypatch: pytest.MonkeyPatch) -> N
     """Neighbors, and elements apart by Fibonacci numbers, after which the counter is nearly where it was."""
     monkeypatch.setattr(fused_blocks, "_FEW_ROWS", 0)  # the interpreter takes its time by the program
     monkeypatch.setattr(fused_blocks, "_TILE", 16 * 512)
-    kept = Dropped.apply(torch.ones(1, 512, 512), 0.5, False, torch.tensor([7]))[0] > 0
+    kept = Dropped.apply(torch.ones(1, 256, 512), 0.5, False, torch.tensor([7]))[0] > 0
     signs = kept.double() * 2 - 1
     lags = [(1, 0), (1, 1), *((0, n) for n in (1, 2, 3, 4, 5, 8, 13, 16, 21, 34, 55, 89, 144, 233))]
     for down, right in lags:
-        assert (signs * signs.roll((down, right), (0, 1))).mean().abs().item() < 5 / 512, (down, right)
-    for dim in (0, 1):
-        assert signs.mean(dim).abs().max().item() < 5 / 512**0.5
-        assert signs.mean(dim).std().item() == pytest.approx(512**-0.5, rel=0.2)
+        assert (signs * signs.roll((down, right), (0, 1))).mean().abs().item() < 5 / signs.numel() ** 0.5, (down, right)
+    for dim, n in enumerate(signs.shape):
+        assert signs.mean(dim).abs().max().item() < 5 / n**0.5
+        assert signs.mean(dim).std().item() == pytest.approx(n**-0.5, rel=0.2)
 
 
 def test_a_copy_in_the_type_of_autocast_takes_part_in_gradients() -> None:
@@ -270,7 +276,7 @@ def test_layers_can_be_differentiated_twice_where_attention_can(
 
 
 KINDS = {
-    "post-norm": {},
+    "post-norm": {"n_layer": 2},
     "pre-norm": {"pre_lnorm": True},
     "no memory": {"mem_len": 0},
     "shift": {"shift": "averages", "pre_lnorm": True, "d_model": 16},
@@ -283,9 +289,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_learns_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss, memory and every gradient over two segments, the second with a gradient into the memory; in bf16 as exactly."""
-    model = tiny_model(**{"dropout": 0.0, "n_head": 2, **KINDS[kind]}).train()
+    model = tiny_model(**{"n_layer": 1, "n_head": 2, **KINDS[kind]}).train()
     device = next(model.parameters()).device
-    ids = torch.randint(0, model.config.vocab_size or 1, (2, 2, 9), device=device)
+    ids = torch.randint(0, model.config.vocab_size or 1, (2, 2, 7), device=device)
 
     def learned(*, narrow: bool = False, by: str = "matmul") -> dict[str, Any]:
         model.zero_grad(set_to_none=True)
@@ -440,7 +446,8 @@ def test_sums_of_all_layers_are_added_up_together(
     found = learned_narrow(model, segments)
     assert sums == late
     assert found.keys() == dict(model.named_parameters()).keys()
-    assert all(torch.equal(gradient, found[name]) for name, gradient in learned_narrow(model, segments).items())
+    if not changes:
+        assert all(torch.equal(gradient, found[name]) for name, gradient in learned_narrow(model, segments).items())
     sums.clear()
     check(found, early(monkeypatch, model, segments))
     assert sums == [1] * sum(late)
