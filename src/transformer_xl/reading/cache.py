@@ -21,7 +21,7 @@ from torch import Tensor
 from transformer_xl.model.room import check_room
 from transformer_xl.reading.adapting import Cache
 from transformer_xl.reading.segments import NOT_SCORED
-from transformer_xl.reading.stream import check_like, check_names
+from transformer_xl.reading.stream import check_alike
 
 
 class CacheRows:
@@ -87,10 +87,7 @@ class CacheRows:
 
     def put(self, row: int, state: Mapping[str, Tensor]) -> None:
         """Replace what a row keeps by what `take` returned; ValueError for other names, types or shapes."""
-        own = self.take(row)
-        check_names(state, own)
-        for name, x in own.items():
-            check_like(name, state[name], x.dtype, x.shape)
+        check_alike(state, self.take(row))
         self.h_BND[row], self.following[row] = state["states"], state["following"]
 
     def _keep(self, h_BTD: Tensor, labels: Tensor) -> None:

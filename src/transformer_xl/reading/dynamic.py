@@ -26,7 +26,7 @@ from transformer_xl.model.room import check_room
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.adapting import Dynamic
 from transformer_xl.reading.segments import NOT_SCORED, Lanes
-from transformer_xl.reading.stream import CarriedState, check_like, check_names, scoring
+from transformer_xl.reading.stream import CarriedState, check_alike, scoring
 
 
 class LearningState(CarriedState):
@@ -103,9 +103,7 @@ class LearningState(CarriedState):
     @torch.no_grad()
     def put_weights(self, state: Mapping[str, Tensor]) -> None:
         """Go on with weights that `take_weights` returned; ValueError for other names, types or shapes."""
-        check_names(state, self.weights)
-        for name, weight in self.weights.items():
-            check_like(name, state[name], weight.dtype, weight.shape)
+        check_alike(state, self.weights)
         for name, weight in self.weights.items():
             weight.copy_(state[name])
 
@@ -122,9 +120,7 @@ def _rates(dynamic: Dynamic, weights: Mapping[str, Tensor]) -> dict[str, tuple[T
         rate, pull = (torch.tensor(x, device=next(iter(weights.values())).device) for x in (dynamic.rate, dynamic.decay))
         return dict.fromkeys(weights, (rate, pull))
     try:
-        check_names(dynamic.mean_squares, weights)
-        for name, weight in weights.items():
-            check_like(name, dynamic.mean_squares[name], weight.dtype, weight.shape)
+        check_alike(dynamic.mean_squares, weights)
     except ValueError as error:
         raise ConfigError(f"mean squares are those of another model: {error}; use mean_squares(model, …)") from None
     roots = {name: x.to(weights[name].device).sqrt() for name, x in dynamic.mean_squares.items()}

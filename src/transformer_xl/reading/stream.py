@@ -552,11 +552,16 @@ def check_like(name: str, x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -
         raise ValueError(f"tensor {name!r} is {x.dtype} {reprlib.repr(tuple(x.shape))} and should be {dtype} {tuple(shape)}")
 
 
-def _check_memory(state: dict[str, Tensor], own: dict[str, Tensor], memory: Memory) -> None:
-    """Refuse what is not the memory of one row."""
+def check_alike(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless two states have the same names, types and shapes."""
     check_names(state, own)
     for name, x in own.items():
         check_like(name, state[name], x.dtype, x.shape)
+
+
+def _check_memory(state: dict[str, Tensor], own: dict[str, Tensor], memory: Memory) -> None:
+    """Refuse what is not the memory of one row."""
+    check_alike(state, own)
     _memory_of(memory, state, torch.device("cpu")).check_values()
 
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -184,10 +184,8 @@ def windows(
         n_most = min(2 * n_most, WINDOW * batch_size)
 
 
-class _Predict(Protocol):
-    """Says something of each of some texts, in their order."""
-
-    def __call__(self, examples: Sequence[Example]) -> list[Prediction]: ...
+_Predict = Callable[[Sequence[Example]], list[Prediction]]
+"""Says something of each of some texts, in their order."""
 
 
 def _predicted(predict: _Predict, parts: Iterator[list[Example]], skip: int) -> Iterator[Prediction]:
