@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from transformer_xl.generation.requests import Chosen
@@ -10,6 +10,9 @@ from transformer_xl.server.jobs import End, Job, Piece, Progress
 from transformer_xl.server.service import Service
 from transformer_xl.server.wire import Logprobs, WritingFields
 from transformer_xl.surprisal import whole_characters
+
+_OVER = object()
+"""Says that nothing more comes of a job."""
 
 
 class Completion:
@@ -86,31 +89,29 @@ class Completion:
         side_by_side = asyncio.Semaphore(self._service.engine.decoder.batch_size)
 
         async def one(place: int) -> None:
-            async with side_by_side, aclosing(self._of_job(place)) as choices:
-                async for choice in choices:
-                    await queue.put(choice)
+            try:
+                async with side_by_side, aclosing(self._of_job(place)) as choices:
+                    async for choice in choices:
+                        await queue.put(choice)
+                await queue.put(_OVER)
+            except Exception as error:
+                await queue.put(error)
 
         tasks = [asyncio.ensure_future(one(place)) for place in range(len(self._jobs))]
-        everything = asyncio.gather(*tasks)
-        getting = None
+        n_open = len(tasks)
         try:
-            while not (everything.done() and queue.empty()):
-                getting = asyncio.ensure_future(queue.get())
-                await asyncio.wait({getting, everything}, return_when=asyncio.FIRST_COMPLETED)
-                if getting.done():
-                    yield getting.result()
-                    continue
-                getting.cancel()
-                if not queue.empty():
-                    continue
-                everything.result()  # raises what went wrong
-            everything.result()
+            while n_open:
+                came = await queue.get()
+                if isinstance(came, Exception):
+                    raise came
+                if came is _OVER:
+                    n_open -= 1
+                else:
+                    yield came
         finally:
-            for task in (*tasks, *([getting] if getting else [])):
+            for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            with suppress(BaseException):
-                everything.exception()
 
     async def _of_job(self, place: int) -> AsyncGenerator[dict[str, Any] | None, None]:
         job, first = self._jobs[place], self._first[place]

@@ -244,7 +244,7 @@ class Engine:
 
     def _empty(self, session: Session) -> None:
         for part in [part for part in self._parts.values() if part.session is session]:
-            self._dispatch([event for event in [self._scheduler.cancel(part.number)] if event])
+            self._interrupt(part)
         if session.row is not None:
             self._residents[session.row] = None
             self._clear([session.row])
@@ -402,12 +402,9 @@ class Engine:
         if session is not None:
             part.turn = Turn(session.text, prompt)
             part.transcript = self._transcript(job, session.text, prompt)
-            if session.row is None and session.parked is not None:
-                part.number = self._scheduler.submit(request, row=row, state=session.parked, remember=True)
-                session.parked = None
-            else:
-                part.number = self._scheduler.submit(request, row=row, go_on=session.row is not None, remember=True)
-            session.row, self._residents[row] = row, session
+            is_here = session.row is not None
+            part.number = self._scheduler.submit(request, row=row, state=session.parked, go_on=is_here, remember=True)
+            session.row, session.parked, self._residents[row] = row, None, session
         else:
             part.transcript = part.transcript or self._transcript(job, TextState(), prompt)
             part.number = self._scheduler.submit(request, row=row, state=part.state)
@@ -558,14 +555,15 @@ class Engine:
             if ticket.n_open <= 0:
                 continue
             self.metrics.cancelled.labels(ticket.cancelled).inc()
-            self._end_parts(ticket)
+            for part in [part for part in self._parts.values() if part.ticket is ticket]:
+                self._interrupt(part)
             if ticket.n_open > 0:  # none of its texts has begun
                 self._fail(ticket, why_cancelled(ticket))
 
-    def _end_parts(self, ticket: Ticket) -> None:
-        """End what is read and written for a ticket; its session remembers what was shown."""
-        for part in [part for part in self._parts.values() if part.ticket is ticket]:
-            self._dispatch([event for event in [self._scheduler.cancel(part.number)] if event])
+    def _interrupt(self, part: _Part) -> None:
+        """End what is read and written in a row; its session remembers what was shown."""
+        if event := self._scheduler.cancel(part.number):
+            self._dispatch([event])
 
     def _mind_readers(self) -> None:
         """Let texts pause whose readers are slow, and go on when these have caught up."""

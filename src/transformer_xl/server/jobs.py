@@ -1,7 +1,7 @@
 """What is asked of the engine, and what it answers: plain values, which know nothing of the web."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -138,7 +138,7 @@ class Ticket:
     submitted: float
     cancelled: str = ""
     n_ahead: int = 0
-    n_open: int = field(default=0)
+    n_open: int = 0
 
     @property
     def n_text(self) -> int:
