@@ -117,21 +117,21 @@ def assert_found(
     assert [each.score for each in found] == pytest.approx([score for *_, score in expected], abs=atol)
 
 
-@pytest.mark.parametrize("penalty", [1.0, 0.0, -1.5, 3.0])
 @pytest.mark.parametrize("options", [{}, {"cutoffs": [1, 2]}])
-def test_with_enough_beams_the_best_of_all_texts_is_found(options: dict[str, Any], penalty: float) -> None:
+def test_with_enough_beams_the_best_of_all_texts_is_found(options: dict[str, Any]) -> None:
     torch.manual_seed(1)
     model = tiny_model(vocab_size=3, mem_len=2, **options)
     plain, stop, prompts = Plain(model), {2}, [[0], [1, 0, 1, 1]]
-    found = beam_search(
-        Decoder(model, batch_size=81), prompts, beams=81, max_new_tokens=4, n=31, stop_tokens=stop, length_penalty=penalty
-    )
-    for prompt, of_prompt in zip(prompts, found, strict=True):
-        texts = plain.all_texts(prompt, 4, stop)
-        assert len(texts) == 31  # 2 of each length below 4 that end in a stop: 1 + 2 + 4, and 8 * 3 of length 4
-        assert math.fsum(math.exp(nats) for _, nats in texts) == pytest.approx(1, abs=1e-5)
-        assert_found(of_prompt, ranked(texts, penalty, 31, stop))
-        assert [each.score for each in of_prompt] == sorted((each.score for each in of_prompt), reverse=True)
+    decoder = Decoder(model, batch_size=81)
+    how: dict[str, Any] = {"beams": 81, "max_new_tokens": 4, "n": 31, "stop_tokens": stop}
+    for penalty in (1.0, 0.0, -1.5, 3.0):
+        found = beam_search(decoder, prompts, length_penalty=penalty, **how)
+        for prompt, of_prompt in zip(prompts, found, strict=True):
+            texts = plain.all_texts(prompt, 4, stop)
+            assert len(texts) == 31  # 2 of each length below 4 that end in a stop: 1 + 2 + 4, and 8 * 3 of length 4
+            assert math.fsum(math.exp(nats) for _, nats in texts) == pytest.approx(1, abs=1e-5)
+            assert_found(of_prompt, ranked(texts, penalty, 31, stop))
+            assert [each.score for each in of_prompt] == sorted((each.score for each in of_prompt), reverse=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -141,15 +141,15 @@ def test_it_finds_what_a_textbook_search_finds(kind: str) -> None:
     plain = Plain(model, tgt_len=4)
     found = beam_search(
         Decoder(model, batch_size=10, tgt_len=4),  # three texts at a time, and a row that is idle
-        PROMPTS[:5],
+        PROMPTS[:4],
         beams=3,
         n=3,
-        max_new_tokens=7,
+        max_new_tokens=5,
         stop_tokens=stop,
         length_penalty=0.7,
     )
-    for prompt, of_prompt in zip(PROMPTS[:5], found, strict=True):
-        assert_found(of_prompt, ranked(plain.beams(prompt, 3, 7, stop), 0.7, 3, stop))
+    for prompt, of_prompt in zip(PROMPTS[:4], found, strict=True):
+        assert_found(of_prompt, ranked(plain.beams(prompt, 3, 5, stop), 0.7, 3, stop))
     assert len({len(each.tokens) for of_prompt in found for each in of_prompt}) > 1
 
 
@@ -180,8 +180,9 @@ def test_bf16_finds_what_reading_again_in_bf16_finds() -> None:
 def test_one_beam_writes_what_temperature_0_writes(options: dict[str, Any], stop: set[int]) -> None:
     torch.manual_seed(5)
     model = tiny_model(**options)
-    found = beam_search(Decoder(model, batch_size=2), PROMPTS, beams=1, max_new_tokens=70, stop_tokens=stop, length_penalty=2)
-    for prompt, (each,) in zip(PROMPTS, found, strict=True):
+    prompts = PROMPTS[:3]  # the last takes the place of another
+    found = beam_search(Decoder(model, batch_size=2), prompts, beams=1, max_new_tokens=70, stop_tokens=stop, length_penalty=2)
+    for prompt, (each,) in zip(prompts, found, strict=True):
         greedy = generate(model, prompt, temperature=0, max_new_tokens=70, stop_tokens=stop)
         assert each.tokens == tuple(greedy)
         assert (each.stop_token is None) == (len(each.tokens) == 70)

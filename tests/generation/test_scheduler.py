@@ -80,34 +80,39 @@ def bad_requests() -> list[Request]:
 
 
 PROMPTS = [[5], TEXT[:3], TEXT[:21]]
-EACH = [(kind, PROMPTS[i % 3]) for i, kind in enumerate(KINDS)] + [("transformer_xl", prompt) for prompt in PROMPTS[1:]]
+EACH = [
+    *((kind, "fp32", PROMPTS[i % 3]) for i, kind in enumerate(KINDS)),
+    *(("transformer_xl", "fp32", prompt) for prompt in PROMPTS[1:]),
+    *((kind, "bf16", PROMPTS[2]) for kind in ("transformer_xl", "vaswani", "lstm")),  # the three ways to read on
+]
 
 
-@pytest.mark.parametrize(("kind", "prompt"), EACH)
-def test_a_text_is_the_same_whatever_comes_ends_fails_and_is_cancelled_beside_it(kind: str, prompt: list[int]) -> None:
+@pytest.mark.parametrize(("kind", "precision", "prompt"), EACH)
+def test_a_text_is_the_same_whatever_comes_ends_fails_and_is_cancelled_beside_it(
+    kind: str, precision: str, prompt: list[int]
+) -> None:
     request = Request(prompt=prompt, seed=7, max_new_tokens=12, sampling=Sampling(repetition_penalty=1.2))
-    for precision in ("fp32", "bf16"):
-        alone, beside = decoder_of(kind, precision=precision), decoder_of(kind, precision=precision)
-        scheduler = Scheduler(alone, likeliest=2)
-        number = scheduler.submit(request, row=1, remember=True)
-        expected = of(finish(scheduler), number)
-        assert len(expected) == 13 and expected[-1] == "length"
+    alone, beside = decoder_of(kind, precision=precision), decoder_of(kind, precision=precision)
+    scheduler = Scheduler(alone, likeliest=2)
+    number = scheduler.submit(request, row=1, remember=True)
+    expected = of(finish(scheduler), number)
+    assert len(expected) == 13 and expected[-1] == "length"
 
-        chance = random.Random(len(prompt))
-        scheduler, events, number = Scheduler(beside, likeliest=2), [], -1
-        for tick in range(30):
-            if tick == 3:
-                number = scheduler.submit(request, row=1, remember=True)
-            for row in (0, 2):
-                if row in scheduler.free_rows and chance.random() < 0.5:
-                    good = Request(prompt=TEXT[tick : tick + chance.choice([1, 3, 9])], seed=tick, max_new_tokens=tick % 7)
-                    scheduler.submit(chance.choice([good, *bad_requests()]), row=row)
-            events += scheduler.tick()
-            if chance.random() < 0.2 and (busy := {event.text for event in events} - {number}):
-                scheduler.cancel(max(busy))
-        assert of(events, number) == expected
-        assert {Failed, Finished} < {type(event) for event in events}
-        assert_same_state(beside.take(1), alone.take(1))
+    chance = random.Random(len(prompt))
+    scheduler, events, number = Scheduler(beside, likeliest=2), [], -1
+    for tick in range(30):
+        if tick == 3:
+            number = scheduler.submit(request, row=1, remember=True)
+        for row in (0, 2):
+            if row in scheduler.free_rows and chance.random() < 0.5:
+                good = Request(prompt=TEXT[tick : tick + chance.choice([1, 3, 9])], seed=tick, max_new_tokens=tick % 7)
+                scheduler.submit(chance.choice([good, *bad_requests()]), row=row)
+        events += scheduler.tick()
+        if chance.random() < 0.2 and (busy := {event.text for event in events} - {number}):
+            scheduler.cancel(max(busy))
+    assert of(events, number) == expected
+    assert {Failed, Finished} < {type(event) for event in events}
+    assert_same_state(beside.take(1), alone.take(1))
 
 
 def test_pieces_count_from_the_beginning_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -453,8 +458,7 @@ def test_a_cancelled_text_leaves_its_row_with_what_was_read_and_shown(kind: str,
     assert scheduler.cancel(numbers[1]) is not None and scheduler.idle and scheduler.tick() == []
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n_first", [1, 6])
+@pytest.mark.parametrize(("kind", "n_first"), [*((kind, 6) for kind in KINDS), ("transformer_xl", 1), ("vaswani", 1)])
 def test_a_text_goes_on_from_a_state_with_the_same_bits(kind: str, n_first: int) -> None:
     """In another scheduler, next to other texts."""
     request = Request(prompt=TEXT[:10], seed=5, max_new_tokens=20)
