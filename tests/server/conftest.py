@@ -43,8 +43,8 @@ def folder(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     return tmp_path
 
 
-def decoder_of(model: TransformerXL) -> Decoder:
-    return Decoder(model, batch_size=ROWS, tgt_len=PIECE)
+def decoder_of(model: TransformerXL, precision: Any = "fp32") -> Decoder:
+    return Decoder(model, batch_size=ROWS, tgt_len=PIECE, precision=precision)
 
 
 Start = Callable[..., Service]
@@ -62,10 +62,11 @@ def start(model: TransformerXL, tmp_path: Path) -> Iterator[Start]:
         queue: int = 12,
         per_owner: int | None = None,
         quota: int | None = None,
+        precision: str = "fp32",
         **more: Any,
     ) -> Service:
         metrics = Metrics()
-        engine = Engine(decoder_of(model), BYTES, queue=queue, per_owner=per_owner, metrics=metrics)
+        engine = Engine(decoder_of(model, precision), BYTES, queue=queue, per_owner=per_owner, metrics=metrics)
         each = most_bytes(engine.format)
         store = Store(tmp_path / "sessions", engine.format, BYTES, who="test") if stored else None
         sessions = Sessions(

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import httpx
 
+import transformer_xl.server.app  # noqa: F401  # once in the process from which servers are forked, and in none of these
 from tests import forked
+from tests.world_cases import program as program
 
 CLIENTS = Path(__file__).with_name("clients")
 PYTHON = Path(os.environ.get("TXL_CLIENTS_PYTHON", CLIENTS.parents[2] / ".venv-clients" / "bin" / "python"))
@@ -18,7 +20,7 @@ PYTHON = Path(os.environ.get("TXL_CLIENTS_PYTHON", CLIENTS.parents[2] / ".venv-c
 
 @contextmanager
 def served(
-    *options: str, run: str = "tiny", port: int = 0, program: str = "tests.world_cases:program", key: str = ""
+    *options: str, run: str = "tiny", port: int = 0, key: str = ""
 ) -> Iterator[tuple[forked.Child, httpx.Client, list[str]]]:
     """Serve a model; the process ends with the block.
 
@@ -26,14 +28,13 @@ def served(
         options: of `txl serve`.
         run: the model.
         port: 0: a free one.
-        program: what runs as `txl`.
         key: of its clients.
 
     Yields:
         The process, a client of it, and the lines that it says, also later ones.
     """
     command = ("serve", run, "--port", str(port), *options)
-    with forked.start(program, *command) as child:
+    with forked.start(f"{__name__}:program", *command) as child:
         said: list[str] = []
         while not any(line.startswith("ready at ") for line in said):
             line = child.stderr.readline().decode()

@@ -86,9 +86,9 @@ def test_null_is_what_was_left_out(serve: Serve) -> None:
 
 def test_a_chat_leaves_out_the_space_after_who_speaks(serve: Serve) -> None:
     client = serve(chats=True)
-    plain = complete(client, prompt=AS_TEXT, max_tokens=6, seed=0, n=64)["choices"]
+    plain = complete(client, prompt=AS_TEXT, max_tokens=2, seed=0, n=64)["choices"]
     index = next(i for i, each in enumerate(plain) if each["text"] != each["text"].lstrip() != "")
-    body = {"messages": MESSAGES, "max_tokens": 6, "seed": 0, "n": 64}
+    body = {"messages": MESSAGES, "max_tokens": 2, "seed": 0, "n": 64}
     made = client.post("/v1/chat/completions", json=body).json()["choices"][index]
     chunks = events(client.post("/v1/chat/completions", json={**body, "stream": True}).text)[:-1]
     streamed = [chunk["choices"][0]["delta"]["content"] for chunk in chunks if chunk["choices"][0]["index"] == index]
