@@ -168,8 +168,9 @@ def asked() -> list[Example]:
 @pytest.mark.parametrize("is_xlnet", [False, True])
 def test_answers_do_not_depend_on_their_batch(is_xlnet: bool) -> None:
     """They are those of each window, read alone."""
-    trained = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=80), [(PASSAGE + " who was it?\n") * 20])
-    tokenizer = trained if is_xlnet else BYTES
+    tokenizer = BYTES
+    if is_xlnet:
+        tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=80), [(PASSAGE + " who was it?\n") * 20])
     model, questions = span_model(tokenizer, is_xlnet=is_xlnet), asked()
     assert model.config.head
     layout = WindowLayout.of(model.config, tokenizer)
@@ -184,7 +185,7 @@ def test_answers_do_not_depend_on_their_batch(is_xlnet: bool) -> None:
             scores.append(WindowScores(*(tensor[0].numpy() for tensor in vars(spans).values())))
         expected.append(best_answers(example.text, windows, scores, max_answer_len=8))
     assert any(len(layout.windows(Question("", "who?", each.text, is_labelled=False))) > 3 for each in questions)
-    for batch_size in (1, 3, 64):
+    for batch_size in (3, 64):
         found = list(predictions(model, tokenizer, iter(questions), batch_size=batch_size))
         assert [each.example for each in found] == questions
         for prediction, (answers, no_answer) in zip(found, expected, strict=True):

@@ -10,7 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import default_dtype, examples, tiny_model
-from tests.reading.test_dynamic import lstm, nats_of, some_ids, vanilla
+from tests.reading.test_dynamic import lstm, nats_of, vanilla
+from tests.reading.test_evaluation import some_ids
 from tests.reference.reading_loops import cache_nats
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel

@@ -84,11 +84,12 @@ def test_a_row_that_was_reset_begins_as_a_new_one(kind: str, token_by_token: boo
 @pytest.mark.parametrize("kind", KINDS)
 def test_token_by_token_it_does_not_matter_how_a_text_is_cut(kind: str) -> None:
     whole, steps, last = (open_stream(model_of(kind), 3, tgt_len=6, token_by_token=True) for _ in range(3))
-    states = whole.read(TEXT)
-    assert states.shape[:2] == TEXT.shape
-    for i in range(TEXT.shape[1]):
-        assert_close(f"token {i}", steps.step(TEXT[:, i]), states[:, i], 1e-5)
-    assert_close("the last", last.advance(TEXT), states[:, -1], 1e-5)
+    text = TEXT[:, :16]
+    states = whole.read(text)
+    assert states.shape[:2] == text.shape
+    for i in range(text.shape[1]):
+        assert_close(f"token {i}", steps.step(text[:, i]), states[:, i], 1e-5)
+    assert_close("the last", last.advance(text), states[:, -1], 1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -158,7 +159,7 @@ def test_a_row_goes_back_as_if_it_had_never_read_on(kind: str) -> None:
             stream.step(token)
         return stream
 
-    for n_read in (1, 6, 13, 29):
+    for n_read in (1, 6, 13, 21):  # the last fills the ring
         for n in {1, read(n_read).n_rewindable(0)} - {0}:
             stream = read(n_read)
             stream.rewind(0, n)
@@ -169,7 +170,7 @@ def test_a_row_goes_back_as_if_it_had_never_read_on(kind: str) -> None:
 def test_a_row_goes_back_several_times_and_after_it_was_put(kind: str) -> None:
     """What the rings of inputs and tokens no longer hold is not gone back to in two steps either."""
     model, chance = model_of(kind), random.Random(kind)
-    for _ in range(12):
+    for _ in range(8):
         stream, text = open_stream(model, 1, tgt_len=6, token_by_token=True), [0]
         stream.step(torch.tensor([0]))
         for _ in range(6):
