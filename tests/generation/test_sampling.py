@@ -193,9 +193,11 @@ def count(sampling: Sampling, scores: Scores, n_draw: int) -> Tensor:
 
 
 DRAWN = [(options, N_DRAW) for options in PIECES] + [(options, N_DRAW_TOGETHER) for options in TOGETHER]
+FILTERS = PIECES[2:5]
+"""With an adaptive softmax what each keeps is compared exactly, below; here `TOGETHER` has them."""
 
 
-@pytest.mark.parametrize(("options", "n_draw"), DRAWN)
+@pytest.mark.parametrize(("options", "n_draw"), [entry for entry in DRAWN if entry[0] not in FILTERS])
 def test_draws_from_an_adaptive_softmax_follow_the_definition(options: dict[str, Any], n_draw: int) -> None:
     logits, sampling = adaptive_logits(), Sampling(**options)
     fits(count(sampling, clustered(logits), n_draw), sampling.probabilities(logits[0], HISTORY))
@@ -211,7 +213,7 @@ def test_draws_from_many_words_follow_the_definition() -> None:
     """More than are summed one after another; some banned."""
     logits, sampling = torch.randn(1, 2 * _BLOCK + 100), Sampling(logit_bias=dict.fromkeys(range(400, 700), BAN))
     logits[0, ::97] += 4
-    fits(count(sampling, Scores(logits), N_DRAW), sampling.probabilities(logits[0], HISTORY))
+    fits(count(sampling, Scores(logits), N_DRAW_TOGETHER), sampling.probabilities(logits[0], HISTORY))
 
 
 @pytest.mark.parametrize("n", [1, _BLOCK, _BLOCK + 1, 3 * _BLOCK - 7])
@@ -352,12 +354,7 @@ def test_tiny_temperatures_draw_the_likeliest(logits: list[float], temperature: 
 
 
 def test_huge_temperatures_draw_evenly() -> None:
-    sampling, scores = Sampling(temperature=1e300), clustered(adaptive_logits())
-    draws = seeded_generator(0)
-    fits(
-        torch.bincount(torch.tensor([sampling.choose(scores, 0, [], draws) for _ in range(N_DRAW)]), minlength=13),
-        torch.full((13,), 1 / 13),
-    )
+    fits(count(Sampling(temperature=1e300), clustered(adaptive_logits()), N_DRAW_TOGETHER), torch.full((13,), 1 / 13))
 
 
 # what is computed
@@ -622,11 +619,11 @@ DRAWN_THERE: list[tuple[dict[str, Any], int]] = [
     ("options", "n_draw"), [*DRAWN_THERE[::3], ({"top_k": 9, "top_p": 0.8, "min_p": 0.2}, N_DRAW_TOGETHER)]
 )
 def test_draws_on_a_gpu_follow_the_definition(options: dict[str, Any], n_draw: int) -> None:
-    """A quarter of them at once."""
-    logits, sampling = torch.randn(4, 15), Sampling(**options)
+    """Forty at once."""
+    logits, sampling = torch.randn(40, 15), Sampling(**options)
     logits[1:] = logits[0]
-    draws, scores = [seeded_generator(i) for i in range(4)], Scores(logits)
-    drawn = [sampling.choose_together(scores, range(4), draws) for _ in range(n_draw // 4)]
+    draws, scores = [seeded_generator(i) for i in range(40)], Scores(logits)
+    drawn = [sampling.choose_together(scores, range(40), draws) for _ in range(n_draw // 40)]
     fits(torch.bincount(torch.tensor(drawn).flatten(), minlength=15), sampling.probabilities(logits[0], HISTORY))
 
 
