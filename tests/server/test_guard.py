@@ -285,14 +285,27 @@ def test_a_minute_has_so_many_requests_and_tokens(serve: Serve) -> None:
 
 
 def test_a_streamed_text_waits_for_its_tokens(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In four blocks, of which the first may take more than is left."""
     monkeypatch.setattr("transformer_xl.server.guard._BODY_SECONDS", 0.2)  # our own waiting does not count
     monkeypatch.setattr("transformer_xl.server.guard._LEAST_RATE", 1e9)
-    client = serve(tokens=Budget(60 * 8_000))
+    monkeypatch.setattr("transformer_xl.server.streaming._BLOCK", 400)
+    now, waited = [0.0], list[float]()
+    tokens = Budget(60 * 1_600, clock=lambda: now[0])
+    tokens.spend(LOCAL_OWNER, 60 * 1_600 - 20)
+    wait = tokens.wait
+
+    def time_passes(owner: str) -> float:
+        waited.append(wait(owner))
+        now[0] += waited[-1]
+        return waited[-1]
+
+    monkeypatch.setattr(tokens, "wait", time_passes)
+    client = serve(tokens=tokens)
     one = client.post("/v1/sessions", json={}).json()["id"]
-    client.service.tokens.spend(LOCAL_OWNER, 60 * 8_000 - 100)  # a second's worth is missing for what comes
-    text = "read on " * 1_000
-    answer = client.post(f"/v1/sessions/{one}/append", content=text.encode(), headers={"content-type": "text/plain"})
-    assert answer.status_code == 200 and answer.json()["n_read"] == len(text)
+    parts = iter([b"read on " * 50] * 4)
+    answer = client.post(f"/v1/sessions/{one}/append", content=parts, headers={"content-type": "text/plain"})
+    assert answer.status_code == 200 and answer.json()["n_read"] == 1_600
+    assert sum(seconds > 0.2 for seconds in waited) == 3
 
 
 def test_a_quota_counts_all_that_a_key_has(serve: Serve) -> None:
