@@ -332,7 +332,7 @@ def test_every_token_is_scored_as_single_steps_would(kind: str) -> None:
     assert decoder_of(kind).score([[3], [], []])[0].isnan().all()  # nothing predicts the first token of a text
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WAYS)
 def test_scoring_reads_as_reading_does_to_the_last_bit(kind: str) -> None:
     scored, read = decoder_of(kind), decoder_of(kind)
     for ids in ([TEXT[:9], [], [4]], [TEXT[9:30], TEXT[:2], []]):

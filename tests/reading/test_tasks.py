@@ -126,13 +126,11 @@ def test_windows_wait_for_nobody() -> None:
     assert [len(window) for window in windows(long, 8)] == [2, 2, 1]
 
 
-@pytest.mark.parametrize("skip", [0, 1, 5, 13, 22, 23, 99])
-def test_what_is_skipped_changes_no_bit(skip: int) -> None:
+def test_what_is_skipped_changes_no_bit() -> None:
     model, examples = task_model("classification"), texts("classification", 23)
-    assert (
-        list(predictions(model, BYTES, examples, batch_size=2, skip=skip))
-        == list(predictions(model, BYTES, examples, batch_size=2))[skip:]
-    )
+    whole = list(predictions(model, BYTES, examples, batch_size=2))
+    for skip in (0, 1, 5, 13, 22, 23, 99):
+        assert list(predictions(model, BYTES, examples, batch_size=2, skip=skip)) == whole[skip:]
 
 
 def test_mistakes_of_texts_and_models() -> None:
