@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.helpers import assert_close, default_dtype
+from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.key_maps.entries import KeyMap, Part
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.task_model import TaskModel
@@ -18,6 +20,23 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import Order, XLNet
 
 GOLDENS = Path(__file__).with_name("goldens")
+
+Convert = Callable[[Path, dict[str, Any]], Path]
+"""Returns where a checkpoint lies that was converted with some settings."""
+
+
+def converting(folder: Path) -> Convert:
+    """Return a function that converts into a folder, once for all who ask for the same."""
+    done: dict[str, Path] = {}
+
+    def converted(checkpoint: Path, settings: dict[str, Any]) -> Path:
+        key = json.dumps([str(checkpoint), settings])
+        if key not in done:
+            done[key] = folder / str(len(done))
+            convert(checkpoint, done[key], settings=settings)
+        return done[key]
+
+    return converted
 
 
 @dataclass(frozen=True)

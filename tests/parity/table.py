@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.parity import reading, test_pytorch, test_tensorflow, test_xlnet
+from tests.parity.reading import Convert
 
 COLUMNS = {"nats": "nats", "log_probs": "scores", "logits": "scores", "memory": "memory", "gradient": "gradients"}
 XLNETS = {
@@ -48,7 +49,7 @@ def main() -> None:
         print(f"| {peer} | {variant.replace('_', ' ')} | " + " | ".join([*fp32, fp64]) + " |")
 
 
-def largest_differences(check: Callable[[Path], object]) -> Largest:
+def largest_differences(check: Callable[[Convert], object]) -> Largest:
     """Run a parity test, and return the largest of the differences that it compares, by what they are of."""
     largest: Largest = defaultdict(float)
 
@@ -64,7 +65,7 @@ def largest_differences(check: Callable[[Path], object]) -> Largest:
         mock.patch.object(test_tensorflow, "assert_close", record),
         tempfile.TemporaryDirectory() as folder,
     ):
-        check(Path(folder))
+        check(reading.converting(Path(folder)))
     return largest
 
 

@@ -1,18 +1,16 @@
 """Converted XLNet models compute what Hugging Face's and the authors' compute in float64 (see make_goldens_xlnet*.py)."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.parity.reading import compare_head, compare_xlnet, goldens, native_gradients, read_golden
+from tests.parity.reading import Convert, compare_head, compare_xlnet, goldens, native_gradients, read_golden
 from transformer_xl.conversion.export import load_model
 from transformer_xl.conversion.key_maps import xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.model.xlnet import XLNet
 
-Convert = Callable[[Path, dict[str, Any]], Path]
 TOLERANCES = {torch.float64: 1e-13, torch.float32: 5e-6}
 
 
