@@ -23,7 +23,6 @@ import torch
 from common.machine import describe, n_cores
 from common.report import facts
 
-from transformer_xl.config import RunConfig, merge
 from transformer_xl.console import say, table
 from transformer_xl.data.pairs import PairSegment, PairStream
 from transformer_xl.model.xlnet import XLNet
@@ -140,7 +139,7 @@ def scores(options: argparse.Namespace, way: str, seed: int) -> list[tuple[str, 
     if not isinstance(model, XLNet):
         return []
     text = opened.text(split="test")
-    forward = RunConfig(**merge(config.model_dump(), {"model": {"bi_data": False}}))
+    forward = config.changed(model={"bi_data": False})
     found: list[tuple[str, int, int, int, float]] = []
     for mem_len in dict.fromkeys((config.eval_mem_len, 0)):
         stream = scored_stream(forward, text.ids, opened.tokenizer)

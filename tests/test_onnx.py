@@ -139,6 +139,13 @@ def test_a_fixed_batch_and_another_memory(tmp_path: Path, monkeypatch: pytest.Mo
     assert options["input_names"] == ["ids", "n_pad", "n_valid", "mems.0"]
 
 
+@pytest.mark.slow
+def test_a_graph_of_a_fixed_batch_has_its_shapes(tmp_path: Path) -> None:
+    path = export_onnx(tiny_model(n_layer=1).with_context(mem_len=7), tmp_path / "model.onnx", batch_size=2, tgt_len=1)
+    shapes = {node.name: node.shape for node in onnxruntime.InferenceSession(path).get_inputs()}
+    assert shapes == {"ids": [2, 1], "n_pad": [2], "n_valid": [2], "mems.0": [2, 7, 10]}
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [

@@ -277,19 +277,32 @@ def test_a_state_is_read_and_not_the_text_again(monkeypatch: pytest.MonkeyPatch)
     assert Path("packed").read_bytes() == packed
 
 
-def test_a_state_of_no_use_is_named_and_not_used(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        ("cut", "impossible type, shape or place"),
+        ("altered", "its bytes are not those that were written"),
+        ("of another text", "it is of another text, model or version"),
+        ("not a state", "ends 6 bytes too early"),
+    ],
+)
+def test_a_state_of_no_use_is_named_and_not_used(damage: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     packed = after_round_trip()
     text, state = Path("text"), Path("packed.state")
-    text.write_bytes(TEXT[::-1])
+    if damage == "of another text":
+        text.write_bytes(TEXT[::-1])
     compress(text, Path("packed"), NEW, bar=HIDDEN, stopped=after(2))
     text.write_bytes(TEXT)
     data = state.read_bytes()
-    for damaged in (data, data[:-9], data[:-9] + bytes(9), b"{}"):  # the first one is of another text
-        state.write_bytes(damaged)
-        compress(text, Path("packed"), NEW, bar=HIDDEN)
-        assert Path("packed").read_bytes() == packed
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("warning: 'packed.state' is of no use, so this begins anew: ")
+    if damage in ("cut", "altered"):
+        state.write_bytes(data[:-9] + (b"" if damage == "cut" else bytes(byte ^ 1 for byte in data[-9:])))
+    elif damage == "not a state":
+        state.write_bytes(b"{}")
+    compress(text, Path("packed"), NEW, bar=HIDDEN)
+    assert Path("packed").read_bytes() == packed
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: 'packed.state' is of no use, so this begins anew: ")
+    assert reason in line, line
 
 
 def test_a_state_of_no_use_is_gone_before_its_output_is_overwritten() -> None:

@@ -196,6 +196,8 @@ def test_a_convolution_learns_from_its_own_loss_alone_and_nothing_else_does() ->
     model.zero_grad()
     out.auxiliary.backward()
     assert {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0} == conv
+    with pytest.raises(ValueError, match="must have the shape of ids"):
+        model(TEXT[:, :12], labels=TEXT[:, 1:12])
     assert model.eval()(TEXT[:, :12], labels=TEXT[:, 1:13]).auxiliary is None
 
 

@@ -238,7 +238,7 @@ def test_blocks_run(section: str, workbench: Path) -> None:
 
 
 def test_the_model_of_fairseq_is_the_wrapped_one(workbench: Path) -> None:
-    execute(LOOKED_AT[0])
+    execute("fairseq")
     txl.convert(GOLDENS / "huggingface/cutoffs/checkpoint", "plain")
     assert Path("models/fairseq/model.safetensors").read_bytes() == Path("plain/model.safetensors").read_bytes()
     assert json.loads(Path("models/fairseq/config.json").read_text()) == {
@@ -260,13 +260,13 @@ def test_names_of_activations_are_those_of_the_tables() -> None:
 
 
 def test_an_xlnet_goes_back_as_it_was_trained(workbench: Path) -> None:
-    execute(LOOKED_AT[1])
+    execute("XLNet")
     assert json.loads(Path("exported-xlnet/config.json").read_text())["ff_activation"] == "gelu_new"
     assert json.loads(Path("models/xlnet-base-hf/config.json").read_text())["activation"] == "gelu_tanh"
 
 
 def test_what_is_written_for_others(workbench: Path) -> None:
-    execute(LOOKED_AT[2])
+    execute("Export to Hugging Face or the authors' code")
     (table,) = (table for table in tables() if table[0][1] == "written")
     written = {cells[0]: set(re.findall(r"`([\w.]+)`", cells[1])) for cells in table[1:]}
     for target, folder in (("huggingface", "exported-hf"), ("authors", "exported-authors")):

@@ -513,8 +513,8 @@ def two_sessions() -> tuple[Decoder, Decoder]:
     return old, new
 
 
-ONCE = [(name, False) for name in ("write-ENOSPC", "open-EROFS", "fsync-EIO", "replace-EIO", "unlink-EPERM")]
-FOR_GOOD = [(name, True) for name in ("write-EIO", "unlink-EPERM")]  # what is done after a failure closes and deletes
+ONCE = [(name, False) for name in ("write-ENOSPC", "open-EROFS", "fsync-EDQUOT", "replace-EIO", "unlink-EPERM")]
+FOR_GOOD = [(name, True) for name in ("write-ENOSPC", "unlink-EPERM")]  # what is done after a failure closes and deletes
 
 
 @pytest.mark.parametrize(("name", "for_good"), [*ONCE, *FOR_GOOD])

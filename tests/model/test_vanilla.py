@@ -155,9 +155,10 @@ def test_all_weights_have_gradients_however_short_a_segment_is() -> None:
     assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
 
 
-def test_shapes_are_checked_where_losses_are_added() -> None:
+@pytest.mark.parametrize("losses", [{"n_target": 2}, {"intermediate_losses": True}])
+def test_shapes_are_checked_where_losses_are_added(losses: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"labels \(2, 6\) must have the shape of ids \(2, 7\)"):
-        build(n_target=2).train()(ids(2, 7), labels=ids(2, 6))
+        build(**losses).train()(ids(2, 7), labels=ids(2, 6))
 
 
 def test_a_decoder_reads_the_last_positions_again() -> None:

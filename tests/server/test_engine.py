@@ -178,7 +178,7 @@ def test_random_programs_on_many_sessions_have_the_bits_of_one_alone(seed: int, 
 @pytest.mark.parametrize(
     ("seed", "n_round"), [(0, 200), *(pytest.param(seed, 900, marks=pytest.mark.long) for seed in (1, 2, 3))]
 )
-def test_10_000_calls_have_the_bits_of_a_session_alone(seed: int, n_round: int, start: Start, model: TransformerXL) -> None:
+def test_long_programs_have_the_bits_of_a_session_alone(seed: int, n_round: int, start: Start, model: TransformerXL) -> None:
     assert random_program(2 + seed, n_round, start, model) >= 3.6 * n_round
 
 

@@ -370,7 +370,6 @@ def _evaluate_targets(
     json_: bool,
 ) -> None:
     """Print how well an XLNet predicts the fixed targets of a text."""
-    from transformer_xl.config import RunConfig, merge
     from transformer_xl.model.precision import choose_precision
     from transformer_xl.model.xlnet import XLNet
     from transformer_xl.reading.targets import score_targets, scored_stream
@@ -381,7 +380,7 @@ def _evaluate_targets(
         if precision == "int8":
             raise ConfigError("--precision int8 is for models that read from left to right; use auto, fp32 or bf16")
         if batch_size is not None:
-            config = RunConfig(**merge(config.model_dump(), {"eval": {"batch_size": batch_size}}))
+            config = config.changed(eval={"batch_size": batch_size})
         chosen, _ = choose_precision(precision, opened.device)
         mem_len = config.eval_mem_len if mem_len is None else mem_len
         if compare_memory and not mem_len:

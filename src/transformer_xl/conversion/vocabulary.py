@@ -286,7 +286,7 @@ def from_vocab_txt(text: str, *, lower_case: bool = False, dataset: str | None =
 
 
 def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the attributes of a foreign vocabulary with the same ids that matter; `from_vocab_state` inverts this function.
+    """Return those attributes of a foreign vocabulary with the same ids that matter; `from_vocab_state` reads them back.
 
     Raises:
         TokenizerError: no such vocabulary means the same as the tokenizer.

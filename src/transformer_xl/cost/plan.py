@@ -144,7 +144,7 @@ class _Case:
 def make_plan(
     config: RunConfig, hardware: Hardware, *, gpus: int = 1, per_machine: int = 8, division: Division | None = None
 ) -> Plan:
-    """Plan a run; with `division` None every device has all weights if they fit, else a share.
+    """Plan a run on at least one device; with `division` None every device has all weights if they fit, else a share.
 
     Raises:
         ConfigError: the lanes cannot be divided among the devices, or the size of the vocabulary is unknown without the text.

@@ -113,9 +113,9 @@ class LanguageModel(SequenceModel):
         return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)), auxiliary=sum(added[1:], added[0]) if added else None)
 
     def with_own_losses(self, ids: Tensor, *, mems: Any, labels: Tensor, **call: Any) -> ModelOutput | None:
-        """Return nats of labels, and as `auxiliary` what a kind that `adds_losses` adds in training; None: see `forward`.
+        """Return nats of labels, and as `auxiliary` the losses of a kind that `adds_losses`; called in training only.
 
-        Arguments are those of `forward`, without regularizers.
+        Arguments are those of `forward`, without regularizers. None: there are no such losses, and `forward` goes on.
         """
         return None
 

@@ -229,8 +229,10 @@ def _learning(model: nn.Module) -> Named:
 
 
 def kept_tensors(parameters: Mapping[str, Tensor], config: OptimConfig) -> dict[str, Tensor]:
-    """Return what `Optimizers.state_tensors` holds after a step, as tensors of the meta device."""
-    # a step of single numbers shows what is kept: tensors of a parameter's own shape, and counters
+    """Return what `Optimizers.state_tensors` holds after a step, as tensors of the meta device.
+
+    A step of single numbers shows what is kept: tensors of a parameter's own shape, and counters without dimensions.
+    """
     named = {name: nn.Parameter(torch.zeros((1,) * p.dim(), dtype=p.dtype)) for name, p in parameters.items()}
     for parameter in named.values():
         parameter.grad = torch.zeros_like(parameter)
