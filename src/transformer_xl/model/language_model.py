@@ -115,7 +115,14 @@ class LanguageModel(SequenceModel):
     def with_own_losses(self, ids: Tensor, *, mems: Any, labels: Tensor, **call: Any) -> ModelOutput | None:
         """Return nats of labels, and as `auxiliary` the losses of a kind that `adds_losses`; called in training only.
 
-        Arguments are those of `forward`, without regularizers. None: there are no such losses, and `forward` goes on.
+        Args:
+            ids: int64 (B, T), checked.
+            mems: the memory before them, checked; None: there is none.
+            labels: int64 (B, T), checked.
+            call: `rows`, `execution`, `keep_graph` and `progress` of `forward`.
+
+        Returns:
+            None: the kind has no such losses, and `forward` goes on.
         """
         return None
 
