@@ -14,7 +14,7 @@ WORDS = ["the", "dogs", "is", "5", "000", "isn", "東京", "は", "한국", "É"
 
 @cache
 def detokenizer(language: str) -> Any:
-    return pytest.importorskip("sacremoses").MosesDetokenizer(language)
+    return pytest.importorskip("sacremoses", reason="the extra 'moses' is not installed").MosesDetokenizer(language)
 
 
 def written(spacing: PlainSpacing, words: list[str]) -> str:

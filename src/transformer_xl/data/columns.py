@@ -138,7 +138,7 @@ class ColumnFinder:
         left = [name for name in names if name not in (pair, *labels)]
         if text is None and labels and len(left) == 1:
             text = left[0]
-        return Columns(self._required(text, names), pair, self._required_labels(labels, names), id=name_of_id)
+        return Columns(self._required_text(text, names), pair, self._required_labels(labels, names), id=name_of_id)
 
     def _unnamed(self, names: list[str], rows: Sequence[Sequence[str]]) -> Columns:
         """Return the columns of a table without names: the text is first, the label last, and a second text between them."""
@@ -156,7 +156,7 @@ class ColumnFinder:
         if needs_text and 1 <= len(left) <= 2:
             text = left.pop(0)
             pair = pair or (left[0] if left else None)
-        return Columns(self._required(text, names), pair, self._required_labels(labels, names))
+        return Columns(self._required_text(text, names), pair, self._required_labels(labels, names))
 
     def _of_choice(
         self,
@@ -180,7 +180,7 @@ class ColumnFinder:
         if not labels and not self._task.label:
             found = _first(_ANSWERS, lower, without=(text, *choices))
             labels = (found,) if found else ()
-        text = self._required(text, names)
+        text = self._required_text(text, names)
         return Columns(text, None, self._required_labels(labels, names), choices, question, name_of_id)
 
     @staticmethod
@@ -211,7 +211,7 @@ class ColumnFinder:
         near = did_you_mean(name, filter(None, names))
         raise CorpusError(f"{self._file} has no column {shown(name)}, as task.{what} says; {near}")
 
-    def _required(self, text: str | None, names: Sequence[str]) -> str:
+    def _required_text(self, text: str | None, names: Sequence[str]) -> str:
         return self._refuse("text", names) if text is None else text
 
     def _required_labels(self, labels: tuple[str, ...], names: Sequence[str]) -> tuple[str, ...]:
