@@ -29,7 +29,7 @@ def finetune(
     """Fine-tune a model for a task: classes, labels, numbers, choices or answers.
 
     It validates during training, keeps the best weights, stops when nothing
-    improves, and shows mistakes. Ctrl-C saves and says how to resume.
+    improves, and draws confusions. Ctrl-C saves and says how to resume.
 
     Common uses:
         txl finetune runs/xlnet --task classification --data reviews.tsv

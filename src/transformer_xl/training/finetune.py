@@ -32,10 +32,10 @@ from transformer_xl.model_config import HeadConfig, ModelConfig
 from transformer_xl.process import restarts
 from transformer_xl.reading.tasks import TaskScore, predictions, tally_of
 from transformer_xl.training.asked import Lesson
+from transformer_xl.training.confusion import draw_confusion
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch
 from transformer_xl.training.loop import conduct, open_files, save
-from transformer_xl.training.mistakes import Worst, draw_confusion, write_page
 from transformer_xl.training.parts import Best, Run, StopError
 from transformer_xl.training.starting import adapt, check_machine, check_weights, take_weights
 from transformer_xl.version import __version__
@@ -58,7 +58,7 @@ class Tuned:
         best_step: the step whose weights were best on the validation texts, which `txl.load` and `txl predict` take.
         valid: score of these weights on the validation texts; None if the run did not finish.
         test: the same on the test texts; None without such texts.
-        pictures: what was drawn and written: the loss curve, the confusions, the page of mistakes.
+        pictures: what was drawn: the loss curve and the confusions.
         stopped_by: the signal that ended it.
     """
 
@@ -334,24 +334,23 @@ class TaskRun(Run):
         assert self.config.model.head is not None
         return self.config.model.head
 
-    def score(self, texts: Sequence[Any], what: str, *, received: list[int] | None = None) -> tuple[TaskScore, Worst]:
+    def score(self, texts: Sequence[Any], what: str, *, received: list[int] | None = None) -> TaskScore:
         """Score the weights, in this process alone; one of the `received` signals ends it.
 
         Raises:
             StopError: one has.
         """
         show = self.display.scoring(what, len(texts), unit="texts")
-        tally, worst = tally_of(self.head.kind, self.head.labels), Worst(self.head.kind)
+        tally = tally_of(self.head.kind, self.head.labels)
         examples = [text.example if isinstance(text, Question) else text for text in texts]
         batch_size, precision = self.config.eval.batch_size, self.trainer.precision
         found = predictions(self.model, self.tokenizer, examples, batch_size=batch_size, precision=precision)
         for prediction in found:
             tally.add(prediction)
-            worst.add(prediction)
             show(1)
             if received and self.world.alone:
                 raise StopError(self.stopped_by(received))
-        return tally.score(), worst
+        return tally.score()
 
     def take_final(self, entry: dict[str, Any] | None) -> None:
         """See `Run`."""
@@ -363,10 +362,10 @@ class TaskRun(Run):
         with self.world.agreed():
             try:
                 if self.world.first:
-                    scores.append(self.score(self.texts.valid, "validation")[0])
+                    scores.append(self.score(self.texts.valid, "validation"))
                     if self.trainer.average.count:
                         with self.trainer.average.in_place_of(self.model):
-                            scores.append(self.score(self.texts.valid, "validating averaged weights")[0])
+                            scores.append(self.score(self.texts.valid, "validating averaged weights"))
             except ConfigError as error:
                 if "not finite" not in str(error):
                     raise
@@ -453,7 +452,7 @@ def _tie_break(score: TaskScore) -> float:
 
 
 def _end(run: TaskRun, stopped_by: signal.Signals | None, received: list[int]) -> Tuned:
-    """Score the best weights on the validation and test texts, and show where they go wrong; or nothing, if a signal came."""
+    """Score the best weights on the validation and test texts, and draw the confusions; or nothing, if a signal came."""
     if stopped_by:
         return run.ending(stopped_by=stopped_by)
     trainer, say = run.trainer, run.display.say
@@ -479,10 +478,10 @@ def _scored(run: TaskRun, received: list[int]) -> dict[str, Any]:
     say, path = run.display.say, run.directory.path
     pictures: list[Path] = []
     with run.best_weights():
-        valid, worst = run.score(run.texts.valid, "scoring", received=received)
+        valid = run.score(run.texts.valid, "scoring", received=received)
         if run.set_threshold(valid):
-            valid, worst = run.score(run.texts.valid, "scoring with the threshold of no answer", received=received)
-        test = run.score(run.texts.test, "scoring the test texts", received=received)[0] if run.texts.test else None
+            valid = run.score(run.texts.valid, "scoring with the threshold of no answer", received=received)
+        test = run.score(run.texts.test, "scoring the test texts", received=received) if run.texts.test else None
     if run.best:
         say(f"best weights: those of step {run.best.step:,}{', averaged' if run.best.average else ''}")
     say(f"validation: {valid.in_words()}")
@@ -501,10 +500,9 @@ def _scored(run: TaskRun, received: list[int]) -> dict[str, Any]:
             seconds=round(run.trainer.seconds, 3),
             **figures,
         )
-    try:
-        if valid.confusion is not None:
+    if valid.confusion is not None:
+        try:
             pictures.append(draw_confusion(path / "confusion.png", valid.confusion, run.head.labels, name=path.absolute().name))
-        pictures.append(write_page(path / "mistakes.html", worst, valid, name=path.absolute().name))
-    except CheckpointError as error:  # the model matters more
-        run.display.warn(str(error))
+        except CheckpointError as error:  # the model matters more
+            run.display.warn(str(error))
     return {"valid": valid, "test": test, "pictures": tuple(pictures)}
