@@ -65,7 +65,7 @@ def train(
         set_: section.key=value, overrides the recipe; may be repeated. txl settings lists them.
         resume: resume the run in --out, or start it if there is none. Without recipe and corpus, --out must be a run.
         quiet: show warnings only.
-        logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
+        logger: tensorboard or wandb, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
         compatible: train a model that can be exported to Hugging Face's and the authors' programs (txl convert --to).
         import_: a module that registers your own kinds: its name, or PATH/NAME.py; may be repeated.
         dry_run: print parameters, memory, operations and time on this machine (of an LSTM: parameters); write nothing.

@@ -3,8 +3,8 @@
 Each line of `metrics.jsonl` ends with a checksum of what stands before it. A line that is not what was written is named and
 left out; it costs no other line.
 
-TensorBoard, Weights & Biases and trackio are imported only on request. The run's directory keeps the run's name in each of
-them, so a resumed run goes on in the same place. No failure of theirs ends a training, because `metrics.jsonl` has everything.
+TensorBoard and Weights & Biases are imported only on request. The run's directory keeps the run's name in W&B, so a resumed
+run goes on in the same place. No failure of theirs ends a training, because `metrics.jsonl` has everything.
 """
 
 import json
@@ -34,7 +34,7 @@ from transformer_xl.untrusted import read_json_object
 METRICS_FILE = "metrics.jsonl"
 PROJECT = "transformer_xl"
 
-_LOGGERS = ("tensorboard", "wandb", "trackio")
+_LOGGERS = ("tensorboard", "wandb")
 REMEDY = "free disk space, then --resume"
 
 _FIELDS = {  # that an entry of a kind has besides kind and step; all but text are numbers or null
@@ -77,7 +77,10 @@ class Record:
         for name in dict.fromkeys(loggers or ("tensorboard",)):
             identity = "" if name == "tensorboard" else _identity(directory, name, warn)
             with self._guarded(name):
-                self._loggers[name] = _open_logger(name, directory, identity, settings or {}, warn)
+                if name == "tensorboard":
+                    self._loggers[name] = _TensorBoard(directory)
+                else:
+                    self._loggers[name] = _WeightsAndBiases(directory, identity, settings or {}, warn)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append one entry."""
@@ -349,29 +352,33 @@ class _TensorBoard(Logger):
             self._writer.close()
 
 
-class _Service(Logger):
-    """A run in W&B or trackio, which log numbers only."""
+class _WeightsAndBiases(Logger):
+    """A run in W&B, which logs numbers only."""
 
-    def __init__(self, run: Any, send: Callable[[dict[str, float], int], object]) -> None:
-        self._run, self._send = run, send
+    def __init__(self, directory: Path, identity: str, settings: Mapping[str, Any], warn: Warn) -> None:
+        import wandb  # pyright: ignore[reportMissingImports]
+
+        options: dict[str, Any] = {"project": PROJECT, "name": directory.name, "id": identity, "resume": "allow"}
+        options |= {"dir": str(directory), "config": dict(settings)}
+        try:
+            self._run = wandb.init(**options)
+        except Exception as error:  # without a key or a network, it logs offline, and that log can be sent later
+            where = shlex.quote(str(directory))
+            warn(f"wandb cannot be reached ({_reason(error)}); it logs offline, send it with wandb sync {where}/wandb/*")
+            self._run = wandb.init(**options, mode="offline")
+        # a value carries its step, because W&B's own counter refuses a step that a resumed run logs again
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
 
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         numbers: dict[str, float] = {
             f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)
         }
         if numbers:
-            self._send(numbers, step)
+            self._run.log({**numbers, "step": step})
 
     def close(self) -> None:
         self._run.finish()
-
-
-def _open_logger(name: str, directory: Path, identity: str, settings: Mapping[str, Any], warn: Warn) -> Logger:
-    if name == "tensorboard":
-        return _TensorBoard(directory)
-    if name == "wandb":
-        return _open_wandb(directory, identity, settings, warn)
-    return _open_trackio(directory, identity, settings)
 
 
 def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:
@@ -381,31 +388,6 @@ def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:
     except ImportError:
         return None
     return SummaryWriter(str(directory / "tensorboard"), purge_step=forgotten_from)
-
-
-def _open_wandb(directory: Path, identity: str, settings: Mapping[str, Any], warn: Warn) -> Logger:
-    import wandb  # pyright: ignore[reportMissingImports]
-
-    options: dict[str, Any] = {"project": PROJECT, "name": directory.name, "id": identity, "resume": "allow"}
-    options |= {"dir": str(directory), "config": dict(settings)}
-    try:
-        run = wandb.init(**options)
-    except Exception as error:  # without a key or a network, it logs offline, and that log can be sent later
-        where = shlex.quote(str(directory))
-        warn(f"wandb cannot be reached ({_reason(error)}); it logs offline, send it with wandb sync {where}/wandb/*")
-        run = wandb.init(**options, mode="offline")
-    # a value carries its step, because W&B's own counter refuses a step that a resumed run logs again
-    run.define_metric("step")
-    run.define_metric("*", step_metric="step")
-    return _Service(run, lambda numbers, step: run.log({**numbers, "step": step}))
-
-
-def _open_trackio(directory: Path, identity: str, settings: Mapping[str, Any]) -> Logger:
-    import trackio  # pyright: ignore[reportMissingImports]
-
-    name = f"{directory.name}-{identity}"  # trackio knows a run by its name alone
-    run = trackio.init(project=PROJECT, name=name, resume="allow", config=dict(settings))
-    return _Service(run, lambda numbers, step: run.log(numbers, step=step))
 
 
 def _identity(directory: Path, logger: str, warn: Warn) -> str:

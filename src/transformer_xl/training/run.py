@@ -57,7 +57,7 @@ def train(
             else. None: random weights.
         resume: go on with the run in `out`, or start it if there is none and `recipe`, `corpus` or `base` says what it should
             be.
-        loggers: `tensorboard`, `wandb` or `trackio`, besides `metrics.jsonl`; none: TensorBoard if it is installed.
+        loggers: `tensorboard` or `wandb`, besides `metrics.jsonl`; none: TensorBoard if it is installed.
         display: shows the progress; None: on stderr.
 
     Returns:
