@@ -226,25 +226,3 @@ def test_a_model_that_predicts_no_tokens_is_refused(txl: Txl, workbench: Path) -
     )
     save(XLNet(XLNetConfig(**{**TINY, "vocab_size": 256, "dropatt": 0.0})), ByteTokenizer(), "gaps")
     assert txl("score", "gaps", "text.txt").complaint.startswith("'gaps' is an XLNet, which fills gaps")
-
-
-def test_hidden_states_have_a_row_for_each_token(txl: Txl, workbench: Path) -> None:
-    save_model("byte")
-    Path("some.txt").write_text(TEXT)
-    rows = table(txl("score", "model", "some.txt", "--per", "token").out)
-    answer = txl("hidden", "model", "some.txt", "states.npy")
-    size = Path("states.npy").stat().st_size
-    assert answer.out == f"layer 2 of {len(rows):,} tokens, width 10: 'states.npy' ({size / 1000:.2f} kB)\n"
-    assert np.load("states.npy").shape == (len(rows), 10)
-    found = json.loads(txl("hidden", "model", "some.txt", "states.npy", "--layer", "0", "--json").out)
-    assert (found["layer"], found["shape"]) == (0, [len(rows), 10])
-    assert len(np.unique(np.load("states.npy"), axis=0)) == len({row["id"] for row in rows})  # embeddings
-    assert txl("hidden", "model", "some.txt", "states.pt").complaint == (
-        "'states.pt' must end in .npy, because it becomes an array of NumPy"
-    )
-    before = Path("states.npy").read_bytes()
-    complaint = txl("hidden", "model", "states.npy", "states.npy").complaint
-    assert complaint == "'states.npy' is the file itself; choose another place for the array"
-    assert Path("states.npy").read_bytes() == before
-    complaint = txl("hidden", "model", "some.txt", "states.npy", "--layer", "9").complaint
-    assert complaint.startswith("--layer (9) must be from 0 to 2")

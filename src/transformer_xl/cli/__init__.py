@@ -17,7 +17,6 @@ from transformer_xl.cli import (
     explain,
     finetune,
     generate,
-    hidden,
     plan,
     plot,
     predict,
@@ -66,7 +65,6 @@ app.command(finetune.finetune)
 app.command(evaluate.evaluate, name="eval")
 app.command(score.score)
 app.command(explain.explain)
-app.command(hidden.hidden)
 app.command(generate.generate)
 app.command(predict.predict)
 app.command(translate.translate)
