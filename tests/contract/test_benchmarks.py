@@ -71,27 +71,6 @@ def test_memory(tmp_path):
 
 
 @pytest.mark.benchmarks
-def test_law(tmp_path, monkeypatch, capsys):
-    (tmp_path / "text.txt").write_text("".join(f"{i} is {i * i}; " for i in range(600)))
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    import law
-
-    share = 0.001
-    assert len({(width, round(share * n), memory) for width, n, memory in (*law.GRID, *law.HELD_OUT)}) == 30 + 8
-    monkeypatch.setattr(law, "GRID", law.GRID[::6])  # of each width and number of tokens
-    monkeypatch.setattr(law, "HELD_OUT", law.HELD_OUT[::5])
-    arguments = ("--corpus", tmp_path / "text.txt", "--out", tmp_path / "out", "--share", share, "--starts", 1)
-    monkeypatch.setattr(sys, "argv", ["law.py", *map(str, arguments)])
-    law.main()
-    said = capsys.readouterr().out
-    assert "fitted to 5 models" in said and "Law(E=" in said
-    assert len(said[said.index("held out, ") :].splitlines()[2:]) == 2
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
-    law.main()
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before, "nothing is trained again"
-
-
-@pytest.mark.benchmarks
 def test_recall(tmp_path):
     arguments = ("--out", tmp_path, "--steps", 2, "--distances", 10, 40)
     done = run("recall.py", *arguments, "--sides", "delta", "mean")

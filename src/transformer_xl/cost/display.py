@@ -246,15 +246,6 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
         yield "budget", "?", "in epochs: the length of the corpus tells"
     else:
         yield "budget", _duration(budget.seconds), f"{budget.tokens:,.0f} tokens, {budget.steps:,.0f} steps"
-    if found := plan.expected:
-        off = f"off by {found.error:g} as a rule"
-        if found.is_far:
-            off = "which was fitted to shorter runs"
-        law = f"per byte, by the law of docs/scaling.md, {off}; the recipe's present rates end 0.05 lower"
-        yield "expected loss", f"{found.loss:.2f} nats", law
-        if plan.model.mem_len:
-            alike = f"after as many tokens; {found.without_memory_in_as_much_time:.2f} in as much time"
-            yield "  without memory", f"{found.without_memory:.2f} nats", alike
 
 
 def _seconds(s: float) -> str:

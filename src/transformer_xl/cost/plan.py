@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from transformer_xl.config import RunConfig
 from transformer_xl.cost.hardware import Hardware
-from transformer_xl.cost.law import Expected, expected
 from transformer_xl.cost.memory import StepMemory, count_memory
 from transformer_xl.cost.operations import Flops, count_flops
 from transformer_xl.cost.work import Backend, Work, build, with_vocabulary, zipf_shares
@@ -96,7 +95,6 @@ class Plan:
     timing: Timing
     tokens_per_second: float  # of all devices, if sending hides behind computing
     budget: Budget
-    expected: Expected | None  # loss, if the law of docs/scaling.md covers such a run
     hardware: Hardware
     advice: tuple[str, ...]  # what to change, and warnings
     assumptions: tuple[str, ...]  # behind the figures
@@ -167,7 +165,6 @@ def make_plan(
     timing = _timing(n_flop, memory, traffic, layout, hardware, n_segment)
     tokens_per_step = train.batch_size * train.tgt_len * train.tbptt_segments
     rate = tokens_per_step / timing.overlapped
-    budget, n_of_layers = _budget(config, tokens_per_step, rate), sum(p.numel() for p in work.model.layers.parameters())
     return Plan(
         recipe=config.name,
         model=model_config,
@@ -181,8 +178,7 @@ def make_plan(
         traffic=traffic,
         timing=timing,
         tokens_per_second=rate,
-        budget=budget,
-        expected=expected(config, n_of_layers, budget.tokens, of_pass.memory / of_pass.needed),
+        budget=_budget(config, tokens_per_step, rate),
         hardware=hardware,
         advice=tuple(_advice(case, layout, memory, timing)),
         assumptions=tuple(_assumptions(config, model_config, origin, work.backend, layout, hardware)),
