@@ -29,11 +29,10 @@ def main() -> None:
     except ImportError:
         print("skipped: Triton is not installed; pip install triton")
         return
-    from transformer_xl.model.backends import fused_kernels, fused_ranked_kernels
+    from transformer_xl.model.backends import fused_kernels
     from transformer_xl.model.backends.fused import Tile, tiles_of
 
-    modules = (fused_kernels, fused_ranked_kernels)  # of Transformer-XL, and of XLNet
-    kernels = [getattr(module, name) for module in modules for name in dir(module) if name.endswith("_kernel")]
+    kernels = [getattr(fused_kernels, name) for name in dir(fused_kernels) if name.endswith("_kernel")]
     rows = []
     for dtype in options.dtypes:
         chosen = tiles_of(
@@ -42,7 +41,7 @@ def main() -> None:
         given = [Tile(*map(int, tile.split("x"))) for tile in options.tiles]
         for kernel in kernels:
             name = kernel.fn.__name__
-            own = chosen.ranked_keys if "ranked_key" in name else chosen.keys if "key" in name else chosen.queries
+            own = chosen.keys if "key" in name else chosen.queries
             own = chosen.forward if "forward" in name else own
             for tile in given or [own]:
                 row = measure(kernel, dtype, options.d_head, tile, options.capability, drops=options.dropout)
@@ -103,8 +102,7 @@ def kind_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
     if name in constants:
         return "constexpr"
     kinds = {"seed_at": "*i64", "dropatt": "fp32"}
-    kinds |= dict.fromkeys(("first", "queries", "keys"), "*i32")
-    kinds |= dict.fromkeys(("log_sum", "mean", "more", "grad_more", "grad_biases"), "*fp32")
+    kinds |= {"first": "*i32"} | dict.fromkeys(("log_sum", "mean", "grad_biases"), "*fp32")
     if name in kinds:
         return kinds[name]
     return "i32" if name.split("_")[-1] in (*COUNTS, *STRIDES) else f"*{dtype}"

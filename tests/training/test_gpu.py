@@ -1,4 +1,4 @@
-"""A run from start to end on a GPU: `make test-gpu`. (Kernels: test_fused.py, test_fused_ranked.py.)
+"""A run from start to end on a GPU: `make test-gpu`. (Kernels: test_fused.py.)
 
 With TXL_TEST_DEVICE=cpu everything runs on a CPU instead, which shows that the tests themselves are right.
 """

@@ -122,7 +122,7 @@ class XLNet(SequenceModel):
 
     def check_backend(self, backend: str, device: torch.device) -> None:
         """Refuse an attention backend that does not compute XLNet's, or cannot run on a device."""
-        choose_ranked_backend(backend, device, dtype=self.dtype, d_head=self.config.d_head)
+        choose_ranked_backend(backend, device)
 
     def forward(
         self,
@@ -211,8 +211,7 @@ class XLNet(SequenceModel):
         facts = {"segments": segments, "is_backward": is_backward, "n_pad": n_pad}
         sight, n_own = _sight(order, mems, **facts, batch_size=B, tgt_len=T)
         in_compiled = execution.run_layer is not run_layer
-        heads = {"dtype": self.dtype, "d_head": self.config.d_head}
-        backend = choose_ranked_backend(execution.backend, self.device, **heads, in_compiled=in_compiled)
+        backend = choose_ranked_backend(execution.backend, self.device, in_compiled=in_compiled)
         r_XPD = self._positions(mems.length + T, T, both=is_backward is not None)
         x_BQD = self.drop_input(self._enter(ids, order))
         kept: dict[str, Any] = {"mem_len": self.mem_len, "ext_len": ext_len, "keep_graph": keep_graph}

@@ -55,7 +55,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformer_xl.model.backends import fused
 
     wide, high, square = fused.Tile(16, 32, 4), fused.Tile(32, 16, 4), fused.Tile(16, 16, 4)
-    tiles = fused.Tiles(forward=high, queries=square, keys=wide, ranked_keys=high)
+    tiles = fused.Tiles(forward=high, queries=square, keys=wide)
     monkeypatch.setattr(fused, "tiles_of", lambda d_head, dtype, **_: tiles)
 
 

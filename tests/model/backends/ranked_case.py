@@ -1,6 +1,5 @@
 """Random inputs of XLNet's attention, and its outputs and gradients."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +22,11 @@ class Case:
     @classmethod
     def draw(
         cls, B: int, T: int, M: int, K: int, N: int, H: int, *, sees: str = "some", n_text: int = 3, both: bool = True,
-        n_unseen: Sequence[int] | None = None, dtype: torch.dtype = torch.float64,
+        dtype: torch.dtype = torch.float64,
     ) -> "Case":  # fmt: skip
         """Draw a case; `sees` some, all, or for many queries nothing; `both` directions of reading in one batch.
 
-        `n_unseen` says how many keys of each row are padding or unused memory, at the left; None: half of the memory.
+        Half of the memory is padding or unused.
         """
         S, Q = M + T, T + K
         shapes = {"q": (B, Q, N, H), "k": (B, S, N, H), "v": (B, S, N, H), "r": (1 + both, S + T - 1, N, H)}
@@ -37,8 +36,7 @@ class Case:
         rank[:, -1] = -1  # so that those who see anything of a rank below 0 exist
         if sees == "all":
             rank, below = torch.full((B, S), -1), torch.zeros(B, Q, dtype=torch.int64)
-        for row, n in zip(rank, n_unseen or [M // 2] * B, strict=True):
-            row[:n] = UNSEEN
+        rank[:, : M // 2] = UNSEEN
         place = torch.cat([torch.arange(T).expand(B, T), torch.randint(0, T, (B, K))], dim=1)
         texts = (torch.randint(n_text, (B, Q)) * 3 - 1, torch.randint(n_text, (B, S)) * 3 - 1) if n_text else (None, None)
         is_backward = torch.arange(B) % 3 == 1 if both else None

@@ -14,7 +14,7 @@ from transformer_xl.model.attention.equation import hidden_keys, relative_attent
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
 
-from transformer_xl.model.backends import fused, fused_kernels, fused_ranked_kernels
+from transformer_xl.model.backends import fused, fused_kernels
 from transformer_xl.model.backends.fused import fused_attention, tiles_of
 
 # where there is a GPU, `make test-gpu` runs the kernels on it
@@ -157,7 +157,7 @@ def test_products_in_fp32_are_as_exact_as_pytorchs(set_as, expected):
     q, before = torch.zeros(1, 1, 1, 1), torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = set_as
     try:
-        assert fused.Launch.of(q, q, 0.0, n_distance=1).precision == expected
+        assert fused.Launch.of(q, q, 0.0).precision == expected
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 
@@ -174,7 +174,7 @@ def test_a_compiled_layer_calls_the_kernels_as_they_are():
 LOADING = """
 import sys
 import torch
-from transformer_xl.model.backends import fused, fused_ranked
+from transformer_xl.model.backends import fused
 fused.Launch.__call__ = lambda *_: None  # not every interpreter of Triton knows all that the kernels say
 q, u, first = torch.ones(1, 2, 1, 4), torch.zeros(1, 4), torch.zeros(1, 2, dtype=torch.int64)
 fused.fused_attention(q, q, q, q[0], r_w_bias=u, r_r_bias=u, first_BT=first)
@@ -203,6 +203,6 @@ def test_kernels_compile_for_gpus():
     command = [sys.executable, "-W", "ignore", str(script), "--dtypes", "bf16", "--dropout"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = [name for module in (fused_kernels, fused_ranked_kernels) for name in dir(module) if name.endswith("_kernel")]
-    assert len(names) == 7
+    names = [name for name in dir(fused_kernels) if name.endswith("_kernel")]
+    assert len(names) == 4
     assert all(name.removesuffix("_kernel") in done.stdout for name in names)

@@ -12,7 +12,7 @@ from tests.model.backends.ranked_case import Case
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.two_streams import ranked_attention
 from transformer_xl.model.backends import choose_ranked_backend, ranked
-from transformer_xl.model.backends.ranked import matmul_ranked_attention
+from transformer_xl.model.backends.ranked import matmul_ranked_attention, sdpa_ranked_attention
 from transformer_xl.model.call import Execution, run_layer
 
 CPU = torch.device("cpu")
@@ -112,12 +112,11 @@ def test_facts_are_computed_once_for_all_layers(monkeypatch: pytest.MonkeyPatch)
 def test_names() -> None:
     assert choose_ranked_backend("equation", CPU) is ranked_attention
     assert choose_ranked_backend("auto", CPU) is choose_ranked_backend("matmul", CPU) is matmul_ranked_attention
+    assert choose_ranked_backend("auto", torch.device("cuda")) is sdpa_ranked_attention
     model, ids = tiny_xlnet(), torch.randint(13, (1, 4))
     by_sdpa, by_equation = (model.read(ids, execution=Execution(name))[0] for name in ("sdpa", "equation"))
     assert_close("states", by_sdpa, by_equation, 1e-5)
-    with pytest.raises(
-        ConfigError, match="an xlnet has no attention backend 'flash'; known: auto, equation, matmul, sdpa, triton"
-    ):
+    with pytest.raises(ConfigError, match="an xlnet has no attention backend 'flash'; known: auto, equation, matmul, sdpa"):
         model.check_backend("flash", CPU)
     with pytest.raises(ConfigError, match="an xlnet has no attention backend 'matmull'; did you mean 'matmul'"):
         model.read(ids, execution=Execution("matmull"))

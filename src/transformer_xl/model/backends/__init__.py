@@ -33,7 +33,6 @@ _RANKED_FUNCTIONS = {
     "equation": ("attention.two_streams", "ranked_attention"),
     "matmul": ("backends.ranked", "matmul_ranked_attention"),
     "sdpa": ("backends.ranked", "sdpa_ranked_attention"),
-    "triton": ("backends.fused_ranked", "fused_ranked_attention"),
 }
 """The same for the attention of XLNet."""
 
@@ -48,38 +47,30 @@ def choose_backend(name: str, device: torch.device, *, dtype: torch.dtype = torc
     known = ("auto", *_FUNCTIONS)
     if name not in known:
         raise ConfigError(f"unknown attention backend '{name}'; {did_you_mean(name, known)}")
-    return _load(*_FUNCTIONS[_runnable(name, device, dtype, d_head)])
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and fused_problem(device, dtype, d_head) is None else "matmul"
+    elif name == "triton" and (problem := fused_problem(device, dtype, d_head)):
+        raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
+    return _load(*_FUNCTIONS[name])
 
 
-def choose_ranked_backend(
-    name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, d_head: int = 64, in_compiled: bool = False
-) -> Attention:
+def choose_ranked_backend(name: str, device: torch.device, *, in_compiled: bool = False) -> Attention:
     """Return the attention function of a name for an XLNet; its arguments are those of `ranked_attention`.
 
-    The names mean what they mean in `choose_backend`, and `auto` takes what it takes there.
+    The names mean what they mean in `choose_backend`. `auto` takes `matmul` on a CPU and `sdpa` elsewhere: `matmul` takes a
+    batch row by row, in several products each, and looks at values of `Sight`, for which a GPU would have to wait.
 
     Args:
         name: of the backend.
         device: where the model is.
-        dtype: of its weights.
-        d_head: width of its heads.
         in_compiled: compiled layers call it. `matmul`, a long list of library calls, then runs as it is between compiled parts.
     """
     known = ("auto", *_RANKED_FUNCTIONS)
     if name not in known:
         raise ConfigError(f"an xlnet has no attention backend '{name}'; {did_you_mean(name, known)}")
-    chosen = _runnable(name, device, dtype, d_head)
+    chosen = ("matmul" if device.type == "cpu" else "sdpa") if name == "auto" else name
     attend = _load(*_RANKED_FUNCTIONS[chosen])
     return _uncompiled(attend) if in_compiled and chosen == "matmul" else attend
-
-
-def _runnable(name: str, device: torch.device, dtype: torch.dtype, d_head: int) -> str:
-    """Return a name, or for `auto` the fastest that works on the device; refuse fused kernels where they have a problem."""
-    if name == "auto":
-        return "triton" if device.type == "cuda" and fused_problem(device, dtype, d_head) is None else "matmul"
-    if name == "triton" and (problem := fused_problem(device, dtype, d_head)):
-        raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
-    return name
 
 
 @cache

@@ -65,8 +65,6 @@ class Tiles(NamedTuple):
     forward: Tile
     queries: Tile
     keys: Tile
-    ranked_keys: Tile
-    """For XLNet, whose kernel holds four more numbers of each query."""
 
 
 def tiles_of(d_head: int, dtype: torch.dtype, *, drops: bool = False, tgt_len: int = 1024) -> Tiles:
@@ -80,16 +78,16 @@ def tiles_of(d_head: int, dtype: torch.dtype, *, drops: bool = False, tgt_len: i
     if dtype == torch.float32:
         width = 16 if d_head > 64 else 32
         usual = Tile(width, width, 8, 2)
-        return Tiles(usual, usual, usual._replace(stages=1), Tile(16, 16, 8, 2))
+        return Tiles(usual, usual, usual._replace(stages=1))
     if d_head <= 64:
         keys = Tile(64, 32, 4, 2) if drops else Tile(64, 64, 4, 3)
         if tgt_len <= 96 and d_head <= 32:
             keys = Tile(32, 64, 4, 2, 168)
-        return Tiles(Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 4), keys, Tile(64, 64, 8, 2))
+        return Tiles(Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 4), keys)
     if d_head <= 128:
-        return Tiles(*[Tile(32, 32, 4)] * 4)
-    usual, keys = Tile(32, 32, 8), Tile(32, 32, 8, 1)
-    return Tiles(usual, usual, keys, keys)
+        return Tiles(*[Tile(32, 32, 4)] * 3)
+    usual = Tile(32, 32, 8)
+    return Tiles(usual, usual, usual._replace(stages=1))
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -103,7 +101,7 @@ class _FusedAttention(torch.autograd.Function):
         seed = drawn_seed(q.device) if dropatt else None
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         log_sum = torch.empty(B, N, T, dtype=torch.float32, device=q.device)
-        ctx.launch = launch = Launch.of(q, k, dropatt, n_distance=k.shape[1])
+        ctx.launch = launch = Launch.of(q, k, dropatt)
         n_more, ctx.n_row = n_padded(k.shape[1]) - len(r), len(r)
         padded = F.pad(r, (0, 0, 0, 0, 0, n_more)) if n_more else r
         pieces, kept = list(parts(q, launch.n_column)), None
@@ -226,10 +224,10 @@ class Launch(NamedTuple):
     device: torch.device
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, dropatt: float, *, n_distance: int) -> "Launch":
-        """Return those for queries (B, T, N, H) and keys (B, S, N, H), whose positions are scored at so many distances."""
+    def of(cls, q: Tensor, k: Tensor, dropatt: float) -> "Launch":
+        """Return those for queries (B, T, N, H) and keys (B, S, N, H)."""
         (_, T, _, H), S = q.shape, k.shape[1]
-        n_column = -(-n_distance // 8) * 8  # products of other widths are slower
+        n_column = -(-S // 8) * 8  # products of other widths are slower
         precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
         return cls(tiles_of(H, q.dtype, drops=dropatt > 0, tgt_len=T), T, S, n_column, H, dropatt, precision, q.device)
 
