@@ -1,5 +1,6 @@
 """Memory: rows are reset, selected, joined and saved."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -60,3 +61,29 @@ def test_select_concatenate_and_state_dict_keep_rows():
 def test_join_moves_memory_up_to_the_first_token_of_a_padded_row():
     past, present = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.tensor([[7, 8], [0, 9]])
     assert join(past, present, torch.tensor([0, 1])).tolist() == [[1, 2, 3, 7, 8], [4, 4, 5, 6, 9]]
+
+
+def _of_another_class() -> tuple[Any, Any]:
+    return tiny_model(), tiny_model(zero_first_memory=True).init_mems(2)
+
+
+def _longer() -> tuple[Any, Any]:
+    return tiny_model(mem_len=5), tiny_model(mem_len=9).init_mems(2)
+
+
+def _of_a_shift_and_ngrams() -> tuple[Any, Any]:
+    return tiny_model(), tiny_model(shift="averages", ngram_rows=(8, 8)).init_mems(2)
+
+
+def _with_fractions() -> tuple[Any, Any]:
+    model = tiny_model()
+    mems = model.init_mems(2)
+    return model, Mems(mems.hidden, torch.tensor([1.5, 0.5]))
+
+
+@pytest.mark.xfail(reason="such memories are read as if they were the model's own", strict=True)
+@pytest.mark.parametrize("case", [_of_another_class, _longer, _of_a_shift_and_ngrams, _with_fractions])
+def test_a_memory_that_cannot_be_the_models_is_refused(case: Callable[[], tuple[Any, Any]]) -> None:
+    model, mems = case()
+    with pytest.raises(ValueError, match="mem"):
+        model(tokens(2, 3), mems=mems)
