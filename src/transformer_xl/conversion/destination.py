@@ -9,20 +9,16 @@ from transformer_xl.files import remove, stray_name, sync_directory
 
 
 def check_free(target: Path) -> None:
-    """Raise `CheckpointError` unless `target` is free, is not the current directory, and has a parent."""
-    parent = target.absolute().parent
+    """Raise `CheckpointError` unless `target` is free and is not the current directory."""
     try:
         is_taken = target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir())))
         is_here = target.exists() and target.samefile(Path.cwd())
-        has_parent = parent.is_dir()
     except OSError as error:
         raise _cannot_write(target, error) from None
     if is_taken:
         raise CheckpointError(f"'{target}' exists already; choose another destination, or remove it")
     if is_here:
         raise CheckpointError(f"'{target}' is the current directory, which cannot be replaced; choose another destination")
-    if not has_parent:
-        raise CheckpointError(f"the directory '{parent}' does not exist; make it first")
 
 
 @contextmanager
@@ -30,7 +26,7 @@ def new_directory(target: Path) -> Iterator[Path]:
     """Yield a temporary directory to write into. It is renamed to `target` when the block ends, or deleted if it fails."""
     folder = stray_name(target)
     try:
-        folder.mkdir()
+        folder.mkdir(parents=True)
     except FileExistsError:  # it may be the user's own, or another process may be writing it
         raise CheckpointError(f"'{folder}' exists, as a conversion that was killed may leave behind; remove it") from None
     except OSError as error:
