@@ -7,6 +7,10 @@ PEER := .venv-peer
 CLIENTS := .venv-clients
 RIVALS := .venv-rivals
 PACKAGE := .venv-package
+OLDEST := .venv-oldest
+NEWEST := .venv-newest
+FOUND = $(foreach version,3.12 3.13 3.14,$(shell python$(version) -c 'import sys; print(sys.executable)' 2>/dev/null))
+NEWEST_PYTHON ?= $(lastword $(PYTHON) $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)) $(FOUND))
 WORKERS ?= 2
 THREADS ?= 1
 CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests/model/test_vanilla.py tests/model/test_lstm.py tests/cli/test_kinds.py
@@ -16,7 +20,7 @@ PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --d
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: site help quickstart check test peers test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean package notebook
+.PHONY: site help quickstart check check-oldest check-newest test peers test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean package notebook
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +37,12 @@ quickstart: $(BIN)/.core  ## train on Python's own library, score, write, draw: 
 
 check: $(BIN)/.test  ## what tells early that something is wrong, in under two minutes
 	$(PYTEST) $(CHECKS)
+
+check-oldest: $(OLDEST)/.ready  ## make check with the oldest torch that is supported
+	OMP_NUM_THREADS=$(THREADS) $(OLDEST)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(CHECKS)
+
+check-newest: $(NEWEST)/.ready  ## make check with the newest Python found, or $$NEWEST_PYTHON
+	OMP_NUM_THREADS=$(THREADS) $(NEWEST)/bin/python -m pytest -q -n $(WORKERS) --dist worksteal $(CHECKS)
 
 test: $(BIN)/.test  ## the suite
 	$(PYTEST)
@@ -152,6 +162,16 @@ $(PEER)/.ready: benchmarks/peer-requirements.txt
 	$(PEER)/bin/$(INSTALL) -r $<
 	@touch $@
 
+$(OLDEST)/.ready: pyproject.toml  # its Triton's interpreter fails with numpy 2.4
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/$(INSTALL) -e '.[test]' torch==2.10.0 'numpy<2.4'
+	@touch $@
+
+$(NEWEST)/.ready: pyproject.toml constraints.txt
+	$(NEWEST_PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/$(INSTALL) -c constraints.txt -e '.[test]'
+	@touch $@
+
 $(RIVALS)/.ready: benchmarks/rivals-requirements.txt pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(RIVALS)
 	$(RIVALS)/bin/$(INSTALL) -c constraints.txt -r $< -e .
@@ -168,4 +188,4 @@ $(PACKAGE)/.ready: tests/contract/package-requirements.txt
 	@touch $@
 
 clean:  ## remove environments and caches; runs stay
-	rm -rf .venv $(PEER) $(CLIENTS) $(RIVALS) $(PACKAGE) .pytest_cache .ruff_cache .hypothesis build dist docs/build
+	rm -rf .venv $(PEER) $(CLIENTS) $(RIVALS) $(PACKAGE) $(OLDEST) $(NEWEST) .pytest_cache .ruff_cache .hypothesis build dist docs/build

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import time
+import tomllib
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -61,7 +62,10 @@ def test_papers_pass_their_linters(tools: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_what_is_built_trains_and_serves_without_the_source(tools: Path, tmp_path: Path) -> None:
-    """Build the source archive, from it the wheel, install that into an environment of its own, and follow the Dockerfile."""
+    """Build the source archive, from it the wheel, install that into an environment of its own, and follow the Dockerfile.
+
+    It trains and generates with the requirements of the core alone.
+    """
     run(tools / "python", "-m", "build", "--no-isolation", "--outdir", tmp_path / "dist")
     (archive,), (wheel,) = (tmp_path / "dist").glob("*.tar.gz"), (tmp_path / "dist").glob("*.whl")
     tracked = set(run("git", "ls-files", "--cached", "--others", "--exclude-standard").splitlines())
@@ -74,7 +78,8 @@ def test_what_is_built_trains_and_serves_without_the_source(tools: Path, tmp_pat
 
     run(sys.executable, "-m", "venv", tmp_path / "clean")
     bin_, home = tmp_path / "clean" / "bin", tmp_path / "home"
-    run(bin_ / "python", "-m", "pip", "--quiet", "install", "--no-compile", "-c", ROOT / "constraints.txt", f"{wheel}[serve]")
+    install = (bin_ / "python", "-m", "pip", "--quiet", "install", "--no-compile", "-c", ROOT / "constraints.txt")
+    run(*install, wheel)
     home.mkdir()
     clean = {"PATH": f"{bin_}:{os.defpath}", "PYTHONPATH": "", "HOME": str(home), "TXL_CACHE": str(home / "cache")}
     clean |= {"MINUTES": "1"}
@@ -87,6 +92,7 @@ def test_what_is_built_trains_and_serves_without_the_source(tools: Path, tmp_pat
     run("sh", "-c", f"{training} --set {' --set '.join(SMALL)}", cwd=home, **clean)
     assert len(run("txl", "generate", "runs/quickstart", "--tokens", "8", "--seed", "1", cwd=home, **clean)) > 1
 
+    run(*install, f"{wheel}[serve]")
     command, check = (json.loads(re.findall(rf"^{what} (\[.*\])$", steps, re.MULTILINE)[0]) for what in ("CMD", ".*CMD"))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -102,3 +108,16 @@ def test_what_is_built_trains_and_serves_without_the_source(tools: Path, tmp_pat
         finally:
             server.terminate()
     assert server.returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_every_extra_can_be_installed(tmp_path: Path) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    run(sys.executable, "-m", "venv", tmp_path / "clean")
+    python = tmp_path / "clean" / "bin" / "python"
+    for extra in ["", *sorted(extras)]:
+        what = f".[{extra}]" if extra else "."
+        run(python, "-m", "pip", "--quiet", "install", "--no-compile", "-c", "constraints.txt", "-e", what)
+        run(python, "-m", "pip", "check")
