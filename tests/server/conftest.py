@@ -98,11 +98,10 @@ def serve(start: Start) -> Iterator[Callable[..., Any]]:
         keys: tuple[str, ...] = (),
         origins: tuple[str, ...] = (),
         requests: Budget | None = None,
-        imports: bool = False,
         **more: Any,
     ) -> Any:
         service = start(**more)
-        app = make_app(service, keys=keys, origins=origins, requests=requests, imports=imports)
+        app = make_app(service, keys=keys, origins=origins, requests=requests)
         client = TestClient(app, base_url="http://localhost")
         client.__enter__()
         clients.append(client)

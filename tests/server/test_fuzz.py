@@ -194,7 +194,7 @@ def test_schemathesis_finds_no_answer_that_is_not_described(
     n, seed = os.environ.get("TXL_EXAMPLES", "200" if THOROUGH else "60"), os.environ.get("TXL_SEED", "0")
     # Left out: cases that fit the schema are not all accepted, because fields may contradict each other.
     checks = ("--exclude-checks", "positive_data_acceptance", "--suppress-health-check", "all", "--continue-on-failure")
-    options = ("--rows", "2", "--sessions", "kept", "--chat-template", "plain", "--allow-import", "--quiet")
+    options = ("--rows", "2", "--sessions", "kept", "--chat-template", "plain", "--quiet")
     with served(*options) as (_, client, said):
         url = str(client.base_url).rstrip("/")
         there = {"TXL_URL": url, "SCHEMATHESIS_HOOKS": "peer_schemathesis", "PYTHONPATH": str(CLIENTS)}

@@ -20,12 +20,11 @@ from tests.server.conftest import Start
 from transformer_xl.errors import ConfigError
 from transformer_xl.server.app import Server, make_app
 from transformer_xl.server.budget import Budget
-from transformer_xl.server.guard import IMPORT, LOCAL_OWNER, OPEN, check_address, read_keys
+from transformer_xl.server.guard import LOCAL_OWNER, OPEN, check_address, read_keys
 from transformer_xl.server.jobs import Job, RefusalError, Ticket
 from transformer_xl.server.routes import make_routes
 from transformer_xl.server.service import Service
 from transformer_xl.server.sessions import Session, Sessions, most_leases
-from transformer_xl.server.transfers import Transfers
 
 Serve = Callable[..., Any]
 ONE, TWO = "first-key-of-sixteen-letters", "second-key-of-sixteen-letters"
@@ -43,7 +42,7 @@ def test_every_route_but_the_open_ones_asks_for_a_key(serve: Serve) -> None:
     client = serve(keys=KEYS)
     paths = [
         (route.path, sorted(route.methods or ())[0])
-        for route in make_routes(client.service, Transfers(client.service)).routes
+        for route in make_routes(client.service).routes
         if isinstance(route, APIRoute)
     ]
     assert len(paths) > 20
@@ -329,45 +328,6 @@ def test_a_quota_counts_all_that_a_key_has(serve: Serve) -> None:
     assert create().status_code == 201
 
 
-def test_a_session_goes_from_one_server_to_another(serve: Serve, tmp_path: Path) -> None:
-    here, there, closed = serve(), serve(imports=True), serve()
-    one = here.post("/v1/sessions", json={"seed": 5}).json()["id"]
-    assert here.get(f"/v1/sessions/{one}/export").status_code == 409, "it has read nothing"
-    here.post(f"/v1/sessions/{one}/append", json={"text": "Once upon a time"})
-    file = here.get(f"/v1/sessions/{one}/export")
-    assert file.status_code == 200 and len(file.content) == int(file.headers["content-length"])
-    binary = {"content-type": "application/octet-stream"}
-    made = there.post(IMPORT, content=file.content, headers=binary)
-    assert made.status_code == 201 and made.json()["n_tokens"] == 16, made.text
-    texts = [
-        client.post(f"/v1/sessions/{name}/generate", json={"max_tokens": 20, "logprobs": 0}).json()["choices"]
-        for client, name in ((here, one), (there, made.json()["id"]))
-    ]
-    assert texts[0] == texts[1], "bit for bit, random numbers included"
-    assert closed.post(IMPORT, content=file.content, headers=binary).json()["error"]["code"] == "no_import"
-    damaged = bytearray(file.content)
-    damaged[len(damaged) // 2] ^= 1
-    state, text = there.service.engine.call(
-        lambda: there.service.engine.snapshot(next(iter(there.service.sessions.live.values())))
-    ).result(9)
-    state.tensors["last"][0] = float("nan")
-    there.service.files.write(tmp_path / "made up", state, text.note())
-    made_up = (tmp_path / "made up").read_bytes()
-    for content, status in [
-        (made_up, 400),
-        (bytes(damaged), 400),
-        (b"", 400),
-        (b"x" * 200, 400),
-        (b"x" * (Transfers(there.service).most_bytes + 1), 413),
-    ]:
-        answer = there.post(IMPORT, content=content, headers=binary)
-        assert answer.status_code == status and answer.json()["error"]["message"], answer.text
-    chunks = (b"x" * 65536 for _ in range(100))
-    assert there.post(IMPORT, content=chunks, headers=binary).status_code == 413, "whatever its length is said to be"
-    assert there.post(IMPORT, content=b"{}", headers={"content-type": "application/json"}).status_code == 415
-    assert len(there.service.sessions.live) == 1, "what is refused leaves nothing"
-
-
 def test_a_request_of_several_jobs_is_asked_for_its_tokens_once(serve: Serve) -> None:
     client = serve(tokens=Budget(60, clock=lambda: 0.0))
     answer = client.post("/v1/score", json={"text": "x" * 50, "memory": "both"})
@@ -415,17 +375,6 @@ def test_a_server_that_has_ended_changes_no_session(start: Start) -> None:
                 await call
 
     asyncio.run(end_one())
-
-
-def test_a_few_files_come_and_go_at_a_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = serve(stored=True, imports=True)
-    one = client.post("/v1/sessions", json={}).json()["id"]
-    client.post(f"/v1/sessions/{one}/append", json={"text": "a text"})
-    for _ in range(9):
-        assert client.get(f"/v1/sessions/{one}/export").status_code == 200, "one that is over counts no more"
-    assert not list(client.service.sessions.store.directory.glob(".transfer-*"))
-    monkeypatch.setattr("transformer_xl.server.transfers._MOST", 0)
-    assert client.get(f"/v1/sessions/{one}/export").status_code == 429
 
 
 def test_open_files_bound_sessions_in_memory(start: Start) -> None:

@@ -434,7 +434,6 @@ def test_a_wrong_method_is_told_the_right_ones(serve: Serve) -> None:
     client = serve()
     for path, allowed in [
         ("/v1/sessions", "GET, POST"),
-        ("/v1/sessions/import", "POST"),
         ("/v1/sessions/w1-x", "DELETE, GET"),
         ("/openapi.json", "GET"),
     ]:

@@ -36,7 +36,6 @@ def serve(
     tokens_per_minute: float | None = None,
     key_quota: float | None = None,
     chat_template: Literal["plain"] | None = None,
-    allow_import: Flag = False,
     grace: float = 30.0,
     worker: str = "w1",
     name: str | None = None,
@@ -71,7 +70,6 @@ def serve(
         tokens_per_minute: tokens that each key may have read and written per minute. Default: any number.
         key_quota: gigabytes that the sessions and saved files of each key may take. Default: no limit.
         chat_template: answer chats, too; plain: messages are lines of a text that begin with the speaker.
-        allow_import: accept session files from clients (POST /v1/sessions/import).
         grace: seconds that texts have to finish when the server is stopped.
         worker: begins the ids of this server's sessions; another one for each server with the same directory.
         name: of the model, for clients. Default: that of the directory.
@@ -164,7 +162,6 @@ def serve(
         origins=cors_origin or (),
         hosts=public_name or (),
         requests=Budget(requests_per_minute),
-        imports=allow_import,
     )
     server = Server(service, app, host=host, port=port, grace=grace)
     if opened.device.type == "cpu" and torch.get_num_threads() > 1 and not os.environ.get("OMP_NUM_THREADS"):

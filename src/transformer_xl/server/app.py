@@ -24,7 +24,6 @@ from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.routes import make_routes
 from transformer_xl.server.schema import describe
 from transformer_xl.server.service import Service
-from transformer_xl.server.transfers import Transfers
 from transformer_xl.server.wire import error_body
 from transformer_xl.version import __version__
 
@@ -41,7 +40,6 @@ def make_app(
     origins: Collection[str] = (),
     hosts: Collection[str] = (),
     requests: Budget | None = None,
-    imports: bool = False,
 ) -> Any:
     """Return the ASGI application of a service, guarded.
 
@@ -51,7 +49,6 @@ def make_app(
         origins: foreign web pages that may send requests.
         hosts: names by which it may be called besides those of this machine.
         requests: how many each key may send; None: any number.
-        imports: clients may send files of sessions.
     """
 
     @asynccontextmanager
@@ -64,8 +61,7 @@ def make_app(
             await asyncio.gather(looking_after, return_exceptions=True)
 
     app = FastAPI(title="txl serve", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    transfers = Transfers(service)
-    router = make_routes(service, transfers)
+    router = make_routes(service)
     app.include_router(router)
     app.state.routes = router.routes
     describe(app)
@@ -81,7 +77,6 @@ def make_app(
         metrics=service.metrics,
         hosts=hosts,
         requests=requests,
-        file_bytes=transfers.most_bytes if imports else 0,
     )
 
 

@@ -22,9 +22,6 @@ from transformer_xl.server.wire import MOST_BODY_BYTES, error_body
 OPEN = frozenset({"/healthz", "/readyz", "/", "/page.css", "/page.js", "/icon.svg"})
 """Paths that need no key: they hold no data."""
 
-IMPORT = "/v1/sessions/import"
-"""Where a file of a session comes in."""
-
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 
 LOCAL_OWNER = hashlib.sha256(b"").hexdigest()
@@ -72,7 +69,6 @@ class Guard:
         metrics: counts requests.
         hosts: names besides those of this machine by which it may be called where no key is asked for.
         requests: how many each owner may send; None: any number.
-        file_bytes: the largest file of a session that may come in; 0: none may.
     """
 
     def __init__(
@@ -84,11 +80,10 @@ class Guard:
         metrics: Metrics,
         hosts: Collection[str] = (),
         requests: Budget | None = None,
-        file_bytes: int = 0,
     ) -> None:
         self._app, self._keys, self._origins, self._metrics = app, tuple(keys), frozenset(origins), metrics
         self._hosts = LOOPBACK | set(hosts)
-        self._requests, self._file_bytes = requests or Budget(None), file_bytes
+        self._requests = requests or Budget(None)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it."""
@@ -175,19 +170,15 @@ class Guard:
     def _limited(self, scope: Any, headers: dict[str, str], receive: Any) -> Any:
         """Return a `receive` that refuses bodies of another type, too large, or too slow."""
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        is_file = kind == "application/octet-stream" and scope["path"] == IMPORT
-        is_stream = is_file or (kind == "text/plain" and scope["path"].endswith("/append"))
+        is_stream = kind == "text/plain" and scope["path"].endswith("/append")
         length = headers.get("content-length", "0" if "transfer-encoding" not in headers else "1")
         has_body = length != "0" and scope["method"] == "POST"
         if has_body and not is_stream and kind != "application/json":
             shown = kind[:40] or "none"
             raise RefusalError(415, f"content type '{shown}' must be application/json", code="bad_type")
-        if is_file and not self._file_bytes:
-            raise RefusalError(403, "files of sessions are not taken; the server needs --allow-import", code="no_import")
-        most = self._file_bytes if is_file else math.inf if is_stream else MOST_BODY_BYTES
-        too_large = f"a file of a session has at most {self._file_bytes:,} bytes here" if is_file else _TOO_LARGE
+        most = math.inf if is_stream else MOST_BODY_BYTES
         if length.isdecimal() and int(length[:20]) > most:
-            raise RefusalError(413, too_large, code="too_large")
+            raise RefusalError(413, _TOO_LARGE, code="too_large")
 
         def refuse_body(status: int, message: str, code: str) -> NoReturn:
             scope["state"]["refused"] = refusal = RefusalError(status, message, code=code)
@@ -210,7 +201,7 @@ class Guard:
             n_byte += len(message.get("body", b""))
             is_over = message["type"] != "http.request" or not message.get("more_body", False)
             if n_byte > most:
-                refuse_body(413, too_large, "too_large")
+                refuse_body(413, _TOO_LARGE, "too_large")
             return message
 
         return limited

@@ -10,17 +10,16 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 
 from transformer_xl.generation.requests import Chosen, fresh_seed
 from transformer_xl.server.completions import Chat, Completion
 from transformer_xl.server.engine import require_free
-from transformer_xl.server.guard import IMPORT, require_budget
+from transformer_xl.server.guard import require_budget
 from transformer_xl.server.jobs import Job, Progress, RefusalError
 from transformer_xl.server.service import Service
 from transformer_xl.server.sessions import Session, Store
-from transformer_xl.server.streaming import EventStream, decoded, last, unless_gone, until_gone
-from transformer_xl.server.transfers import Transfers
+from transformer_xl.server.streaming import EventStream, decoded, last, unless_gone
 from transformer_xl.server.watching import watch
 from transformer_xl.server.wire import (
     CHAT_STOPS,
@@ -54,7 +53,7 @@ _ICON = (
 )
 
 
-def make_routes(service: Service, transfers: Transfers) -> APIRouter:
+def make_routes(service: Service) -> APIRouter:
     """Return the routes of a service."""
     router = APIRouter()
     tokenizer, sessions = service.tokenizer, service.sessions
@@ -216,20 +215,6 @@ def make_routes(service: Service, transfers: Transfers) -> APIRouter:
         if session is None and path is not None and (note := await asyncio.to_thread(Store.note, path)) is not None:
             return service.described_file(path, note)
         return service.describe(await service.open(owner, session_id))
-
-    @router.post(IMPORT, status_code=201)
-    async def import_session(request: Request) -> dict[str, Any]:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/octet-stream":
-            raise RefusalError(415, "send the file as application/octet-stream", code="bad_type")
-        return service.describe(await transfers.take(owner_of(request), until_gone(request.stream())))
-
-    @router.get("/v1/sessions/{session_id}/export")
-    async def export(request: Request, session_id: str) -> Response:
-        session = await service.open(owner_of(request), session_id)
-        size, content = await transfers.give(session)
-        named = {"content-length": str(size), "content-disposition": f'attachment; filename="{session.id}.session"'}
-        return StreamingResponse(content, media_type="application/octet-stream", headers=named)
 
     @router.get("/v1/sessions/{session_id}/events")
     async def events(request: Request, session_id: str) -> Response:

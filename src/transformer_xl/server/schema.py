@@ -271,8 +271,6 @@ _ANSWERS: dict[tuple[str, str], tuple[int, str, list[type[BaseModel]], tuple[str
     ("get", "/v1/sessions"): (200, "sessions of the key", [SessionList], ()),
     ("get", "/v1/sessions/{session_id}"): (200, "the session", [SessionAnswer], ()),
     ("delete", "/v1/sessions/{session_id}"): (204, "it is gone", [], ()),
-    ("post", "/v1/sessions/import"): (201, "the session", [SessionAnswer], ()),
-    ("get", "/v1/sessions/{session_id}/export"): (200, "its file", [], ("application/octet-stream",)),
     ("get", "/v1/sessions/{session_id}/events"): (200, "what becomes of it", [], ("text/event-stream",)),
     ("get", "/v1/sessions/{session_id}/tail"): (200, "its last tokens", [Tail], ()),
     ("delete", "/v1/sessions/{session_id}/run"): (200, "the session", [SessionAnswer], ()),
@@ -287,7 +285,6 @@ _ANSWERS: dict[tuple[str, str], tuple[int, str, list[type[BaseModel]], tuple[str
     ("post", "/v1/score"): (200, "the score", [ScoreAnswer, ScoresAnswer], ()),
 }
 _KINDS: dict[str, dict[str, Any]] = {
-    "application/octet-stream": {"type": "string", "format": "binary"},
     "text/plain": {"type": "string"},
     "text/event-stream": {  # each event
         "type": "object",
@@ -299,7 +296,7 @@ _COMPUTING = ("completions", "append", "generate", "ask", "score")
 _REASONS = {
     400: "a field does not fit; the message names it",
     401: "a valid key is needed",
-    403: "the origin or the name of the host is not allowed, files are not taken, or the quota is full",
+    403: "the origin or the name of the host is not allowed, or the quota is full",
     404: "there is no such model, session or name",
     408: "the body comes too slowly",
     409: "the session is elsewhere (`at`), busy, or not what the call needs",
@@ -394,8 +391,6 @@ def _bodies(paths: dict[str, Any]) -> None:
             {"name": "score", "in": "query", "schema": {"enum": ["no", "sum"]}, "description": "of a streamed text"},
         ]
     )
-    kind = "application/octet-stream"
-    paths["/v1/sessions/import"]["post"]["requestBody"] = {"required": True, "content": {kind: {"schema": _KINDS[kind]}}}
     paths["/v1/sessions/{session_id}/events"]["get"].setdefault("parameters", []).append(
         {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string", "pattern": "^[0-9]{0,18}$"}}
     )

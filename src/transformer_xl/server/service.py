@@ -5,7 +5,7 @@ import math
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from transformer_xl.server.budget import Budget
 from transformer_xl.server.engine import Engine, require_free, why_cancelled
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, no_session
 from transformer_xl.server.metrics import Metrics
-from transformer_xl.server.sessions import ID, Session, SessionFiles, Sessions, Store, check_name, note_of, number_of
+from transformer_xl.server.sessions import ID, Session, Sessions, Store, check_name, note_of, number_of
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -75,7 +75,6 @@ class Service:
         self.engine, self.sessions, self.metrics = engine, sessions, metrics
         self.model, self.details, self._save_every = model, details, save_every
         self.chats, self.tokens = chats, tokens or Budget(None)
-        self.files = SessionFiles(engine.format, engine.tokenizer)
         self.began = int(time.time())
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._watchers = Counter[str]()
@@ -312,26 +311,11 @@ class Service:
         Raises:
             RefusalError: no such session or file, or no room.
         """
-        return await self.begin(owner, lambda: self._state_of(owner, source), ttl=ttl, seed=seed)
-
-    async def begin(
-        self,
-        owner: str,
-        load: Callable[[], Awaitable[Loaded]],
-        *,
-        ttl: float | None = None,
-        seed: int | None = None,
-    ) -> Session:
-        """Begin a session with what `load` returns; one at a time, so that no more is in memory than what is accounted for.
-
-        Raises:
-            RefusalError: there is no room, or the server ends.
-        """
         self._require_time()
         async with self._adopting:
             await asyncio.to_thread(self.sessions.require_quota, owner)
             await self.make_room()
-            state, text, own_ttl = await load()
+            state, text, own_ttl = await self._state_of(owner, source)
             if seed is not None:
                 text.random = seed, seeded_generator(seed)
             session = self.sessions.create(owner, ttl=own_ttl if ttl is None else ttl, text=text, parked=state)
@@ -345,7 +329,7 @@ class Service:
             path = self._store().path(owner, check_name(source.saved), saved=True)
             if not path.is_file():
                 raise RefusalError(404, "nothing is saved by that name", code="not_found")
-            return await self.restored(path)
+            return await self._restored(path)
         session = self.sessions.find(owner, source.session)
         if session is not None:
             session.used = time.time()
@@ -354,16 +338,11 @@ class Service:
         if path is None:
             raise self._missing(owner, source.session)
         self._store().require_free(path)  # another process may have what the file does not hold yet
-        return await self.restored(path)
+        return await self._restored(path)
 
-    async def restored(self, path: Path) -> Loaded:
-        """Return what a file holds.
-
-        Raises:
-            RefusalError: it is damaged, or of another model, decoder or tokenizer.
-        """
+    async def _restored(self, path: Path) -> Loaded:
         begin = time.perf_counter()
-        state, note = await asyncio.to_thread(self.files.read, path)
+        state, note = await asyncio.to_thread(self._store().read, path)
         self.metrics.restores.observe(time.perf_counter() - begin)
         return Loaded(state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size), number_of(note, "ttl"))
 

@@ -8,7 +8,6 @@ import hashlib
 import re
 import resource
 import secrets
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -25,15 +24,11 @@ from transformer_xl.server.jobs import RefusalError, Ticket
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
 
-TRANSFER = ".transfer-"
-"""Begins the names of directories for files that come and go."""
-
 ID = re.compile(r"[A-Za-z0-9]{1,16}-[0-9a-f]{32}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _SUFFIX = ".session"
 _OWNER_LETTERS = 16
-_TRANSFER_SECONDS = 86_400.0
 _OTHER_FILES = 640
 """Connections, and what else is open."""
 
@@ -94,11 +89,24 @@ class Session:
         return "row" if self.row is not None else "parked"
 
 
-class SessionFiles:
-    """Writes and reads files of sessions."""
+class Store:
+    """Files of sessions, a directory for each owner.
 
-    def __init__(self, format: SessionFormat, tokenizer: "Tokenizer") -> None:
-        self._format, self._tokenizer = format, tokenizer
+    Args:
+        directory: made if it is missing; its parent must exist.
+        format: of the decoder.
+        tokenizer: of the model.
+        who: names this process in leases.
+    """
+
+    def __init__(self, directory: Path, format: SessionFormat, tokenizer: "Tokenizer", *, who: str) -> None:
+        self.directory, self._format, self._tokenizer, self._who = directory, format, tokenizer, who
+        try:
+            make_directory(directory)
+        except OSError as error:
+            raise CheckpointError(
+                f"--sessions '{directory}' cannot be used: {system_reason(error, 'choose another place')}"
+            ) from None
 
     def write(self, path: Path, state: RowState, note: dict[str, str]) -> None:
         """Write a file whole, and force it to the disk.
@@ -130,27 +138,6 @@ class SessionFiles:
         if more or note.get("tokenizer") != self._tokenizer.fingerprint:
             raise RefusalError(409, "the saved session was read with another tokenizer; use that one", code="bad_session")
         return state, note
-
-
-class Store(SessionFiles):
-    """Files of sessions, a directory for each owner.
-
-    Args:
-        directory: made if it is missing; its parent must exist.
-        format: of the decoder.
-        tokenizer: of the model.
-        who: names this process in leases.
-    """
-
-    def __init__(self, directory: Path, format: SessionFormat, tokenizer: "Tokenizer", *, who: str) -> None:
-        super().__init__(format, tokenizer)
-        self.directory, self._who = directory, who
-        try:
-            make_directory(directory)
-        except OSError as error:
-            raise CheckpointError(
-                f"--sessions '{directory}' cannot be used: {system_reason(error, 'choose another place')}"
-            ) from None
 
     def path(self, owner: str, name: str, *, saved: bool = False) -> Path:
         """Return the file of a session, or of a saved one; a saved name is hashed, so it cannot lead anywhere."""
@@ -210,9 +197,6 @@ class Store(SessionFiles):
         for lease in self.directory.glob("*/*.lease"):
             with suppress(RefusalError):
                 self.require_free(lease)
-        for folder in self.directory.glob(f"{TRANSFER}*"):
-            if time.time() - folder.stat().st_mtime > _TRANSFER_SECONDS:  # nothing takes so long
-                shutil.rmtree(folder, ignore_errors=True)
         for stray in self.directory.glob(f"*/.*{_SUFFIX}{STRAY_SUFFIX}"):
             own = stray.name.removeprefix(".").removesuffix(f"{_SUFFIX}{STRAY_SUFFIX}")
             with suppress(RefusalError), self.lease(stray.with_name(own)):  # else it is being written
