@@ -199,23 +199,11 @@ def test_schemathesis_finds_no_answer_that_is_not_described(
         url = str(client.base_url).rstrip("/")
         there = {"TXL_URL": url, "SCHEMATHESIS_HOOKS": "peer_schemathesis", "PYTHONPATH": str(CLIENTS)}
         program = (str(PYTHON.with_name("schemathesis")), "run", f"{url}/openapi.json", "--seed", seed, "--no-color", *checks)
-        printed = [  # the events of a session never end, so each of their cases takes ten seconds
-            run(tmp_path, *program, "--max-examples", n, "--exclude-path-regex", "events$", timeout=1500, environment=there),
-            run(
-                tmp_path,
-                *program,
-                "--max-examples",
-                "3",
-                "--phases",
-                "fuzzing",
-                "--include-path-regex",
-                "events$",
-                environment=there,
-            ),
-        ]
+        printed = run(tmp_path, *program, "--max-examples", n, timeout=1500, environment=there)
         assert client.get("/readyz").status_code == 200
         assert not any("Traceback" in line for line in said), said
         counts = [line for line in client.get("/metrics").text.splitlines() if line.startswith("txl_requests_total{")]
     assert len(counts) > 30 and not [line for line in counts if 'status="5' in line]
-    cases = [int(re.search(r"(\d+) generated, \1 passed", each)[1]) for each in printed]  # pyright: ignore[reportOptionalSubscript]
-    record_property("figure", f"schemathesis: {sum(cases):,} cases, all of them answered as described (seed {seed})")
+    found = re.search(r"(\d+) generated, \1 passed", printed)
+    assert found, printed[-2000:]
+    record_property("figure", f"schemathesis: {int(found[1]):,} cases, all of them answered as described (seed {seed})")

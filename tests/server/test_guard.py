@@ -335,14 +335,6 @@ def test_a_request_of_several_jobs_is_asked_for_its_tokens_once(serve: Serve) ->
     assert client.post("/v1/score", json={"text": "x"}).status_code == 429
 
 
-def test_who_watches_holds_a_connection(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = serve()
-    one = client.post("/v1/sessions", json={}).json()["id"]
-    monkeypatch.setattr("transformer_xl.server.service._MOST_WATCHERS", 0)
-    refused = client.get(f"/v1/sessions/{one}/events")
-    assert refused.status_code == 429 and refused.headers["retry-after"] == "10"
-
-
 def test_empty_sessions_give_way(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve(stored=True, most=1)
     one = client.post("/v1/sessions", json={}).json()["id"]

@@ -162,7 +162,7 @@ class Guard:
     async def _preflight(send: Any) -> None:
         allow = [
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", b"authorization, content-type, last-event-id, x-api-key, x-session-id"),
+            (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-session-id"),
         ]
         await send({"type": "http.response.start", "status": 204, "headers": allow})
         await send({"type": "http.response.body", "body": b""})

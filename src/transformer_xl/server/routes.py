@@ -20,7 +20,6 @@ from transformer_xl.server.jobs import Job, Progress, RefusalError
 from transformer_xl.server.service import Service
 from transformer_xl.server.sessions import Session, Store
 from transformer_xl.server.streaming import EventStream, decoded, last, unless_gone
-from transformer_xl.server.watching import watch
 from transformer_xl.server.wire import (
     CHAT_STOPS,
     AppendRequest,
@@ -216,15 +215,6 @@ def make_routes(service: Service) -> APIRouter:
             return service.described_file(path, note)
         return service.describe(await service.open(owner, session_id))
 
-    @router.get("/v1/sessions/{session_id}/events")
-    async def events(request: Request, session_id: str) -> Response:
-        last_id = request.headers.get("last-event-id", "")
-        if last_id and not (last_id.isdecimal() and len(last_id) < 19):
-            raise RefusalError(400, "Last-Event-ID must be a number of tokens", code="invalid_request")
-        return EventStream(
-            watch(service, owner_of(request), session_id, int(last_id) if last_id else None), numbered="n_tokens"
-        )
-
     @router.get("/v1/sessions/{session_id}/tail")
     async def tail(request: Request, session_id: str) -> dict[str, Any]:
         """Return the end of the text: what it was is not kept, but for its last tokens."""
@@ -263,7 +253,7 @@ def make_routes(service: Service) -> APIRouter:
             is_read = asyncio.Event()
             events = appended(session, decoded(request.stream(), is_read), score=score)
             if streams:
-                return EventStream(events, numbered="n_tokens", is_read=is_read)
+                return EventStream(events, is_read=is_read)
             return JSONResponse(await last(events))
         body = AppendRequest.model_validate_json(await request.body())
         _require_at(session, body.at)
@@ -275,7 +265,7 @@ def make_routes(service: Service) -> APIRouter:
             yield ids
 
         events = appended(session, once(), score=body.score, total=len(ids), timeout=body.timeout)
-        return EventStream(events, numbered="n_tokens") if streams else JSONResponse(await unless_gone(request, last(events)))
+        return EventStream(events) if streams else JSONResponse(await unless_gone(request, last(events)))
 
     async def appended(
         session: Session,

@@ -271,7 +271,6 @@ _ANSWERS: dict[tuple[str, str], tuple[int, str, list[type[BaseModel]], tuple[str
     ("get", "/v1/sessions"): (200, "sessions of the key", [SessionList], ()),
     ("get", "/v1/sessions/{session_id}"): (200, "the session", [SessionAnswer], ()),
     ("delete", "/v1/sessions/{session_id}"): (204, "it is gone", [], ()),
-    ("get", "/v1/sessions/{session_id}/events"): (200, "what becomes of it", [], ("text/event-stream",)),
     ("get", "/v1/sessions/{session_id}/tail"): (200, "its last tokens", [Tail], ()),
     ("delete", "/v1/sessions/{session_id}/run"): (200, "the session", [SessionAnswer], ()),
     ("post", "/v1/sessions/{session_id}/append"): (200, "what was read, or progress", [Appended], ("text/event-stream",)),
@@ -390,7 +389,4 @@ def _bodies(paths: dict[str, Any]) -> None:
             {"name": "at", "in": "query", "schema": {"type": "integer", "minimum": 0}, "description": "of a streamed text"},
             {"name": "score", "in": "query", "schema": {"enum": ["no", "sum"]}, "description": "of a streamed text"},
         ]
-    )
-    paths["/v1/sessions/{session_id}/events"]["get"].setdefault("parameters", []).append(
-        {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string", "pattern": "^[0-9]{0,18}$"}}
     )

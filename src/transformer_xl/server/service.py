@@ -4,9 +4,9 @@ import asyncio
 import math
 import time
 import traceback
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -33,7 +33,6 @@ _LOOK_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 0.05
 _PING_SECONDS = 15.0
 _SWEEP_SECONDS = 60.0
-_MOST_WATCHERS = 32
 _EMPTY_SECONDS = 60.0
 """After which a session that has read nothing is ended, if its memory is needed."""
 
@@ -77,7 +76,6 @@ class Service:
         self.chats, self.tokens = chats, tokens or Budget(None)
         self.began = int(time.time())
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
-        self._watchers = Counter[str]()
         self._told = deque[tuple[asyncio.Queue[Answer], Answer]]()
         self._next_sweep = 0.0
         metrics.queue.set_function(lambda: engine.n_waiting)
@@ -421,17 +419,6 @@ class Service:
     async def end_of(self, session: Session) -> tuple[int, list[int]]:
         """Return how many tokens a session has and the last of them, both of one moment."""
         return await self.in_engine(lambda: (session.text.n_tokens, list(session.text.tail)))
-
-    @contextmanager
-    def watching(self, owner: str) -> Iterator[None]:
-        """Count who watches, because each of them holds a connection; refuse too many."""
-        if self._watchers[owner] >= _MOST_WATCHERS or self._watchers.total() >= 4 * _MOST_WATCHERS:
-            raise RefusalError(429, "too many watch sessions already", code="overloaded", retry_after=10)
-        self._watchers[owner] += 1
-        try:
-            yield
-        finally:
-            self._watchers[owner] -= 1
 
     # what goes on by itself
 

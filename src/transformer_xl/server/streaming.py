@@ -27,7 +27,6 @@ class EventStream(Response):
     Args:
         events: what is sent; each is a body of JSON, or None for a sign of life. A `RefusalError` becomes an event.
         done: the last line, as OpenAI's streams have it; empty: none.
-        numbered: the field that numbers events, so that a client who lost some can say from where to go on; empty: none.
         is_read: set when the body has been read, by the same channel as word that the client has gone. None: it has been.
     """
 
@@ -38,12 +37,11 @@ class EventStream(Response):
         events: AsyncGenerator[dict[str, Any] | None, None],
         *,
         done: str = "",
-        numbered: str = "",
         is_read: asyncio.Event | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._done, self._numbered, self._is_read = events, done, numbered, is_read
+        self._events, self._done, self._is_read = events, done, is_read
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the events."""
@@ -81,8 +79,7 @@ class EventStream(Response):
     def _chunk(self, event: dict[str, Any] | None) -> dict[str, Any]:
         if event is None:
             return self._body(": still here\n\n")
-        number = f"id: {event[self._numbered]}\n" if self._numbered in event else ""
-        return self._body(f"{number}data: {json.dumps(event)}\n\n")
+        return self._body(f"data: {json.dumps(event)}\n\n")
 
     @staticmethod
     def _body(text: str) -> dict[str, Any]:
