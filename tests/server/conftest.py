@@ -13,7 +13,6 @@ from transformer_xl.model_config import TransformerXLConfig
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from transformer_xl.server.app import make_app
-from transformer_xl.server.budget import Budget
 from transformer_xl.server.engine import Engine
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.service import Service
@@ -97,11 +96,10 @@ def serve(start: Start) -> Iterator[Callable[..., Any]]:
         *,
         keys: tuple[str, ...] = (),
         origins: tuple[str, ...] = (),
-        requests: Budget | None = None,
         **more: Any,
     ) -> Any:
         service = start(**more)
-        app = make_app(service, keys=keys, origins=origins, requests=requests)
+        app = make_app(service, keys=keys, origins=origins)
         client = TestClient(app, base_url="http://localhost")
         client.__enter__()
         clients.append(client)

@@ -19,7 +19,6 @@ from fastapi.routing import APIRoute
 from tests.server.conftest import Start
 from transformer_xl.errors import ConfigError
 from transformer_xl.server.app import Server, make_app
-from transformer_xl.server.budget import Budget
 from transformer_xl.server.guard import LOCAL_OWNER, OPEN, check_address, read_keys
 from transformer_xl.server.jobs import Job, RefusalError, Ticket
 from transformer_xl.server.routes import make_routes
@@ -264,49 +263,6 @@ def test_lines_of_requests_hold_no_text(start: Start, capsys: pytest.CaptureFixt
     assert "secret" not in log.getvalue() and "forged" not in log.getvalue()
 
 
-def test_a_minute_has_so_many_requests_and_tokens(serve: Serve) -> None:
-    now = [0.0]
-    requests, tokens = Budget(4, clock=lambda: now[0]), Budget(60, clock=lambda: now[0])
-    client = serve(keys=KEYS, requests=requests, tokens=tokens)
-    body = {"prompt": "x" * 50, "max_tokens": 20}
-    made = client.post("/v1/completions", json=body, headers=bearer(ONE))
-    assert made.status_code == 200, "whoever has something left may ask for more"
-    made = client.post("/v1/completions", json=body, headers=bearer(ONE))
-    error = made.json()["error"]
-    assert made.status_code == 429 and made.headers["retry-after"] == "11" and "tokens" in error["message"]
-    assert client.post("/v1/completions", json=body, headers=bearer(TWO)).status_code == 200, "each key has its own"
-    now[0] = 11.0
-    assert client.post("/v1/completions", json=body, headers=bearer(ONE)).status_code == 200
-    client.get("/v1/models", headers=bearer(ONE))
-    refused = client.get("/v1/models", headers=bearer(ONE))
-    assert refused.status_code == 429 and "requests" in refused.json()["error"]["message"]
-    assert client.get("/healthz").status_code == 200
-
-
-def test_a_streamed_text_waits_for_its_tokens(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In four blocks, of which the first may take more than is left."""
-    monkeypatch.setattr("transformer_xl.server.guard._BODY_SECONDS", 0.2)  # our own waiting does not count
-    monkeypatch.setattr("transformer_xl.server.guard._LEAST_RATE", 1e9)
-    monkeypatch.setattr("transformer_xl.server.streaming._BLOCK", 400)
-    now, waited = [0.0], list[float]()
-    tokens = Budget(60 * 1_600, clock=lambda: now[0])
-    tokens.spend(LOCAL_OWNER, 60 * 1_600 - 20)
-    wait = tokens.wait
-
-    def time_passes(owner: str) -> float:
-        waited.append(wait(owner))
-        now[0] += waited[-1]
-        return waited[-1]
-
-    monkeypatch.setattr(tokens, "wait", time_passes)
-    client = serve(tokens=tokens)
-    one = client.post("/v1/sessions", json={}).json()["id"]
-    parts = iter([b"read on " * 50] * 4)
-    answer = client.post(f"/v1/sessions/{one}/append", content=parts, headers={"content-type": "text/plain"})
-    assert answer.status_code == 200 and answer.json()["n_read"] == 1_600
-    assert sum(seconds > 0.2 for seconds in waited) == 3
-
-
 def test_a_quota_counts_all_that_a_key_has(serve: Serve) -> None:
     client = serve(keys=KEYS, stored=True, quota=3)
 
@@ -326,13 +282,6 @@ def test_a_quota_counts_all_that_a_key_has(serve: Serve) -> None:
     assert create(TWO).status_code == 201, "each key has its own"
     assert client.delete("/v1/saved/kept", headers=bearer(ONE)).status_code == 204
     assert create().status_code == 201
-
-
-def test_a_request_of_several_jobs_is_asked_for_its_tokens_once(serve: Serve) -> None:
-    client = serve(tokens=Budget(60, clock=lambda: 0.0))
-    answer = client.post("/v1/score", json={"text": "x" * 50, "memory": "both"})
-    assert answer.status_code == 200, answer.text
-    assert client.post("/v1/score", json={"text": "x"}).status_code == 429
 
 
 def test_empty_sessions_give_way(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

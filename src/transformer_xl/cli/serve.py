@@ -12,7 +12,7 @@ from transformer_xl.errors import CheckpointError, ConfigError, room_for
 
 _DEFAULT_ROWS = 8
 _MOST = 1e9
-"""Of seconds, gigabytes, and what happens in a minute."""
+"""Of seconds and gigabytes."""
 
 
 def serve(
@@ -32,8 +32,6 @@ def serve(
     ttl: float = 86_400,
     save_every: int = 65_536,
     queue: int | None = None,
-    requests_per_minute: float | None = None,
-    tokens_per_minute: float | None = None,
     key_quota: float | None = None,
     chat_template: Literal["plain"] | None = None,
     grace: float = 30.0,
@@ -66,8 +64,6 @@ def serve(
         ttl: seconds without use after which a session is deleted.
         save_every: tokens after which a session in use is saved.
         queue: requests that wait for a row. Default: four for each row.
-        requests_per_minute: requests that each key may send per minute. Default: any number.
-        tokens_per_minute: tokens that each key may have read and written per minute. Default: any number.
         key_quota: gigabytes that the sessions and saved files of each key may take. Default: no limit.
         chat_template: answer chats, too; plain: messages are lines of a text that begin with the speaker.
         grace: seconds that texts have to finish when the server is stopped.
@@ -80,11 +76,9 @@ def serve(
     if not (worker.isalnum() and worker.isascii() and len(worker) <= 16):
         raise ConfigError(f"--worker '{worker[:40]}' must be 1 to 16 letters and digits")
     numbers = {"ttl": ttl, "grace": grace, "session-memory": session_memory, "key-quota": key_quota}
-    numbers |= {"requests-per-minute": requests_per_minute, "tokens-per-minute": tokens_per_minute}
     for option, value in numbers.items():
-        least = 1 if option.endswith("minute") else 0
-        if value is not None and not least <= value <= _MOST:
-            raise ConfigError(f"--{option} ({value:g}) must be from {least} to {_MOST:,.0f}")
+        if value is not None and not 0 <= value <= _MOST:
+            raise ConfigError(f"--{option} ({value:g}) must be from 0 to {_MOST:,.0f}")
     if ttl == 0:
         raise ConfigError("--ttl (0) must be above 0, or no session lives")
     if precision == "auto" and sessions:
@@ -93,7 +87,6 @@ def serve(
         )
     check_run(run)
     try:
-        from transformer_xl.server.budget import Budget
         from transformer_xl.server.guard import check_address, own_name, read_keys
     except ImportError as error:
         raise ConfigError(f"txl serve needs {error.name}: pip install 'transformer_xl[serve]'") from None
@@ -154,14 +147,12 @@ def serve(
         details=details,
         save_every=save_every,
         chats=chat_template == "plain",
-        tokens=Budget(tokens_per_minute),
     )
     app = make_app(
         service,
         keys=keys,
         origins=cors_origin or (),
         hosts=public_name or (),
-        requests=Budget(requests_per_minute),
     )
     server = Server(service, app, host=host, port=port, grace=grace)
     if opened.device.type == "cpu" and torch.get_num_threads() > 1 and not os.environ.get("OMP_NUM_THREADS"):

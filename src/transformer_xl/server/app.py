@@ -18,7 +18,6 @@ from starlette.routing import Match
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.errors import ConfigError, one_line, system_reason
-from transformer_xl.server.budget import Budget
 from transformer_xl.server.guard import Guard, headers_of
 from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.routes import make_routes
@@ -39,7 +38,6 @@ def make_app(
     keys: Collection[str] = (),
     origins: Collection[str] = (),
     hosts: Collection[str] = (),
-    requests: Budget | None = None,
 ) -> Any:
     """Return the ASGI application of a service, guarded.
 
@@ -48,7 +46,6 @@ def make_app(
         keys: SHA-256 of each key; empty: none is asked for.
         origins: foreign web pages that may send requests.
         hosts: names by which it may be called besides those of this machine.
-        requests: how many each key may send; None: any number.
     """
 
     @asynccontextmanager
@@ -76,7 +73,6 @@ def make_app(
         origins=origins,
         metrics=service.metrics,
         hosts=hosts,
-        requests=requests,
     )
 
 

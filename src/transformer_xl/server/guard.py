@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 from transformer_xl.errors import ConfigError, one_line, system_reason
 from transformer_xl.files import regular_size
-from transformer_xl.server.budget import Budget
 from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.wire import MOST_BODY_BYTES, error_body
@@ -68,7 +67,6 @@ class Guard:
         origins: foreign web pages that may send requests.
         metrics: counts requests.
         hosts: names besides those of this machine by which it may be called where no key is asked for.
-        requests: how many each owner may send; None: any number.
     """
 
     def __init__(
@@ -79,11 +77,9 @@ class Guard:
         origins: Collection[str],
         metrics: Metrics,
         hosts: Collection[str] = (),
-        requests: Budget | None = None,
     ) -> None:
         self._app, self._keys, self._origins, self._metrics = app, tuple(keys), frozenset(origins), metrics
         self._hosts = LOOPBACK | set(hosts)
-        self._requests = requests or Budget(None)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it."""
@@ -117,10 +113,7 @@ class Guard:
             if allowed and scope["method"] == "OPTIONS":
                 await self._preflight(answer)
                 return
-            scope["state"]["owner"] = owner = self._owner(scope, headers)
-            if scope["path"] not in OPEN:
-                require_budget(self._requests, owner, "requests")
-                self._requests.spend(owner, 1)
+            scope["state"]["owner"] = self._owner(scope, headers)
             await self._app(scope, self._limited(scope, headers, receive), answer)
         except RefusalError as refusal:
             if status == 0:
@@ -205,13 +198,6 @@ class Guard:
             return message
 
         return limited
-
-
-def require_budget(budget: Budget, owner: str, what: str) -> None:
-    """Refuse an owner whose budget is used up."""
-    if seconds := budget.wait(owner):
-        message = f"the {what} of this minute are used up; ask again in {math.ceil(seconds)} s"
-        raise RefusalError(429, message, code="rate_limited", retry_after=math.ceil(seconds))
 
 
 async def refuse(send: Any, refusal: RefusalError) -> None:

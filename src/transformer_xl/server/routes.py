@@ -15,7 +15,6 @@ from fastapi.responses import JSONResponse, Response
 from transformer_xl.generation.requests import Chosen, fresh_seed
 from transformer_xl.server.completions import Chat, Completion
 from transformer_xl.server.engine import require_free
-from transformer_xl.server.guard import require_budget
 from transformer_xl.server.jobs import Job, Progress, RefusalError
 from transformer_xl.server.service import Service
 from transformer_xl.server.sessions import Session, Store
@@ -181,7 +180,6 @@ def make_routes(service: Service) -> APIRouter:
 
     async def answer(request: Request, body: WritingFields, made: Completion, seed: int) -> Response:
         """Answer with the texts of jobs, whole or as they come."""
-        require_budget(service.tokens, owner_of(request), "tokens")
         about = {
             "id": f"{made.prefix}-{fresh_seed():08x}{fresh_seed():08x}",
             "created": int(time.time()),
@@ -239,7 +237,6 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/sessions/{session_id}/append")
     async def append(request: Request, session_id: str) -> Response:
         session = await service.open(owner_of(request), session_id)
-        require_budget(service.tokens, session.owner, "tokens")
         streams = "text/event-stream" in request.headers.get("accept", "")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if unknown := request.query_params.keys() - ({"at", "score"} if kind == "text/plain" else set()):
@@ -295,9 +292,6 @@ def make_routes(service: Service) -> APIRouter:
 
         at = session.text.n_tokens
         async for ids in blocks():
-            while n_read and (seconds := service.tokens.wait(session.owner)):  # a long text waits for its next minute
-                await asyncio.sleep(min(seconds, 1.0))
-                yield None
             _require_at(session, at + n_read)  # between two blocks, another call may have come
             job = Job(owner=session.owner, prompt=ids, session=session, score=score != "no", likeliest=None, timeout=timeout)
             async with aclosing(service.run(job)) as answers:
@@ -372,7 +366,6 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/score")
     async def score(request: Request, body: ScoreRequest) -> Response:
         owner = owner_of(request)
-        require_budget(service.tokens, owner, "tokens")
         ids = await encode(body.text if body.tokens is None else body.tokens)
         if not len(ids):
             raise RefusalError(400, "there is nothing to score; give text or tokens", code="invalid_request")

@@ -301,7 +301,7 @@ _REASONS = {
     409: "the session is elsewhere (`at`), busy, or not what the call needs",
     413: "the body is too large",
     415: "the body has another content type",
-    429: "too many requests wait, or the key has used up what it may; see Retry-After",
+    429: "too many requests wait; see Retry-After",
     500: "a fault of the server",
     501: "the server was started without this",
     503: "the server is starting or ending, has no room, or another one has the session; see Retry-After",

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState
-from transformer_xl.server.budget import Budget
 from transformer_xl.server.engine import Engine, require_free, why_cancelled
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, no_session
 from transformer_xl.server.metrics import Metrics
@@ -56,7 +55,6 @@ class Service:
         details: what `/v1/models` says of it.
         save_every: tokens after which a session is saved while it is read or written.
         chats: messages are read as lines of a text (`--chat-template plain`).
-        tokens: how many each owner may read and write; None: any number.
     """
 
     def __init__(
@@ -69,11 +67,10 @@ class Service:
         details: dict[str, Any],
         save_every: int = 65_536,
         chats: bool = False,
-        tokens: Budget | None = None,
     ) -> None:
         self.engine, self.sessions, self.metrics = engine, sessions, metrics
         self.model, self.details, self._save_every = model, details, save_every
-        self.chats, self.tokens = chats, tokens or Budget(None)
+        self.chats = chats
         self.began = int(time.time())
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._told = deque[tuple[asyncio.Queue[Answer], Answer]]()
@@ -125,7 +122,6 @@ class Service:
                     loop.call_soon_threadsafe(self._deliver)
 
         ticket = self.engine.submit(job, tell)
-        self.tokens.spend(job.owner, len(job.prompt))
         n_open = ticket.n_text
         try:
             while n_open:
@@ -142,7 +138,6 @@ class Service:
                     _require_numbers(answer)
                 if isinstance(answer, Piece):
                     ticket.n_ahead -= 1
-                    self.tokens.spend(job.owner, 1)
                     now = time.perf_counter()
                     (self.metrics.between if last else self.metrics.first).observe(now - (last or begin))
                     last = now

@@ -93,7 +93,7 @@ async function* events(path, options) {
     const parts = held.split("\n\n");
     held = parts.pop();
     for (const part of parts) {
-      const data = part.split("\n").find((line) => line.startsWith("data: "))?.slice(6);  // before it may be its id
+      const data = part.split("\n").find((line) => line.startsWith("data: "))?.slice(6);
       if (!data || data === "[DONE]") continue;
       const event = JSON.parse(data);
       if (event.error) throw Object.assign(new Error(event.error.message), event.error);
@@ -321,7 +321,7 @@ async function slice(file, begin) {
   return { text: new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes.subarray(0, n)), end: begin + n };
 }
 const wait = (ms) => new Promise((go) => setTimeout(go, ms));
-const isLost = (error) => error instanceof TypeError || ["busy", "moved", "overloaded", "shutting_down", "leased", "no_room", "rate_limited"].includes(error.code);
+const isLost = (error) => error instanceof TypeError || ["busy", "moved", "overloaded", "shutting_down", "leased", "no_room"].includes(error.code);
 
 async function readBook(file) {
   if (state.running) return;
