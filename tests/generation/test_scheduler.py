@@ -562,23 +562,6 @@ def test_the_tokens_of_a_prompt_are_scored_and_the_text_stays_the_same(n: int) -
         assert len(each.likeliest) == 2 and dict(each.likeliest).get(each.token, each.log_probability) == each.log_probability
 
 
-def test_a_text_that_waits_writes_nothing_and_goes_on_as_before() -> None:
-    requests = [Request(prompt=TEXT[:6], seed=i, max_new_tokens=5) for i in range(2)]
-    expected = [event.token for event in events_of(requests[0]) if isinstance(event, Chosen)]
-    scheduler = Scheduler(decoder_of())
-    first, _ = (scheduler.submit(request) for request in requests)
-    tokens: list[int] = []
-    for turn in range(40):
-        if turn == 3:
-            scheduler.pause(first)
-        if turn == 20:
-            scheduler.pause(first, paused=False)
-        events = [event for event in scheduler.tick() if event.text == first]
-        assert not (3 <= turn < 20 and events)
-        tokens += [event.token for event in events if isinstance(event, Chosen)]
-    assert tokens == expected
-
-
 def test_what_a_gpu_draws_together_is_what_each_text_draws_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some with other settings, one that the CPU draws, and one that fails."""
     monkeypatch.setattr(scores_module, "_DRAWING", ("cpu",))

@@ -269,22 +269,24 @@ def test_a_text_that_fails_ends_alone(start: Start) -> None:
     assert len(long.tokens()) == 300 and session.busy is None
 
 
-def test_a_text_whose_reader_is_slow_pauses(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_whose_reader_is_far_behind_ends(start: Start, model: TransformerXL, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformer_xl.server import engine as module
 
     monkeypatch.setattr(module, "_AHEAD", 8)
-    engine = start().engine
-    waiter = Waiter.__new__(Waiter)
-    waiter.answers, waiter._over, waiter._left = [], threading.Event(), 1
-    ticket = engine.submit(Job(owner=OWNER, prompt=ids("a"), writing=writing(100)), waiter.answers.append)
-    other = Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(200)))
-    assert len(other.tokens()) == 200
-    n = sum(isinstance(each, Piece) for each in waiter.answers)
-    assert 8 < n < 20, "it went on although nobody took its tokens"
-    monkeypatch.setattr(module, "_SLOW_SECONDS", 0.0)
-    while not any(isinstance(each, End) for each in waiter.answers):
-        pass
-    assert ticket.cancelled == "slow_reader"
+    service = start()
+    session, answers = session_of(service), list[Answer]()
+    job = Job(owner=OWNER, prompt=ids("ab"), writing=writing(100_000), session=session)
+    ticket = service.engine.submit(job, answers.append)
+    other = Waiter(service.engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(200)))
+    assert len(other.tokens()) == 200, "who reads goes on"
+    end = answers[-1]
+    assert isinstance(end, End) and end.reason == "interrupted" and ticket.cancelled == "slow_reader"
+    shown = [each.token.token for each in answers if isinstance(each, Piece)]
+    assert len(shown) == 9
+    oracle = Oracle(model)
+    oracle.append(ids("ab"))
+    oracle.written(shown)
+    same(service.engine, session, oracle)
 
 
 def test_what_takes_too_long_is_ended(start: Start) -> None:

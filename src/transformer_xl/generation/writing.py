@@ -199,12 +199,6 @@ class Scheduler:
         if self._ticking:
             raise RuntimeError(f"{method} was called from inside a tick (by a request's ends); call it after the tick")
 
-    def pause(self, number: int, *, paused: bool = True) -> None:
-        """Let a text wait, or go on; its row stays as it is meanwhile. A text that has ended is left alone."""
-        for draft in self._drafts:
-            if draft and draft.number == number:
-                draft.paused = paused
-
     def _round(
         self,
         begin: Callable[[int], object] = lambda row: None,
@@ -223,7 +217,7 @@ class Scheduler:
             if self._drafts[row] is None:
                 begin(row)
             yield from self._read(row)
-        ready = [draft for draft in self._drafts if draft is not None and not draft.is_reading and not draft.paused]
+        ready = [draft for draft in self._drafts if draft is not None and not draft.is_reading]
         try:
             yield from self._step(ready, interrupted)
         except GeneratorExit:  # nothing failed; nobody wants more events
@@ -233,7 +227,7 @@ class Scheduler:
 
     def _next_rows(self, n: int) -> list[int]:
         """Return the rows whose prompts are read next, at most `n` of them."""
-        reading = [draft for draft in self._drafts if draft and draft.is_reading and not draft.paused]
+        reading = [draft for draft in self._drafts if draft and draft.is_reading]
         chosen: list[int] = []
         while reading and len(chosen) < n:
             in_turn = self._n_piece % _ONE_IN == 0
@@ -444,7 +438,6 @@ class _Draft:
         self.row, self.number, self.request, self.remember = row, number, request, remember
         self.n_read = self.n_written = 0
         self.last_read = 0  # when it was its turn, in pieces of all prompts
-        self.paused = False
         try:
             self._prompt = np.array(request.prompt)  # a copy; the caller may change theirs
         except ValueError:  # ragged

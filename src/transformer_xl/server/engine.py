@@ -37,11 +37,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_AHEAD = 256
-"""Tokens that wait for a slow reader before its text pauses."""
-
-_SLOW_SECONDS = 30.0
-"""After which a text that pauses for its reader is ended."""
+_AHEAD = 512
+"""Tokens of a text that may wait for its reader; with more, the text ends."""
 
 _IDLE_SECONDS = 0.25
 """Between two looks at deadlines while nothing is computed."""
@@ -62,7 +59,6 @@ class _Part:
         transcript: tokens to characters.
         text: characters of the last token.
         n_read: tokens that an earlier part of the ticket has read.
-        paused_at: since when it waits for its reader; None: it does not.
         shares: it is one of several texts of a prompt that was read for all of them.
         before: what a copy of a session is a copy of.
     """
@@ -77,7 +73,6 @@ class _Part:
     transcript: Transcript | None = None
     text: str = ""
     n_read: int = 0
-    paused_at: float | None = None
     shares: bool = False
     before: TextState | None = None
 
@@ -314,8 +309,7 @@ class Engine:
             run()
         self._end_cancelled()
         self._give_rows()
-        self._mind_readers()
-        if not self._scheduler.idle and not all(part.paused_at is not None for part in self._parts.values()):
+        if not self._scheduler.idle:
             self._tick()
             return
         self._clear([row for row, dirty in enumerate(self._dirty) if dirty and row in self._scheduler.free_rows])
@@ -547,9 +541,10 @@ class Engine:
         with self._wake:
             cancelled, self._cancelled = self._cancelled, set()
             waiting = {part.ticket for queue in self._waiting.values() for part in queue}
-        for ticket in {part.ticket for part in self._parts.values()} | waiting:
-            if ticket not in cancelled and now - ticket.submitted > ticket.job.timeout:
-                ticket.cancelled = "timeout"
+        for ticket in ({part.ticket for part in self._parts.values()} | waiting) - cancelled:
+            is_slow = ticket.n_ahead > _AHEAD * ticket.n_text
+            if is_slow or now - ticket.submitted > ticket.job.timeout:
+                ticket.cancelled = "slow_reader" if is_slow else "timeout"
                 cancelled.add(ticket)
         for ticket in cancelled:
             if ticket.n_open <= 0:
@@ -564,20 +559,6 @@ class Engine:
         """End what is read and written in a row; its session remembers what was shown."""
         if event := self._scheduler.cancel(part.number):
             self._dispatch([event])
-
-    def _mind_readers(self) -> None:
-        """Let texts pause whose readers are slow, and go on when these have caught up."""
-        now = time.monotonic()
-        for part in self._parts.values():
-            ahead = part.ticket.n_ahead
-            if part.paused_at is None and ahead > _AHEAD:
-                part.paused_at = now
-                self._scheduler.pause(part.number)
-            elif part.paused_at is not None and ahead < _AHEAD // 2:
-                part.paused_at = None
-                self._scheduler.pause(part.number, paused=False)
-            elif part.paused_at is not None and now - part.paused_at > _SLOW_SECONDS:
-                self.cancel(part.ticket, "slow_reader")
 
     def _retry_after(self) -> int:
         queued = sum(len(part.prompt) + _most_written(part.ticket.job) for queue in self._waiting.values() for part in queue)
