@@ -149,18 +149,6 @@ def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[Callable[[]
         time.sleep(_POLL_SECONDS)
 
 
-def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock of a file, which need not exist; see `locked`."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # there is no such file, or there are no locks
-        return False
-    return False
-
-
 def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -220,13 +208,13 @@ def make_directories(path: Path) -> None:
         raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path)) from None
 
 
-def make_directory(directory: Path) -> None:
+def make_directory(directory: Path, *, mode: int = 0o777) -> None:
     """Create a directory, unless it exists, and force its name to the disk.
 
     Its parent must exist, because a missing parent is more likely a lost mount than a new place.
     """
     if not directory.is_dir():
-        directory.mkdir()
+        directory.mkdir(mode)
         sync_directory(directory.parent)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -294,6 +295,16 @@ def test_names_are_no_paths(serve: Serve, tmp_path: Path) -> None:
     for name in ("../evil", "sub/x", "..", ".hidden", "a" * 65, "a\nb", "%2e%2e", "a b"):
         assert client.post(f"{one}/save", json={"name": name}).status_code == 400, name
     assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and path.suffix != ".session"] == []
+
+
+def test_what_is_said_in_sessions_is_for_the_owner_of_the_server_alone(serve: Serve) -> None:
+    client = serve(stored=True)
+    one = session(client)
+    client.post(f"{one}/append", json={"text": "abc"})
+    client.post(f"{one}/save", json={})
+    directory = client.service.sessions.store.directory
+    folders = [directory, *(path for path in directory.rglob("*") if path.is_dir())]
+    assert len(folders) == 2 and all(stat.S_IMODE(path.stat().st_mode) == 0o700 for path in folders)
 
 
 def test_rows_that_wait(serve: Serve) -> None:

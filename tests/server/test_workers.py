@@ -513,9 +513,10 @@ def test_workers_that_sweep_at_once_delete_what_is_over_and_nothing_else(start: 
             store.write(path, state, {**note, "ttl": "9.0"})
         for name in (over[0], f"w1-{'0' * 32}", live.id):
             (folder / f".{name}.session.session.tmp").write_bytes(b"half")
-        (folder / f"w1-{'1' * 32}.lease").write_text("w1@dead:1")
+        (folder / f"w1-{'1' * 32}.lock").touch()
+        (folder / f"w1-{'1' * 32}.owner").write_text("w1@dead:1")
         await asyncio.gather(*(asyncio.to_thread(other._sweep, store, time.time() + 10) for other in others))
-        left = [f".{live.id}.session.session.tmp", f"{live.id}.lease", f"{live.id}.session"]
+        left = [f".{live.id}.session.session.tmp", f"{live.id}.lock", f"{live.id}.owner", f"{live.id}.session"]
         assert sorted(path.name for path in folder.iterdir()) == left, "what is open is another's"
 
     asyncio.run(main())

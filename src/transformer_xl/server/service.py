@@ -237,11 +237,7 @@ class Service:
         self._require_time()
         await self.make_room()
         begin = time.perf_counter()
-        try:
-            lease = store.lease(path)
-        except RefusalError:  # perhaps another process only looks whether the lease is free
-            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-            lease = store.lease(path)
+        lease = await asyncio.to_thread(store.lease, path, wait=_LOOK_AGAIN_SECONDS)
         try:
             if not path.is_file():  # deleted by another process before we had the lease
                 raise no_session()

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock, Timeout
+
 from transformer_xl.errors import CheckpointError, system_reason
-from transformer_xl.files import STRAY_SUFFIX, is_locked, locked, make_directory, sync_directory
+from transformer_xl.files import STRAY_SUFFIX, make_directory, sync_directory
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState, SessionFormat, peek_session
 from transformer_xl.server.jobs import RefusalError, Ticket
@@ -102,7 +104,7 @@ class Store:
     def __init__(self, directory: Path, format: SessionFormat, tokenizer: "Tokenizer", *, who: str) -> None:
         self.directory, self._format, self._tokenizer, self._who = directory, format, tokenizer, who
         try:
-            make_directory(directory)
+            make_directory(directory, mode=0o700)
         except OSError as error:
             raise CheckpointError(
                 f"--sessions '{directory}' cannot be used: {system_reason(error, 'choose another place')}"
@@ -115,7 +117,7 @@ class Store:
             RefusalError: it cannot be written; what was there before is intact.
         """
         try:
-            make_directory(path.parent)
+            make_directory(path.parent, mode=0o700)
             self._format.save(path, [state], note={**note, "tokenizer": self._tokenizer.fingerprint})
         except (CheckpointError, OSError) as error:
             reason = getattr(error.__cause__, "strerror", None) or getattr(error, "strerror", None) or "it cannot be written"
@@ -168,45 +170,54 @@ class Store:
         for folder in sorted(path for path in self.directory.iterdir() if path.is_dir()):
             yield from self.notes(folder.name)
 
-    def lease(self, path: Path) -> ExitStack:
+    def lease(self, path: Path, *, wait: float = 0.0) -> ExitStack:
         """Keep other processes away from a session.
+
+        Args:
+            path: of the session's file.
+            wait: seconds to wait for it; another process may only be looking whether it is free.
 
         Raises:
             RefusalError: another process has it.
         """
-        held, lease = ExitStack(), _lease_of(path)
+        lock, owner = _lock_of(path), _owner_of(path)
         try:
-            make_directory(lease.parent)
-            held.enter_context(locked(lease, on_busy=lambda: self._refuse_lease(lease)))
-            lease.write_text(self._who, encoding="ascii")
+            make_directory(path.parent, mode=0o700)  # so that only we put files there
+            with ExitStack() as held:
+                held.enter_context(FileLock(lock, thread_local=False).acquire(timeout=wait))
+                held.callback(lock.unlink, missing_ok=True)  # while it is held; who waits for this file takes a new one
+                held.callback(owner.unlink, missing_ok=True)
+                owner.write_text(self._who, encoding="ascii")
+                return held.pop_all()
+        except Timeout:
+            who = _read_owner(path)
+            message = f"the session is open in another process ({who or 'unknown'}); ask there, or again later"
+            raise RefusalError(503, message, code="leased", retry_after=1, extra={"owner": who}) from None
         except OSError as error:
             raise RefusalError(507, f"no lease for the session ({error.strerror})", code="not_saved") from error
-        return held
 
     def holder(self, path: Path) -> str | None:
         """Return the name of the process that has a session open; None: none has."""
-        return _read_lease(_lease_of(path)) if is_locked(_lease_of(path)) else None
+        try:
+            self.require_free(path)
+        except RefusalError as refusal:
+            return str(refusal.extra.get("owner"))
+        return None
 
     def require_free(self, path: Path) -> None:
         """Refuse a session that is open in another process, and remove a lease that a killed one has left."""
-        if _lease_of(path).exists():
+        if _lock_of(path).exists():
             self.lease(path).close()
 
     def tidy(self) -> None:
         """Delete what killed processes have left: half-written files, and leases that nobody holds."""
-        for lease in self.directory.glob("*/*.lease"):
+        for lock in self.directory.glob("*/*.lock"):
             with suppress(RefusalError):
-                self.require_free(lease)
+                self.require_free(lock)
         for stray in self.directory.glob(f"*/.*{_SUFFIX}{STRAY_SUFFIX}"):
             own = stray.name.removeprefix(".").removesuffix(f"{_SUFFIX}{STRAY_SUFFIX}")
             with suppress(RefusalError), self.lease(stray.with_name(own)):  # else it is being written
                 stray.unlink(missing_ok=True)
-
-    @staticmethod
-    def _refuse_lease(lease: Path) -> None:
-        who = _read_lease(lease)
-        message = f"the session is open in another process ({who or 'unknown'}); ask there, or again later"
-        raise RefusalError(503, message, code="leased", retry_after=1, extra={"owner": who})
 
     @staticmethod
     def remove(path: Path) -> None:
@@ -335,13 +346,18 @@ def _as_options(settings: str) -> str:
     return "start the server with " + " ".join(f"--{name.replace('_', '-')} {value.strip(chr(39))}" for name, _, value in pairs)
 
 
-def _lease_of(path: Path) -> Path:
-    return path.with_suffix(".lease")
+def _lock_of(path: Path) -> Path:
+    return path.with_suffix(".lock")
 
 
-def _read_lease(lease: Path) -> str:
+def _owner_of(path: Path) -> Path:
+    """Return the file that says who has the lock; it lies beside that, because some systems let only its holder read it."""
+    return path.with_suffix(".owner")
+
+
+def _read_owner(path: Path) -> str:
     try:
-        return lease.read_text(encoding="ascii")[:64]
+        return _owner_of(path).read_text(encoding="ascii")[:64]
     except (OSError, UnicodeDecodeError):
         return ""
 
