@@ -18,10 +18,9 @@ from fastapi.routing import APIRoute
 
 from tests.server.conftest import Start
 from transformer_xl.errors import ConfigError
-from transformer_xl.server.app import Server, make_app
+from transformer_xl.server.app import ROUTERS, Server, make_app
 from transformer_xl.server.guard import LOCAL_OWNER, OPEN, check_address, read_keys
 from transformer_xl.server.jobs import Job, RefusalError, Ticket
-from transformer_xl.server.routes import make_routes
 from transformer_xl.server.service import Service
 from transformer_xl.server.sessions import Session, Sessions, most_leases
 
@@ -41,7 +40,8 @@ def test_every_route_but_the_open_ones_asks_for_a_key(serve: Serve) -> None:
     client = serve(keys=KEYS)
     paths = [
         (route.path, sorted(route.methods or ())[0])
-        for route in make_routes(client.service).routes
+        for router in ROUTERS
+        for route in router.routes
         if isinstance(route, APIRoute)
     ]
     assert len(paths) > 20

@@ -18,14 +18,13 @@ from starlette.routing import Match
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.errors import ConfigError, one_line, system_reason
-from transformer_xl.server.guard import Guard, headers_of
+from transformer_xl.server import routes, session_routes, text_routes
+from transformer_xl.server.guard import Guard, refused
 from transformer_xl.server.jobs import RefusalError
-from transformer_xl.server.routes import make_routes
-from transformer_xl.server.schema import describe
 from transformer_xl.server.service import Service
-from transformer_xl.server.wire import error_body
 from transformer_xl.version import __version__
 
+ROUTERS = (routes.router, text_routes.router, session_routes.router)
 _HEADER_BYTES = 16_384
 _HEADER_SECONDS = 5.0
 _MOST_PROBLEMS = 3
@@ -58,10 +57,9 @@ def make_app(
             await asyncio.gather(looking_after, return_exceptions=True)
 
     app = FastAPI(title="txl serve", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    router = make_routes(service)
-    app.include_router(router)
-    app.state.routes = router.routes
-    describe(app)
+    app.state.service = service
+    for router in ROUTERS:
+        app.include_router(router)
     app.add_exception_handler(RefusalError, _refused)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(RequestValidationError, _invalid)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(ValidationError, _invalid)  # pyright: ignore[reportArgumentType]
@@ -77,16 +75,15 @@ def make_app(
 
 
 async def _refused(_: Request, refusal: RefusalError) -> JSONResponse:
-    return JSONResponse(error_body(refusal), refusal.status, headers_of(refusal))
+    return refused(refusal)
 
 
 async def _invalid(_: Request, error: RequestValidationError | ValidationError) -> JSONResponse:
     """Name the fields that do not fit."""
     problems: list[str] = []
     for each in error.errors():
-        place = ".".join(
-            str(part) for part in each["loc"] if part != "body" and not str(part).startswith(("function", "list["))
-        )
+        parts = (str(part) for part in each["loc"] if part not in ("body", "query"))
+        place = ".".join(part for part in parts if not part.startswith(("function", "list[")))
         place = one_line(ValueError(place[:_LONGEST_VALUE]))
         said = one_line(ValueError(each["msg"].removeprefix("Value error, ")))
         if each["type"] == "json_invalid":
@@ -96,27 +93,27 @@ async def _invalid(_: Request, error: RequestValidationError | ValidationError) 
         problems.append(f"{place}: {said}" if place else said)
     more = f" (and {len(problems) - _MOST_PROBLEMS} more)" if len(problems) > _MOST_PROBLEMS else ""
     message = "; ".join(dict.fromkeys(problems[:_MOST_PROBLEMS])) + more
-    return JSONResponse(error_body(RefusalError(400, message, code="invalid_request")), 400)
+    return refused(RefusalError(400, message, code="invalid_request"))
 
 
 async def _unknown(request: Request, error: HTTPException) -> JSONResponse:
     codes = {404: "not_found", 405: "method_not_allowed"}
-    refusal = RefusalError(error.status_code, str(error.detail), code=codes.get(error.status_code, "invalid_request"))
-    headers = dict(error.headers or {})
+    code = codes.get(error.status_code, "invalid_request")
+    response = refused(RefusalError(error.status_code, str(error.detail), code=code))
     if error.status_code == 405:
-        headers["Allow"] = ", ".join(_methods(request))
-    return JSONResponse(error_body(refusal), error.status_code, headers)
+        response.headers["allow"] = ", ".join(_methods(request))
+    return response
 
 
 def _methods(request: Request) -> list[str]:
     """Return the methods of a path: a route that is written out goes before those that match it by a parameter."""
-    routes = [each for each in request.app.state.routes if each.matches(request.scope)[0] != Match.NONE]
+    routes = [each for router in ROUTERS for each in router.routes if each.matches(request.scope)[0] != Match.NONE]
     exact = [each for each in routes if each.path == request.url.path]
     return sorted({method for each in exact or routes for method in each.methods or ()}) or ["GET"]
 
 
 async def _broken(_: Request, error: Exception) -> JSONResponse:
-    return JSONResponse(error_body(RefusalError(500, f"the server failed ({type(error).__name__})", code="internal")), 500)
+    return refused(RefusalError(500, f"the server failed ({type(error).__name__})", code="internal"))
 
 
 class _Protocol(H11Protocol):

@@ -8,8 +8,70 @@ from typing import Any
 from transformer_xl.generation.requests import Chosen
 from transformer_xl.server.jobs import End, Job, Piece, Progress
 from transformer_xl.server.service import Service
-from transformer_xl.server.wire import Logprobs, WritingFields
+from transformer_xl.server.wire import Answer, Logprobs, WritingFields
 from transformer_xl.surprisal import whole_characters
+
+
+class Logs(Answer):
+    """Tokens with their log-probabilities, as in OpenAI's completions."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Choice(Answer):
+    """A text that was written."""
+
+    index: int
+    text: str
+    logprobs: Logs | None
+    finish_reason: str | None
+
+
+class SaidMessage(Answer):
+    """What the assistant says."""
+
+    role: str
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(Answer):
+    """A message that was written."""
+
+    index: int
+    message: SaidMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class Usage(Answer):
+    """How many tokens were read and written."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class CompletionAnswer(Answer):
+    """Texts, as in OpenAI's completions."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class ChatAnswer(CompletionAnswer):
+    """Messages, as in OpenAI's chats."""
+
+    choices: list[ChatChoice]
+
 
 _OVER = object()
 """Says that nothing more comes of a job."""
@@ -35,27 +97,12 @@ class Completion:
 
     async def whole(self) -> dict[str, Any]:
         """Return the choices and the usage."""
-        texts: dict[int, list[str]] = {}
-        logs: dict[int, list[dict[str, Any]]] = {}
-        reasons: dict[int, str] = {}
+        parts: dict[int, list[dict[str, Any]]] = {}
         async for choice in self._choices():
-            if choice is None:
-                continue
-            index = choice["index"]
-            texts.setdefault(index, []).append(choice["text"])
-            if choice["logprobs"]:
-                logs.setdefault(index, []).append(choice["logprobs"])
-            reasons[index] = choice["finish_reason"] or ""
-        choices = [
-            {
-                "index": index,
-                "text": "".join(texts[index]),
-                "logprobs": _joined(logs[index]) if index in logs else None,
-                "finish_reason": reasons[index],
-            }
-            for index in sorted(texts)
-        ]
-        return {"object": self.object, "choices": [self._whole(each) for each in choices], "usage": self._usage()}
+            if choice is not None:
+                parts.setdefault(choice["index"], []).append(choice)
+        choices = [self._whole(_joined(parts[index])) for index in sorted(parts)]
+        return {"object": self.object, "choices": choices, "usage": self._usage()}
 
     async def chunks(self, about: dict[str, Any]) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Yield the bodies of a stream."""
@@ -191,5 +238,8 @@ def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str 
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _joined(logs: list[dict[str, Any]]) -> dict[str, Any]:
-    return {name: [value for log in logs for value in log[name]] for name in logs[0]}
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a text as a whole; its last part says why it ended."""
+    logs = [part["logprobs"] for part in parts if part["logprobs"]]
+    logprobs = {name: [value for log in logs for value in log[name]] for name in logs[0]} if logs else None
+    return parts[-1] | {"text": "".join(part["text"] for part in parts), "logprobs": logprobs}

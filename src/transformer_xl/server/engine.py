@@ -415,10 +415,11 @@ class Engine:
         history = tuple(text.tail) if text else ()
         if part.shares:  # the prompt was read before
             history = (*history, *job.prompt.tolist()[-1024:])
+        request = Request(
+            prompt=prompt, seed=0, max_new_tokens=0, score_prompt=job.score, likeliest=job.likeliest, history=history
+        )
         if part.index is None or writing is None:
-            return Request(
-                prompt=prompt, seed=0, max_new_tokens=0, score_prompt=job.score, likeliest=job.likeliest, history=history
-            )
+            return request
         seed = writing.seeds[part.index]
         generator = None
         if session is not None:
@@ -431,17 +432,14 @@ class Engine:
             part.text = part.transcript.push(token)
             return None if part.transcript.stopped_by is None else "stop"
 
-        return Request(
-            prompt=prompt,
+        return replace(
+            request,
             seed=seed,
             sampling=writing.sampling,
             max_new_tokens=writing.max_tokens,
             stop_tokens=frozenset(writing.stopping.tokens),
             ends=ends,
-            history=history,
             generator=generator,
-            likeliest=job.likeliest,
-            score_prompt=job.score,
         )
 
     def _clear(self, rows: list[int]) -> None:

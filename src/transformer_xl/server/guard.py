@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import hmac
-import json
 import math
 import os
 import stat
@@ -11,6 +10,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
+
+from fastapi.responses import JSONResponse
 
 from transformer_xl.errors import ConfigError, one_line, system_reason
 from transformer_xl.files import regular_size
@@ -97,7 +98,7 @@ class Guard:
             nonlocal status
             if (refusal := scope["state"].pop("refused", None)) is not None:  # whatever a route makes of it
                 scope["state"]["is_refused"] = True
-                await refuse(answer, refusal)
+                await refuse(refusal)
             if scope["state"].get("is_refused") and not message.get("is_refusal"):
                 return
             if message["type"] == "http.response.start":
@@ -108,6 +109,9 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", []), *extra]}
             await send(message)
 
+        async def refuse(refusal: RefusalError) -> None:
+            await refused(refusal)(scope, receive, lambda message: answer({**message, "is_refusal": True}))
+
         scope.setdefault("state", {})
         try:
             if allowed and scope["method"] == "OPTIONS":
@@ -117,7 +121,7 @@ class Guard:
             await self._app(scope, self._limited(scope, headers, receive), answer)
         except RefusalError as refusal:
             if status == 0:
-                await refuse(answer, refusal)
+                await refuse(refusal)
         finally:
             route = getattr(scope.get("route"), "path", "none")
             owner = scope["state"].get("owner", "")[:8]
@@ -200,17 +204,8 @@ class Guard:
         return limited
 
 
-async def refuse(send: Any, refusal: RefusalError) -> None:
-    """Answer with an error."""
-    body = json.dumps(error_body(refusal)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(name.encode(), value.encode()) for name, value in headers_of(refusal).items()]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers, "is_refusal": True})
-    await send({"type": "http.response.body", "body": body, "is_refusal": True})
-
-
-def headers_of(refusal: RefusalError) -> dict[str, str]:
-    """Return the headers of an error."""
+def refused(refusal: RefusalError) -> JSONResponse:
+    """Return the answer of an error."""
     headers = {}
     if refusal.retry_after is not None:
         headers["retry-after"] = str(refusal.retry_after)
@@ -222,7 +217,7 @@ def headers_of(refusal: RefusalError) -> dict[str, str]:
         headers["x-txl-owner"] = str(owner)
     if refusal.status in (408, 413):
         headers["connection"] = "close"
-    return headers
+    return JSONResponse(error_body(refusal), refusal.status, headers)
 
 
 def check_address(host: str, keys: Collection[str]) -> None:

@@ -9,7 +9,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.session import TextState
@@ -18,6 +20,7 @@ from transformer_xl.server.engine import Engine, require_free, why_cancelled
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, no_session
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.sessions import ID, Session, Sessions, Store, check_name, note_of, number_of
+from transformer_xl.server.wire import SessionAnswer, Source, ids_of
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -34,14 +37,6 @@ _PING_SECONDS = 15.0
 _SWEEP_SECONDS = 60.0
 _EMPTY_SECONDS = 60.0
 """After which a session that has read nothing is ended, if its memory is needed."""
-
-
-class Loaded(NamedTuple):
-    """What a session begins with."""
-
-    state: RowState | None
-    text: TextState
-    ttl: float | None
 
 
 class Service:
@@ -94,11 +89,14 @@ class Service:
         """Positions that a session remembers."""
         return self.engine.decoder.mem_len
 
-    def fingerprint(self, seed: int | None) -> str:
+    def fingerprint(self, seed: int) -> str:
         """Return what decides the bytes of an answer: with the same one and the same request, it is the same."""
         decoder = self.engine.decoder
-        own = f"{self.engine.format.own.model[:12]}-{decoder.precision}-rows{decoder.batch_size}"
-        return own if seed is None else f"{own}-seed{seed}"
+        return f"{self.engine.format.own.model[:12]}-{decoder.precision}-rows{decoder.batch_size}-seed{seed}"
+
+    async def encode(self, text: str | list[int] | None) -> np.ndarray:
+        """Return the token ids of a text, or ids as they are."""
+        return await asyncio.to_thread(ids_of, self.tokenizer, text or "")
 
     async def in_engine(self, function: Callable[[], T]) -> T:
         """Run a function in the engine's thread, between two ticks."""
@@ -126,14 +124,11 @@ class Service:
         try:
             while n_open:
                 try:
-                    answer = answers.get_nowait()
-                except asyncio.QueueEmpty:
-                    try:
-                        async with asyncio.timeout(_PING_SECONDS):  # wait_for may lose a cancellation
-                            answer = await answers.get()
-                    except TimeoutError:
-                        yield None
-                        continue
+                    async with asyncio.timeout(_PING_SECONDS):  # wait_for may lose a cancellation
+                        answer = await answers.get()
+                except TimeoutError:
+                    yield None
+                    continue
                 if isinstance(answer, (Piece, Progress)):
                     _require_numbers(answer)
                 if isinstance(answer, Piece):
@@ -165,37 +160,46 @@ class Service:
 
     # sessions
 
-    def describe(self, session: Session) -> dict[str, Any]:
+    def describe(self, session: Session) -> SessionAnswer:
         """Return what clients are told of a session."""
-        busy, saved_at, n_rewindable = session.busy is not None, session.saved_at, session.n_rewindable
-        now = {"state": session.state, "busy": busy, "saved_at": saved_at, "n_rewindable": n_rewindable}
-        return self._description(session.id, session.created, session.expires_at, session.text.n_tokens) | now
+        return self._description(
+            session.id,
+            session.created,
+            session.used,
+            session.ttl,
+            session.text.n_tokens,
+            state=session.state,
+            busy=session.busy is not None,
+            saved_at=session.saved_at,
+            n_rewindable=session.n_rewindable,
+        )
 
-    def described_file(self, path: Path, note: dict[str, str]) -> dict[str, Any]:
+    def described_file(self, path: Path, note: dict[str, str]) -> SessionAnswer:
         """Return the same of a session that is only a file."""
-        text = TextState.of_note(note)
-        created, ttl, used = (number_of(note, key) for key in ("created", "ttl", "used"))
-        expires_at = None if ttl is None or used is None else used + ttl
+        times = (number_of(note, key) for key in ("created", "used", "ttl"))
+        n_tokens = TextState.of_note(note).n_tokens
         state = "disk" if self._store().holder(path) is None else "elsewhere"
-        now = {"state": state, "busy": False, "saved_at": text.n_tokens, "n_rewindable": 0}
-        return self._description(path.name.removesuffix(".session"), created or 0, expires_at, text.n_tokens) | now
+        return self._description(path.stem, *times, n_tokens, state=state, busy=False, saved_at=n_tokens, n_rewindable=0)
 
-    def _description(self, name: str, created: float, expires_at: float | None, n_tokens: int) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "session",
-            "created": int(created),
-            "expires_at": None if expires_at is None else int(expires_at),
-            "model": self.model,
-            "n_tokens": n_tokens,
-            "mem_len": self.mem_len,
-            "n_remembered": min(n_tokens, self.mem_len),
-            "bytes": self.sessions.bytes_each,
-        }
+    def _description(
+        self, name: str, created: float | None, used: float | None, ttl: float | None, n_tokens: int, **now: Any
+    ) -> SessionAnswer:
+        return SessionAnswer(
+            id=name,
+            created=int(created or 0),
+            expires_at=None if ttl is None or used is None else int(used + ttl),
+            model=self.model,
+            n_tokens=n_tokens,
+            mem_len=self.mem_len,
+            n_remembered=min(n_tokens, self.mem_len),
+            bytes=self.sessions.bytes_each,
+            **now,
+        )
 
-    def described_files(self, owner: str) -> list[dict[str, Any]]:
-        """Return the same of all sessions of an owner that have files."""
-        return [self.described_file(path, note) for path, note in self._store().notes(owner)]
+    def described_files(self, owner: str) -> dict[str, SessionAnswer]:
+        """Return the same of all sessions of an owner that have files, by their ids."""
+        store = self.sessions.store
+        return {path.stem: self.described_file(path, note) for path, note in (store.notes(owner) if store else ())}
 
     async def open(self, owner: str, name: str) -> Session:
         """Return a session of an owner, from its file if it is not in memory.
@@ -223,29 +227,27 @@ class Service:
         session.n_users += 1
         request.add_done_callback(end)
 
-    def _missing(self, owner: str, name: str) -> RefusalError:
+    async def _missing(self, owner: str, name: str) -> RefusalError:
         """Return why there is no such session here: there is none, or another process has it and has never saved it."""
         store = self.sessions.store
         if store and ID.fullmatch(name):
-            store.require_free(store.path(owner, name))
+            await asyncio.to_thread(store.require_free, store.path(owner, name), wait=_LOOK_AGAIN_SECONDS)
         return no_session()
 
     async def _adopt(self, owner: str, name: str) -> Session:
         store, path = self.sessions.store, self.sessions.file_of(owner, name)
         if store is None or path is None:
-            raise self._missing(owner, name)
+            raise await self._missing(owner, name)
         self._require_time()
         await self.make_room()
-        begin = time.perf_counter()
         lease = await asyncio.to_thread(store.lease, path, wait=_LOOK_AGAIN_SECONDS)
         try:
             if not path.is_file():  # deleted by another process before we had the lease
                 raise no_session()
-            state, note = await asyncio.to_thread(store.read, path)
+            state, note = await self._read(path)
         except BaseException:
             lease.close()
             raise
-        self.metrics.restores.observe(time.perf_counter() - begin)
         return self.sessions.adopt(owner, name, state, note, lease, self.tokenizer.vocab_size)
 
     def _require_time(self) -> None:
@@ -294,7 +296,9 @@ class Service:
                 with suppress(RefusalError):
                     await self._leave_to_file(session)
 
-    async def create(self, owner: str, *, ttl: float | None = None, seed: int | None = None, source: Any = None) -> Session:
+    async def create(
+        self, owner: str, *, ttl: float | None = None, seed: int | None = None, source: Source | None = None
+    ) -> Session:
         """Begin a session: empty, as a copy of another one, or from a saved file.
 
         Raises:
@@ -311,29 +315,30 @@ class Service:
         session.is_changed = text.n_tokens > 0
         return session
 
-    async def _state_of(self, owner: str, source: Any) -> Loaded:
+    async def _state_of(self, owner: str, source: Source | None) -> tuple[RowState | None, TextState, float | None]:
         if source is None:
-            return Loaded(None, TextState(), None)
-        if source.session is None:
-            path = self._store().path(owner, check_name(source.saved), saved=True)
-            if not path.is_file():
-                raise RefusalError(404, "nothing is saved by that name", code="not_found")
-            return await self._restored(path)
-        session = self.sessions.find(owner, source.session)
-        if session is not None:
+            return None, TextState(), None
+        if source.saved is not None:
+            path = self._saved(owner, source.saved)
+        elif session := self.sessions.find(owner, name := source.session or ""):
             session.used = time.time()
-            return Loaded(*await self.in_engine(lambda: self.engine.snapshot(session)), session.ttl)
-        path = self.sessions.file_of(owner, source.session)
-        if path is None:
-            raise self._missing(owner, source.session)
-        self._store().require_free(path)  # another process may have what the file does not hold yet
-        return await self._restored(path)
+            return *await self.in_engine(lambda: self.engine.snapshot(session)), session.ttl
+        elif path := self.sessions.file_of(owner, name):
+            self._store().require_free(path)  # another process may have what the file does not hold yet
+        else:
+            raise await self._missing(owner, name)
+        state, note = await self._read(path)
+        return state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size), number_of(note, "ttl")
 
-    async def _restored(self, path: Path) -> Loaded:
-        begin = time.perf_counter()
-        state, note = await asyncio.to_thread(self._store().read, path)
-        self.metrics.restores.observe(time.perf_counter() - begin)
-        return Loaded(state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size), number_of(note, "ttl"))
+    async def _read(self, path: Path) -> tuple[RowState, dict[str, str]]:
+        with self.metrics.restores.time():
+            return await asyncio.to_thread(self._store().read, path)
+
+    def _saved(self, owner: str, name: str) -> Path:
+        path = self._store().path(owner, check_name(name), saved=True)
+        if not path.is_file():
+            raise RefusalError(404, "nothing is saved by that name", code="not_found")
+        return path
 
     async def save(self, session: Session, *, name: str | None = None) -> int:
         """Write a session to its file, or to one by another name, and return how many tokens that holds.
@@ -369,7 +374,7 @@ class Service:
         async with self._adopting:  # or somebody might open the file again before it is deleted
             session, path = self.sessions.find(owner, name), self.sessions.file_of(owner, name)
             if session is None and path is None:
-                raise self._missing(owner, name)
+                raise await self._missing(owner, name)
             if session is not None:
                 await self._end(session)
             if self.sessions.store is not None:
@@ -381,11 +386,7 @@ class Service:
 
     def delete_saved(self, owner: str, name: str) -> None:
         """Delete what was saved by a name."""
-        store = self._store()
-        path = store.path(owner, check_name(name), saved=True)
-        if not path.is_file():
-            raise RefusalError(404, "nothing is saved by that name", code="not_found")
-        store.remove(path)
+        self._store().remove(self._saved(owner, name))
 
     async def _end(self, session: Session) -> None:
         if session.busy:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from filelock import FileLock, Timeout
 
@@ -86,7 +86,7 @@ class Session:
         return not (self.busy or self.n_users or self.is_gone)
 
     @property
-    def state(self) -> str:
+    def state(self) -> Literal["row", "parked"]:
         """Where it lies."""
         return "row" if self.row is not None else "parked"
 
@@ -204,10 +204,10 @@ class Store:
             return str(refusal.extra.get("owner"))
         return None
 
-    def require_free(self, path: Path) -> None:
-        """Refuse a session that is open in another process, and remove a lease that a killed one has left."""
+    def require_free(self, path: Path, *, wait: float = 0.0) -> None:
+        """Refuse a session that is open in another process, and remove a lease that a killed one has left; see `lease`."""
         if _lock_of(path).exists():
-            self.lease(path).close()
+            self.lease(path, wait=wait).close()
 
     def tidy(self) -> None:
         """Delete what killed processes have left: half-written files, and leases that nobody holds."""

@@ -4,14 +4,14 @@ import asyncio
 import codecs
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
-from transformer_xl.server.guard import headers_of
+from transformer_xl.server.guard import refused
 from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.wire import error_body
 
@@ -45,16 +45,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the events."""
-        sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(_gone(receive, self._is_read))
-        try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
-        if not sending.cancelled() and (error := sending.exception()):
-            raise error
+        with suppress(_GoneError):
+            await unless_gone(receive, self._send(send), self._is_read)
 
     async def _send(self, send: Any) -> None:
         events = aiter(self._events)
@@ -62,7 +54,7 @@ class EventStream(Response):
             try:
                 first = await anext(events, None)  # what is refused at once gets its own status
             except RefusalError as refusal:
-                await JSONResponse(error_body(refusal), refusal.status, headers_of(refusal))({"type": "http"}, _never, send)
+                await refused(refusal)({"type": "http"}, _never, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send(self._chunk(first))
@@ -97,13 +89,18 @@ async def _gone(receive: Any, is_read: asyncio.Event | None = None) -> None:
         pass
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """Return what work gives; end it when the client goes."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
+class _GoneError(RefusalError):
+    def __init__(self, more: str = "") -> None:
+        super().__init__(499, f"the client has gone{more}", code="gone")
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T], is_read: asyncio.Event | None = None) -> T:
+    """Return what work gives; end it when the client goes. See `EventStream` for `is_read`."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive, is_read))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise RefusalError(499, "the client has gone", code="gone")
+            raise _GoneError
         return working.result()
     finally:
         for task in (working, leaving):
@@ -118,17 +115,19 @@ async def decoded(chunks: AsyncIterator[bytes], is_read: asyncio.Event) -> Async
         RefusalError: it is not UTF-8, or the client has gone.
     """
     decoder, held, n_byte = codecs.getincrementaldecoder("utf-8")(), "", 0
-    async for chunk in until_gone(chunks):
-        try:
+    try:
+        async for chunk in chunks:
             held += decoder.decode(chunk)
-        except UnicodeDecodeError as error:
-            place = n_byte + error.start
-            raise RefusalError(400, f"byte {place} or near it is not UTF-8; convert the text first", code="not_utf8") from None
-        n_byte += len(chunk)
-        while len(held) >= _BLOCK:
-            border = max(held.rfind("\n", 0, _BLOCK), held.rfind(" ", 0, _BLOCK)) + 1 or _BLOCK
-            yield held[:border]
-            held = held[border:]
+            n_byte += len(chunk)
+            while len(held) >= _BLOCK:
+                border = max(held.rfind("\n", 0, _BLOCK), held.rfind(" ", 0, _BLOCK)) + 1 or _BLOCK
+                yield held[:border]
+                held = held[border:]
+    except UnicodeDecodeError as error:
+        place = n_byte + error.start
+        raise RefusalError(400, f"byte {place} or near it is not UTF-8; convert the text first", code="not_utf8") from None
+    except ClientDisconnect:
+        raise _GoneError("; what was read is kept") from None
     is_read.set()
     try:
         held += decoder.decode(b"", final=True)
@@ -136,15 +135,6 @@ async def decoded(chunks: AsyncIterator[bytes], is_read: asyncio.Event) -> Async
         raise RefusalError(400, "the text ends inside a character", code="not_utf8") from None
     if held:
         yield held
-
-
-async def until_gone(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body."""
-    try:
-        async for chunk in chunks:
-            yield chunk
-    except ClientDisconnect:
-        raise RefusalError(499, "the client has gone; what was read is kept", code="gone") from None
 
 
 async def last(events: AsyncGenerator[dict[str, Any] | None, None]) -> dict[str, Any]:

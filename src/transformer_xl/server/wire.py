@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -14,6 +14,8 @@ from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.server.jobs import LONGEST_SECONDS, RefusalError, Writing
 from transformer_xl.untrusted import is_unicode
+
+T = TypeVar("T")
 
 MOST_TOKENS = 1 << 20
 """The most tokens that a call writes, and of a prompt in JSON."""
@@ -32,7 +34,21 @@ Text = Annotated[str, AfterValidator(_without_surrogates), Field(max_length=MOST
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MOST_TOKENS)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 64, strict=True)]
-Place = Annotated[int, Field(ge=0, lt=1 << 62, strict=True)]
+MOST_PLACE = 1 << 62
+Place = Annotated[int, Field(ge=0, lt=MOST_PLACE, strict=True)]
+
+
+class Answer(BaseModel):
+    """An object of an answer, with all of its fields."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Listed(Answer, Generic[T]):
+    """A list, as OpenAI has them."""
+
+    object: Literal["list"] = "list"
+    data: list[T]
 
 
 def _show_nulls(schema: dict[str, Any]) -> None:
@@ -216,6 +232,24 @@ class ChatRequest(WritingFields):
 
 CHAT_STOPS = ("\nsystem:", "\ndeveloper:", "\nuser:", "\nassistant:")
 """Where somebody else speaks."""
+
+
+class SessionAnswer(Answer):
+    """A session: what it has read, where it lies, and what it costs."""
+
+    id: str
+    object: Literal["session"] = "session"
+    created: int
+    expires_at: int | None
+    model: str
+    n_tokens: int
+    mem_len: int
+    n_remembered: int
+    bytes: int
+    state: Literal["row", "parked", "disk", "elsewhere"]
+    busy: bool
+    saved_at: int | None
+    n_rewindable: int
 
 
 class SessionRequest(Body):
