@@ -1,7 +1,7 @@
 """Whether a text larger than memory is prepared and read at a flat memory, and how fast.
 
 Writes many text files to a temporary directory, prepares them, each line a document, and reads one epoch as training does: in
-order, and with all lines, or shards and the lines inside, shuffled. Each is a process of its own.
+order, and with all lines shuffled. Each is a process of its own.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from transformer_xl.console import say, table
 CHILD = Path(__file__).parent / "common" / "large_corpus_child.py"
 N_BLOCKS = 16
 FILE_MB = 250
-SHUFFLES = ("none", "documents", "shards")
+SHUFFLES = ("none", "documents")
 
 
 def main() -> None:

@@ -52,9 +52,8 @@ class DataConfig(Settings):
     documents: Literal["files", "lines"] = Field(
         default="files", description="files: each is a document, or several by document_separator; lines: each line is one"
     )
-    shuffle: Literal["none", "documents", "shards"] = Field(
-        default="none",
-        description="training: documents in another order every epoch, drawn from train.seed; shards: shards, and inside each",
+    shuffle: Literal["none", "documents"] = Field(
+        default="none", description="training: documents in another order every epoch, drawn from train.seed"
     )
 
     @model_validator(mode="after")

@@ -1,4 +1,3 @@
-import itertools
 import math
 from collections import Counter
 from itertools import permutations
@@ -8,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.order_cases import documents, in_shards
+from tests.data.order_cases import documents
 from transformer_xl.data import order as order_module
-from transformer_xl.data.order import GroupedPermutation, Permutation, ShuffledText
+from transformer_xl.data.order import Permutation, ShuffledText
 
 KEYS = st.tuples(st.integers(0, 2**40), st.integers(0, 1000))
 
@@ -26,8 +25,6 @@ def test_the_order_is_the_same_for_ever() -> None:
     """These numbers may never change, because a resumed run must continue in the same order."""
     assert Permutation(10, 1, 2)(np.arange(10)).tolist() == [1, 6, 3, 9, 0, 5, 4, 7, 2, 8]
     assert Permutation(10**9, 1, 2)(np.array([0, 123_456_789])).tolist() == [788589452, 416318512]
-    grouped = GroupedPermutation(np.array([0, 3, 7, 12]), 1, 2)(np.arange(12))
-    assert grouped.tolist() == [0, 2, 1, 7, 10, 9, 11, 8, 6, 3, 5, 4]
 
 
 @pytest.mark.parametrize("n", [24, 1000])
@@ -50,11 +47,6 @@ def test_every_order_is_as_likely(n: int) -> None:
     assert abs(statistic - (n_orders - 1)) < 5 * (2 * (n_orders - 1)) ** 0.5
 
 
-def test_each_group_has_an_order_of_its_own() -> None:
-    found = GroupedPermutation(np.array([0, 50, 100]), 5)(np.arange(100)) % 50
-    assert np.count_nonzero(found[:50] == found[50:]) < 10
-
-
 def test_neighbors_are_torn_apart() -> None:
     order = Permutation(10_000, 3)(np.arange(10_000))
     assert np.abs(np.diff(order)).mean() == pytest.approx(10_000 / 3, rel=0.05)
@@ -63,37 +55,10 @@ def test_neighbors_are_torn_apart() -> None:
     assert np.count_nonzero(order == other) < 10
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), KEYS)
-def test_groups_stay_together(sizes, key) -> None:
-    borders = np.cumsum([0, *sizes])
-    found = GroupedPermutation(borders, *key)(np.arange(borders[-1]))
-    assert sorted(found.tolist()) == list(range(borders[-1]))
-    groups = np.searchsorted(borders, found, "right") - 1
-    assert np.count_nonzero(np.diff(groups)) == max(0, np.count_nonzero(sizes) - 1)
-
-
-def test_shards_are_shuffled_as_wholes_and_inside(tmp_path) -> None:
-    ids, starts = documents([3, 1, 2, 4, 1, 1, 2, 3, 5, 1, 1, 2])
-    cuts = [6, 13]  # the second one cuts a document, which belongs to the file in which it starts
-    sharded = in_shards(tmp_path, ids, cuts)
-    shard_of = np.searchsorted(starts, cuts)
-    seen = set()
-    for seed in range(30):
-        text = ShuffledText(sharded, starts, shuffle="shards", key=(seed, 0))
-        tokens = text.read(0, len(ids))[0].tolist()
-        assert sorted(tokens) == sorted(ids.tolist())
-        order = [token // 100 for token in tokens if token % 100 == 0]
-        shards = [int(np.searchsorted(shard_of, document, "right")) for document in order]
-        assert len([1 for a, b in itertools.pairwise(shards) if a != b]) == 2
-        seen.add((tuple(dict.fromkeys(shards)), tuple(order)))
-    assert len({shards for shards, _ in seen}) == 6
-    assert len(seen) == 30
-
-
 @pytest.mark.parametrize("starts", [[], [0, 4], [4], [4, 10, 12], [0, 4, 11]])
 def test_shuffled_documents_are_those_of_the_ids(starts) -> None:
     """Text before the first start is a document, too; a start beyond the end (of a text that was cut short) is ignored."""
-    text = ShuffledText(np.arange(10), np.array(starts, np.int64), shuffle="documents", key=(1, 0))
+    text = ShuffledText(np.arange(10), np.array(starts, np.int64), key=(1, 0))
     whole = list(range(10))
     assert text.read(0, 10)[0].tolist() in ([whole, whole[4:] + whole[:4]] if starts else [whole])
 
@@ -101,7 +66,7 @@ def test_shuffled_documents_are_those_of_the_ids(starts) -> None:
 def test_blocks_of_a_shuffled_text_are_found_once_and_forgotten(monkeypatch) -> None:
     monkeypatch.setattr(order_module, "BLOCK", 4)
     ids, starts = documents([3] * 200)
-    text = ShuffledText(ids, starts, shuffle="documents", key=(1, 0), n_lanes=2)
+    text = ShuffledText(ids, starts, key=(1, 0), n_lanes=2)
     for begin in range(0, 300, 5):
         for lane in (0, 300):
             text.read(lane + begin, lane + begin + 5)
@@ -115,7 +80,7 @@ def test_shuffled_text_in_many_blocks(monkeypatch) -> None:
     monkeypatch.setattr(order_module, "BLOCK", 4)
     monkeypatch.setattr(order_module, "_BLOCKS_AT_ONCE", 3)
     ids, starts = documents([1 + i % 5 for i in range(50)])
-    text = ShuffledText(ids, starts, shuffle="documents", key=(1, 2))
+    text = ShuffledText(ids, starts, key=(1, 2))
     ends = [*starts[1:], len(ids)]
     order = Permutation(50, 1, 2)(np.arange(50)).tolist()
     expected = np.concatenate([ids[starts[i] : ends[i]] for i in order])

@@ -131,12 +131,12 @@ def test_each_epoch_reads_every_document_whole_in_an_order_of_its_own(lengths, s
 CUTS = st.lists(st.integers(0, 12), max_size=3)
 
 
-@given(LENGTHS, CUTS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.sampled_from(["documents", "shards"]))
+@given(LENGTHS, CUTS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
 def test_shuffled_any_world_size_reads_the_same(
-    folder: Path, lengths, cuts, lanes_per_rank: int, world_size: int, tgt_len: int, shuffle
+    folder: Path, lengths, cuts, lanes_per_rank: int, world_size: int, tgt_len: int
 ) -> None:
     ids, starts = documents(lengths)
-    options = {"batch_size": lanes_per_rank * world_size, "document_starts": starts, "shuffle": shuffle, "seed": 3}
+    options = {"batch_size": lanes_per_rank * world_size, "document_starts": starts, "shuffle": "documents", "seed": 3}
     options["tgt_len"] = min(tgt_len, (len(ids) - 1) // options["batch_size"])
     ids = in_shards(folder, ids, cuts)
     whole = SegmentStream(ids, **options)
@@ -147,7 +147,7 @@ def test_shuffled_any_world_size_reads_the_same(
             assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(segment, name))
 
 
-@given(LENGTHS, CUTS, st.integers(0, 60), st.sampled_from(["none", "documents", "shards"]))
+@given(LENGTHS, CUTS, st.integers(0, 60), st.sampled_from(["none", "documents"]))
 def test_resuming_continues_exactly(folder: Path, lengths, cuts, steps: int, shuffle) -> None:
     ids, starts = documents(lengths)
     ids = in_shards(folder, ids, cuts)
@@ -164,15 +164,14 @@ def test_resuming_continues_exactly(folder: Path, lengths, cuts, steps: int, shu
         assert torch.equal(ours.document_starts, theirs.document_starts)
 
 
-@pytest.mark.parametrize("shuffle", ["documents", "shards"])
-def test_a_shuffled_order_takes_little_memory(monkeypatch, shuffle) -> None:
+def test_a_shuffled_order_takes_little_memory(monkeypatch) -> None:
     """An array with one number per document would take 4 MB."""
     monkeypatch.setattr(order_module, "_BLOCKS_AT_ONCE", 4)
     n = 500_000
     ids, starts = np.zeros(2 * n, np.uint16), np.arange(0, 2 * n, 2)
     tracemalloc.start()
     try:
-        stream = SegmentStream(ids, batch_size=4, tgt_len=16, document_starts=starts, shuffle=shuffle)
+        stream = SegmentStream(ids, batch_size=4, tgt_len=16, document_starts=starts, shuffle="documents")
         for _ in range(100):
             next(stream)
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
@@ -185,7 +184,6 @@ def test_a_shuffled_order_takes_little_memory(monkeypatch, shuffle) -> None:
     [
         ({}, {"shuffle": "documents"}, "shuffle None, not documents"),
         ({"shuffle": "documents"}, {}, "shuffle documents, not None"),
-        ({"shuffle": "documents"}, {"shuffle": "shards"}, "shuffle documents, not shards"),
         ({"shuffle": "documents", "seed": 1}, {"shuffle": "documents", "seed": 2}, "seed 1, not 2"),
         ({"shuffle": "documents"}, {"shuffle": "documents", "document_starts": np.array([0])}, "n_documents 2, not 1"),
     ],

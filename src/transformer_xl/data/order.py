@@ -13,7 +13,7 @@ import numpy as np
 from transformer_xl.data.shards import ShardedIds
 
 TokenIds = np.ndarray | ShardedIds
-Shuffle = Literal["none", "documents", "shards"]
+Shuffle = Literal["none", "documents"]
 
 BLOCK = 1024
 """The number of documents whose places are computed together and kept while a lane reads them."""
@@ -44,8 +44,6 @@ class ShuffledText:
         ids: shape (n_tokens,).
         document_starts: token offsets, increasing; text before the first one is a document too, and offsets beyond `ids` are
             ignored.
-        shuffle: documents: shuffle all documents; shards: shuffle shards, and the documents inside each, so that a lane reads
-            one file at a time.
         key: seed and epoch.
         n_lanes: number of places that are read in parallel.
     """
@@ -55,7 +53,6 @@ class ShuffledText:
         ids: TokenIds,
         document_starts: np.ndarray,
         *,
-        shuffle: Literal["documents", "shards"],
         key: tuple[int, ...],
         n_lanes: int = 1,
     ) -> None:
@@ -63,10 +60,7 @@ class ShuffledText:
         starts = document_starts[: np.searchsorted(document_starts, len(ids))]
         self._starts = starts if starts[:1].tolist() == [0] else np.concatenate([[0], starts])  # a view if possible
         n_documents = len(self._starts)
-        if shuffle == "shards" and isinstance(ids, ShardedIds):
-            self._order = GroupedPermutation(np.searchsorted(self._starts, ids.borders), *key)
-        else:
-            self._order = Permutation(n_documents, *key)
+        self._order = Permutation(n_documents, *key)
         self._borders = np.concatenate([[0], np.cumsum(list(self._block_sizes(n_documents)))])  # tokens before each block
         self._block = lru_cache(2 * n_lanes + 1)(self._make_block)
 
@@ -145,32 +139,6 @@ class Permutation:
         for key in self._keys:
             left, right = right, left ^ (_hash(right ^ key) & mask)
         return (left << self._half) | right
-
-
-class GroupedPermutation:
-    """A random order of groups, and of the numbers inside each; group g is borders[g] … borders[g + 1] - 1.
-
-    Example:
-        >>> found = GroupedPermutation(np.array([0, 2, 5]), 42)(np.arange(5)).tolist()
-        >>> sorted(found[:2]) == [0, 1] or sorted(found[:3]) == [2, 3, 4]
-        True
-    """
-
-    def __init__(self, borders: np.ndarray, *key: int) -> None:
-        sizes = np.diff(borders)
-        self._groups = Permutation(len(sizes), *key)(np.arange(len(sizes)))
-        self._first = borders[self._groups]
-        self._places = np.cumsum([0, *sizes[self._groups]])
-        self._inside = [Permutation(int(sizes[group]), *key, 1 + group) for group in self._groups.tolist()]
-
-    def __call__(self, places: np.ndarray) -> np.ndarray:
-        """Return the numbers at `places`, int64."""
-        groups = np.searchsorted(self._places, places, "right") - 1
-        found = np.empty(places.shape, np.int64)
-        for group in np.unique(groups).tolist():
-            here = groups == group
-            found[here] = self._first[group] + self._inside[group](places[here] - self._places[group])
-        return found
 
 
 def _hash(values: np.ndarray) -> np.ndarray:

@@ -175,7 +175,7 @@ class Lanes(Stream):
                 self._text = PlainText(self._ids, self._starts)
             else:
                 key = (self._seed, self._epoch)
-                self._text = ShuffledText(self._ids, self._starts, shuffle=self._shuffle, key=key, n_lanes=len(self._rows))
+                self._text = ShuffledText(self._ids, self._starts, key=key, n_lanes=len(self._rows))
         return self._text
 
     def _go_to(self, epoch: int, position: int) -> None:
@@ -204,8 +204,7 @@ class SegmentStream(Lanes):
         document_starts: token offsets in `ids` at which documents start, increasing.
         rank: index of this process.
         world_size: number of processes, W.
-        shuffle: none: the text as stored; documents: documents in a new random order in each epoch; shards: shards in a random
-            order, and documents in a random order inside each.
+        shuffle: none: the text as stored; documents: documents in a new random order in each epoch.
         seed: seed of the random orders.
         separator: id after which a document's answer begins, which alone is learned from; None: all is.
 
