@@ -2,12 +2,11 @@ import errno
 import json
 import os
 import select
-import shutil
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +14,11 @@ import numpy as np
 import pytest
 
 from transformer_xl.config import DataConfig, TokenizerConfig
-from transformer_xl.data import encoding, shards
+from transformer_xl.data import encoding
 from transformer_xl.data import prepare as prepare_module
 from transformer_xl.data.corpora import Corpus
 from transformer_xl.data.named import NAMED, SPLITS, SplitFiles
 from transformer_xl.data.prepare import PreparedCorpus, prepare
-from transformer_xl.data.shards import ShardedIds
 from transformer_xl.data.tokenizers import CharTokenizer, WordTokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 
@@ -72,13 +70,12 @@ def test_what_may_not_be_meant_is_told_once(tmp_path: Path, capsys) -> None:
         assert capsys.readouterr().err.splitlines() == expected
     n_train, n_all = len(prepared.splits["train"].ids), sum(len(split.ids) for split in prepared.splits.values())
     assert n_train / n_all == pytest.approx(0.9, abs=0.001)
-    for corpus in (noise, f"{tmp_path}/noi*"):
-        prepare(DataConfig(corpus=str(corpus)), TokenizerConfig(), cache=cache)
-        assert "warning: noise.bin of '" in (said := capsys.readouterr().err)
-        assert "is read as bytes, although it is binary" in said
     (tmp_path / "latin.txt").write_bytes("déjà vu\n".encode("latin-1") * 500)
-    prepare(DataConfig(corpus=str(tmp_path / "latin.txt")), TokenizerConfig(), cache=cache)
-    assert "latin.txt' is not UTF-8; convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8)" in capsys.readouterr().err
+    for name in ("noise.bin", "latin.txt"):
+        prepare(DataConfig(corpus=str(tmp_path / name)), TokenizerConfig(), cache=cache)
+        said = capsys.readouterr().err
+        assert f"warning: {name} of '" in said
+        assert "is not text in UTF-8; convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8), or its bytes are read" in said
 
 
 def test_second_run_only_opens(text: Path, monkeypatch) -> None:
@@ -103,17 +100,21 @@ def test_large_vocabularies_are_stored_as_uint32(text: Path) -> None:
     assert _prepare(text, tokenizer=tokenizer).splits["train"].ids[:3].tolist() == [9, 65537, 1]
 
 
-def test_documents(tmp_path) -> None:
+@pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
+def test_documents(tmp_path, monkeypatch, batch_bytes: int) -> None:
+    """The last one has no word, so it is no document of words."""
+    monkeypatch.setattr(encoding, "BATCH_BYTES", batch_bytes)
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "train1.txt").write_text("ab\n--\n\n")
     (folder / "train2.txt").write_text("")
     (folder / "train3.txt").write_text("cd\n--\n   \n--\nef\n")
+    (folder / "train4.txt").write_text(" ")
     (folder / "valid.txt").write_text("x")
     data = {"document_separator": "--"}
     byte = _prepare(folder, data=data).splits["train"]
-    assert bytes(byte.ids[:].astype(np.uint8)) == b"ab\n\ncd\n   \nef\n"
-    assert byte.document_starts.tolist() == [0, 3, 4, 7, 11]
+    assert bytes(byte.ids[:].astype(np.uint8)) == b"ab\n\ncd\n   \nef\n "
+    assert byte.document_starts.tolist() == [0, 3, 4, 7, 11, 14]
     words = _prepare(folder, "word", data=data).splits["train"]
     assert words.document_starts.tolist() == [0, 2, 3, 5, 6]
     assert _prepare(folder, data=data).splits["test"].ids.shape == (0,)
@@ -138,180 +139,94 @@ def test_number_of_workers_does_not_matter(monkeypatch, tmp_path) -> None:
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("name", ["train.bin", "tokenizer.json", "manifest.json", "documents.valid.npy"])
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("name", ["train.bin", "documents.valid.bin", "manifest.json"])
+@pytest.mark.parametrize("damage", ["cut", "remove"])
 def test_damaged_cache_is_rebuilt_with_a_notice(text: Path, name: str, damage: str, capsys) -> None:
     first = _prepare(text)
     path = first.directory / name
     content = path.read_bytes()
-    if damage == "flip":
-        path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-    elif damage == "cut":
+    if damage == "cut":
         path.write_bytes(content[:-1])
     else:
         path.unlink()
     again = _prepare(text)
-    notice = capsys.readouterr().err
-    assert notice.count("\n") == 1
-    assert "is damaged (" in notice
-    assert "); preparing it again" in notice
+    assert capsys.readouterr().err == f"prepared corpus '{first.directory}' is damaged; preparing it again\n"
     assert path.read_bytes() == content
     assert np.array_equal(again.splits["train"].ids, np.frombuffer(TEXT.encode()[: len(again.splits["train"].ids)], np.uint8))
-    assert len([path for path in first.directory.parent.iterdir() if path.is_dir()]) == 1
+    assert _directories(text.parent / "cache") == [first.directory]
 
 
-@pytest.mark.parametrize("name", ["train.bin", "documents.valid.npy", "tokenizer.json", "manifest.json"])
-def test_a_directory_in_the_place_of_a_file_is_named(text: Path, name: str) -> None:
-    prepared = _prepare(text)
-    before = _contents(prepared)
-    (prepared.directory / name).unlink()
-    (prepared.directory / name).mkdir()
-    where: set[str] = set()
-    for _ in range(2):
-        with pytest.raises(
-            CorpusError, match=r"' is a directory in the place of a file .*; move it away or delete it"
-        ) as caught:
-            _prepare(text)
-        where.add(str(caught.value).split("'")[1])
-    (place,) = map(Path, where)
-    assert place.name == name
-    place.rmdir()
-    assert _contents(_prepare(text)) == before
-
-
-@pytest.mark.parametrize("ending", ["", ".unfinished"])
-def test_a_file_in_the_place_of_a_prepared_corpus_is_named(text: Path, ending: str) -> None:
-    prepared = _prepare(text)
-    shutil.rmtree(prepared.directory)
-    place = prepared.directory.with_name(prepared.directory.name + ending)
-    place.write_text("mine")
-    for _ in range(2):
-        with pytest.raises(CorpusError, match=rf"^'{place}' is a file in the place of a prepared corpus; move it away or"):
-            _prepare(text)
-    assert place.read_text() == "mine"
+def _directories(cache: Path) -> list[Path]:
+    return [path for path in cache.iterdir() if path.is_dir()]
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
-def test_interruption_before_the_first_shard_leaves_nothing(text: Path, monkeypatch, interruption) -> None:
+def test_an_interruption_leaves_nothing(text: Path, monkeypatch, interruption) -> None:
     def interrupt(*args, **kwargs):
         raise interruption
 
     with monkeypatch.context() as patch:
-        patch.setattr(shards, "size_and_hash", interrupt)
+        patch.setattr(prepare_module, "replace_file", interrupt)
         with pytest.raises(interruption):
             _prepare(text)
-    assert list((text.parent / "cache").iterdir()) == []
+    assert _directories(text.parent / "cache") == []
     assert len(_prepare(text).splits["train"].ids)
 
 
 KILLED = """
 import os, sys
-from contextlib import contextmanager
 from transformer_xl.config import *
-from transformer_xl.data import prepare as p, shards
-shards.SHARD_BYTES = 5000
+from transformer_xl.data import encoding, prepare as p
+encoding.BATCH_BYTES = 1000
 located = p.Corpus.chunks
 p.Corpus.chunks = lambda self, split: located(self, split, 1000)
-whole_file, replace_file, left = shards.whole_file, shards.replace_file, [int(sys.argv[3])]
-def count():
-    left[0] -= 1
-    if left[0] < 0:
-        os.kill(os.getpid(), 9)
-@contextmanager
-def dying(path):
-    with whole_file(path) as stray:
-        yield stray
-        count()
-def dying_too(path, data):
-    path.with_name(path.name + ".tmp").write_bytes(data[:9])
-    count()
-    replace_file(path, data)
-shards.whole_file, shards.replace_file = dying, dying_too
-p.Path.rename = lambda *_: os.kill(os.getpid(), 9)
+def die(*_):
+    os.kill(os.getpid(), 9)
+def after(n):
+    encode = p.encode_chunks
+    def encode_and_die(*args, **kwargs):
+        for i, batch in enumerate(encode(*args, **kwargs)):
+            yield batch
+            if i == n:
+                die()
+    p.encode_chunks = encode_and_die
+match sys.argv[3]:
+    case "batch": after(3)
+    case "files": p.replace_file = die
+    case "all": p.Path.rename = die
 data = DataConfig(corpus=sys.argv[1], documents="lines")
 p.prepare(data, TokenizerConfig(kind="word"), cache=p.Path(sys.argv[2]), n_workers=1)
 """
 
 
-def _killed(text: Path, cache: Path, *, after: int) -> Path:
-    """Kill a preparation after it has written so many files, or all; return the directory that it left."""
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(text), str(cache), str(after)], check=False)
+@pytest.mark.parametrize("moment", ["batch", "files", "all"])
+def test_what_a_kill_leaves_is_not_taken_for_whole(text: Path, monkeypatch, moment: str) -> None:
+    cache = text.parent / "cache"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(text), str(cache), moment], check=False)
     assert killed.returncode == -9
-    (left,) = cache.glob("*.unfinished")
-    return left
-
-
-def _interrupted(text: Path, cache: Path, *, after: int) -> Path:
-    """Interrupt a preparation after so many shards, or before it is renamed; return the directory that it left."""
-    left, replace_file = [after], shards.replace_file
-
-    def replace_or_stop(path: Path, data: bytes) -> None:
-        if not left[0]:
-            raise KeyboardInterrupt
-        left[0] -= 1
-        replace_file(path, data)
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "replace_file", replace_or_stop)
-        patch.setattr(Path, "rename", stop)
-        with pytest.raises(KeyboardInterrupt):
-            _in_shards(text, cache.name)
-    (unfinished,) = cache.glob("*.unfinished")
-    return unfinished
+    (left,) = _directories(cache)
+    assert left.suffix == ".unfinished"
+    whole = _contents(_of_words(text, "whole"))
+    monkeypatch.setattr(prepare_module, "_train", None)  # the vocabulary is kept
+    again = _of_words(text, "cache")
+    assert _contents(again) == whole
+    assert _directories(cache) == [again.directory]
 
 
 def _contents(prepared: PreparedCorpus) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in prepared.directory.iterdir()}
 
 
-def _in_shards(text: Path, cache: str, **options) -> PreparedCorpus:
+def _of_words(text: Path, cache: str) -> PreparedCorpus:
     data = DataConfig(corpus=str(text), documents="lines")
-    return prepare(data, TokenizerConfig(kind="word"), cache=text.parent / cache, progress=False, **options)
+    return prepare(data, TokenizerConfig(kind="word"), cache=text.parent / cache, progress=False)
 
 
-@pytest.mark.parametrize("after", [0, 2, 7])
-def test_a_kill_costs_no_finished_shard(text: Path, monkeypatch, capsys, after: int) -> None:
-    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
-    _small_chunks(monkeypatch)
-    whole = _contents(_in_shards(text, "whole"))
-    left = _killed(text, text.parent / "cache", after=after)
-    finished = {path.name: path.stat().st_mtime_ns for path in left.glob("train*.bin") if (left / f"{path.stem}.json").exists()}
-    assert len(finished) == after // 3
-    assert list(left.glob("*.tmp*")), "the kill fell between two files"
-    capsys.readouterr()
-    resumed = _in_shards(text, "cache")
-    assert capsys.readouterr().err == "going on with a preparation that was interrupted; finished shards are kept\n"
-    assert _contents(resumed) == whole
-    assert {name: (resumed.directory / name).stat().st_mtime_ns for name in finished} == finished
-
-
-def test_an_end_when_all_is_written(text: Path, monkeypatch) -> None:
-    """The manifest is written last and does not list itself."""
-    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
-    _small_chunks(monkeypatch)
-    left = _interrupted(text, text.parent / "cache", after=1000)
-    assert (left / "manifest.json").exists()
-    assert _contents(_in_shards(text, "cache")) == _contents(_in_shards(text, "whole"))
-
-
-def test_only_the_tokenizer_of_finished_shards_is_kept(text: Path, monkeypatch) -> None:
-    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
-    _small_chunks(monkeypatch)
-    left = _interrupted(text, text.parent / "cache", after=3)
-    WordTokenizer(["<unk>", "<eos>", "another"]).save(left / "tokenizer.json")
-    assert _contents(_in_shards(text, "cache")) == _contents(_in_shards(text, "whole"))
-
-
-def test_shards_of_another_size_are_not_gone_on_with(text: Path, monkeypatch) -> None:
-    """An older version with smaller shards seems to have been interrupted."""
-    _small_chunks(monkeypatch)
-    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
-    _interrupted(text, text.parent / "cache", after=10)
-    monkeypatch.setattr(shards, "SHARD_BYTES", 20_000)
-    assert _contents(_in_shards(text, "cache")) == _contents(_in_shards(text, "whole"))
+def test_a_damaged_vocabulary_is_learned_again(text: Path) -> None:
+    first = _of_words(text, "cache")
+    (learned,) = (text.parent / "cache").glob("*.json")
+    learned.write_bytes(learned.read_bytes()[:-9])
+    assert _of_words(text, "cache").tokenizer.fingerprint == first.tokenizer.fingerprint
 
 
 def test_a_text_that_changes_while_it_is_read(text: Path, monkeypatch) -> None:
@@ -329,35 +244,6 @@ def test_a_text_that_changes_while_it_is_read(text: Path, monkeypatch) -> None:
     assert sum(prepared.splits[split].n_bytes for split in SPLITS) == len(TEXT.encode()) + 4
 
 
-def test_what_is_gone_on_with_is_not_abandoned(text: Path, monkeypatch) -> None:
-    """Another preparation that begins meanwhile does not remove it, however old it is."""
-    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
-    _small_chunks(monkeypatch)
-    left = _interrupted(text, text.parent / "cache", after=3)
-    os.utime(left, (0, 0))
-    check = prepare_module._check_content
-
-    def check_late(corpus: Corpus) -> None:
-        monkeypatch.setattr(prepare_module, "_check_content", check)
-        _prepare(text, "byte")
-        assert list(left.glob("*.json"))
-        check(corpus)
-
-    monkeypatch.setattr(prepare_module, "_check_content", check_late)
-    _in_shards(text, "cache")
-
-
-def test_what_was_interrupted_is_removed_after_a_week(text: Path) -> None:
-    left = text.parent / "cache" / "0123.unfinished"
-    left.mkdir(parents=True)
-    (left / "train.bin").touch()
-    _prepare(text, "char")
-    assert left.exists()
-    os.utime(left, (0, 0))
-    _prepare(text, "byte")
-    assert not left.exists()
-
-
 def test_who_comes_second_waits(text: Path, monkeypatch) -> None:
     build, entered, waits, go_on = prepare_module._build, threading.Event(), threading.Event(), threading.Event()
     n_built = []
@@ -371,7 +257,7 @@ def test_who_comes_second_waits(text: Path, monkeypatch) -> None:
         n_built.append(1)
         entered.set()
         assert go_on.wait(60)
-        build(*args, **kwargs)
+        return build(*args, **kwargs)
 
     monkeypatch.setattr(prepare_module, "_build", slow_build)
     monkeypatch.setattr(prepare_module.console, "say", say)
@@ -394,7 +280,7 @@ build = p._build
 def slow_build(*args, **kwargs):
     print("builds", flush=True)
     sys.stdin.readline()
-    build(*args, **kwargs)
+    return build(*args, **kwargs)
 p._build = slow_build
 prepared = p.prepare(DataConfig(corpus=sys.argv[1]), TokenizerConfig(), cache=p.Path(sys.argv[2]))
 print(len(prepared.splits["train"].ids), flush=True)
@@ -432,124 +318,28 @@ def _who_builds(processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[by
     return streams[stdout]
 
 
-def test_where_files_cannot_be_locked_what_another_has_made_is_opened(text: Path, monkeypatch) -> None:
-    @contextmanager
-    def unlocked(*args, **kwargs):
-        monkeypatch.undo()
-        _prepare(text)
-        raise OSError(errno.ENOLCK, "no locks")
-        yield
-
-    monkeypatch.setattr(prepare_module, "locked", unlocked)
-    assert len(_prepare(text).splits["train"].ids)
-
-
-@pytest.fixture
-def sharded(text: Path, monkeypatch) -> PreparedCorpus:
-    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
-    _small_chunks(monkeypatch)
-    return _in_shards(text, "cache")
-
-
 def _small_chunks(monkeypatch) -> None:
     located = Corpus.chunks
     monkeypatch.setattr(Corpus, "chunks", lambda self, split: located(self, split, 1000))
 
 
-def test_shards_are_the_split(sharded: PreparedCorpus, text: Path, monkeypatch) -> None:
-    monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 30)
-    whole, train = _in_shards(text, "whole").splits["train"], sharded.splits["train"]
-    assert isinstance(train.ids, ShardedIds)
-    assert isinstance(whole.ids, np.ndarray)
-    assert len(train.ids.borders) > 10
-    assert np.array_equal(train.ids, whole.ids)
-    assert np.array_equal(train.document_starts, whole.document_starts)
-    assert (train.n_bytes, train.n_characters) == (whole.n_bytes, whole.n_characters)
-    assert whole.document_starts.tolist() == [0, *(np.flatnonzero(whole.ids[:-1] == 1) + 1).tolist()]  # after each <eos>
-
-
-@pytest.mark.parametrize("damage", ["remove", "cut", "flip"])
-def test_a_shard_that_changed_is_named_and_encoded_again_on_demand(
-    sharded: PreparedCorpus, text: Path, capsys, damage: str
-) -> None:
-    before = _contents(sharded)
-    path = sharded.directory / "train.3.bin"
-    others = {name: (sharded.directory / name).stat().st_mtime_ns for name in before if name.endswith(".bin")}
-    if damage == "remove":
-        path.unlink()
-        problem = "is missing"
-    elif damage == "cut":
-        path.write_bytes(path.read_bytes()[:-2])
-        problem = rf"has {len(before[path.name]) - 2:,} bytes instead of {len(before[path.name]):,}"
-    else:
-        path.write_bytes(bytes([before[path.name][0] ^ 1]) + before[path.name][1:])
-        problem = "has another sha256"
-    message = rf"shard '.*train.3.bin' of the prepared corpus {problem}; restore it, or encode its text again: with txl corpus"
-    with pytest.raises(CorpusError, match=message):
-        _in_shards(text, "cache")
-    assert capsys.readouterr().err == ""
-    repaired = _in_shards(text, "cache", repair=True)
-    assert "is damaged (train.3.bin" in capsys.readouterr().err
-    assert _contents(repaired) == before
-    del others[path.name]
-    assert {name: (sharded.directory / name).stat().st_mtime_ns for name in others} == others
-
-
 @pytest.mark.parametrize("separator", [None, "--"])
-def test_documents_of_any_length_in_shards(tmp_path, monkeypatch, separator: str | None) -> None:
-    """Text of several shards, of one byte, and without any byte."""
+def test_documents_of_any_length_in_batches(tmp_path, monkeypatch, separator: str | None) -> None:
+    """Text of several batches, of one byte, and without any byte."""
     _small_chunks(monkeypatch)
     (tmp_path / "text").mkdir()
     for i, content in enumerate(["a" * 12_000, "", "b", "c\n--\n" * 900, "--\n--\n", "d" * 5_000, "e" * 4_999 + "\n", "f"]):
         (tmp_path / "text" / f"{i}.txt").write_text(content)
     data = DataConfig(corpus=str(tmp_path / "text"), document_separator=separator, split=(1, 0, 0))
     found = []
-    for n_bytes in (1 << 30, 5000):
-        monkeypatch.setattr(shards, "SHARD_BYTES", n_bytes)
+    for n_bytes in (1 << 20, 5000):
+        monkeypatch.setattr(encoding, "BATCH_BYTES", n_bytes)
         prepared = prepare(data, TokenizerConfig(), cache=tmp_path / str(n_bytes), progress=False)
-        found.append((prepared.splits["train"].ids[:].tolist(), prepared.splits["train"].document_starts.tolist()))
+        found.append((prepared.splits["train"].ids.tolist(), prepared.splits["train"].document_starts.tolist()))
         assert all(prepared.splits[split].document_starts.tolist() == [] for split in ("valid", "test"))
     assert found[0] == found[1]
     n_documents = 7 if separator is None else 905
     assert len(found[0][1]) == n_documents
-
-
-def test_what_was_written_to_since_is_compared_whatever_its_size(sharded: PreparedCorpus, text: Path, monkeypatch) -> None:
-    monkeypatch.setattr(prepare_module, "HASHED_BYTES", 100)
-    hashed = []
-    compare = shards.size_and_hash
-    monkeypatch.setattr(shards, "size_and_hash", lambda path: hashed.append(path.name) or compare(path))
-    path, manifest = sharded.directory / "train.3.bin", sharded.directory / "manifest.json"
-    later = manifest.stat().st_mtime + 1
-    os.utime(path, (later, later))  # like a copy
-    for expected in (["train.3.bin"], []):
-        hashed.clear()
-        _in_shards(text, "cache")
-        assert [name for name in hashed if name.startswith("train.")] == expected
-    path.write_bytes(bytes(reversed(path.read_bytes())))
-    os.utime(path, (later + 1e6, later + 1e6))
-    with pytest.raises(CorpusError, match=r"train.3.bin' of the prepared corpus has another sha256"):
-        _in_shards(text, "cache")
-
-
-def test_verification_compares_large_files_too(sharded: PreparedCorpus, text: Path, monkeypatch) -> None:
-    path = sharded.directory / "train.3.bin"
-    times = path.stat()
-    path.write_bytes(bytes(reversed(path.read_bytes())))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # a failing disk does not change the time
-    monkeypatch.setattr(prepare_module, "HASHED_BYTES", 100)
-    assert len(_in_shards(text, "cache").splits["train"].ids)
-    with pytest.raises(CorpusError, match=r"train.3.bin' of the prepared corpus has another sha256"):
-        _in_shards(text, "cache", verify=True)
-    assert _in_shards(text, "cache", verify=True, repair=True).training_sha256 == sharded.training_sha256
-
-
-def test_a_corpus_without_its_manifest_keeps_its_shards(sharded: PreparedCorpus, text: Path) -> None:
-    before, path = _contents(sharded), sharded.directory / "train.3.bin"
-    written = path.stat().st_mtime_ns
-    (sharded.directory / "manifest.json").unlink()
-    assert _contents(_in_shards(text, "cache")) == before
-    assert path.stat().st_mtime_ns == written
 
 
 @pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe", "unigram"])
@@ -586,7 +376,7 @@ def test_full_disk(text: Path, monkeypatch, code: int) -> None:
     message = rf"cannot write the prepared corpus in '.*cache': {os.strerror(code)}; free space there or set TXL_CACHE"
     with pytest.raises(CorpusError, match=message):
         _prepare(text)
-    assert list((text.parent / "cache").iterdir()) == []
+    assert _directories(text.parent / "cache") == []
 
 
 def test_no_tokens(text: Path) -> None:
@@ -607,10 +397,9 @@ def test_text_that_is_not_utf8(text: Path, kind: str) -> None:
         _prepare(text, kind, n_workers=2, data={"split": (1, 0, 0)})
 
 
-@pytest.mark.parametrize("n", [0, -1, 1025, 2**63 - 1])
-def test_numbers_of_workers_that_cannot_be_are_refused(text: Path, n: int) -> None:
-    with pytest.raises(ConfigError, match=rf"n_workers \({n}\) must be from 1 to 1,024; leave it out for one per core"):
-        _prepare(text, n_workers=n)
+def test_numbers_of_workers_that_cannot_be_are_refused(text: Path) -> None:
+    with pytest.raises(ConfigError, match=r"n_workers \(0\) must be at least 1; leave it out for one per core"):
+        _prepare(text, n_workers=0)
 
 
 def test_dead_workers_are_reported(text: Path, monkeypatch) -> None:
@@ -646,7 +435,7 @@ def test_content_of_named_corpora_is_checked_before_use(tmp_path) -> None:
     )
     with pytest.raises(CorpusError, match=message):
         prepare(DataConfig(corpus="ptb"), TokenizerConfig(), search=[tmp_path], cache=tmp_path / "cache", progress=False)
-    assert not list((tmp_path / "cache").glob("*")), "nothing is left behind"
+    assert _directories(tmp_path / "cache") == [], "nothing is left behind"
 
 
 def test_a_run_finds_what_was_prepared_for_its_training(tmp_path) -> None:
@@ -670,4 +459,4 @@ def test_real_word_counts(name: str, tmp_path) -> None:
     for split in SPLITS:
         assert len(prepared.splits[split].ids) == NAMED[name].splits[split].n_tokens
     manifest = json.loads((prepared.directory / "manifest.json").read_text())
-    assert manifest["corpus"]["name"] == name
+    assert manifest["corpus"] == name

@@ -1,6 +1,5 @@
 import json
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.order_cases import documents, in_shards
+from tests.data.order_cases import documents
 from transformer_xl.data import order as order_module
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError, CorpusError
@@ -93,11 +92,6 @@ def test_memory_maps_are_read_only_where_needed(tmp_path) -> None:
     assert next(stream).ids[1].tolist() == list(range(499, 506))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("shards")
-
-
 LENGTHS = st.lists(st.integers(1, 9), min_size=12, max_size=40)
 
 
@@ -128,17 +122,11 @@ def test_each_epoch_reads_every_document_whole_in_an_order_of_its_own(lengths, s
     assert orders[0] != orders[1] != orders[2]
 
 
-CUTS = st.lists(st.integers(0, 12), max_size=3)
-
-
-@given(LENGTHS, CUTS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
-def test_shuffled_any_world_size_reads_the_same(
-    folder: Path, lengths, cuts, lanes_per_rank: int, world_size: int, tgt_len: int
-) -> None:
+@given(LENGTHS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
+def test_shuffled_any_world_size_reads_the_same(lengths, lanes_per_rank: int, world_size: int, tgt_len: int) -> None:
     ids, starts = documents(lengths)
     options = {"batch_size": lanes_per_rank * world_size, "document_starts": starts, "shuffle": "documents", "seed": 3}
     options["tgt_len"] = min(tgt_len, (len(ids) - 1) // options["batch_size"])
-    ids = in_shards(folder, ids, cuts)
     whole = SegmentStream(ids, **options)
     ranks = [SegmentStream(ids, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
     for _ in range(2 * whole.segments_per_epoch + 1):
@@ -147,10 +135,9 @@ def test_shuffled_any_world_size_reads_the_same(
             assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(segment, name))
 
 
-@given(LENGTHS, CUTS, st.integers(0, 60), st.sampled_from(["none", "documents"]))
-def test_resuming_continues_exactly(folder: Path, lengths, cuts, steps: int, shuffle) -> None:
+@given(LENGTHS, st.integers(0, 60), st.sampled_from(["none", "documents"]))
+def test_resuming_continues_exactly(lengths, steps: int, shuffle) -> None:
     ids, starts = documents(lengths)
-    ids = in_shards(folder, ids, cuts)
     options = {"batch_size": 2, "tgt_len": 2, "document_starts": starts, "shuffle": shuffle, "seed": 1}
     stream, resumed = SegmentStream(ids, **options), SegmentStream(ids, **options)
     for _ in range(steps):

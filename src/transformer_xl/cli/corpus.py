@@ -6,7 +6,7 @@ from typing import Literal
 
 from cyclopts import App
 
-from transformer_xl.cli.options import Flag, Json
+from transformer_xl.cli.options import Json
 
 app = App(name="corpus", help="Find, download and encode texts.", help_format="plaintext")
 
@@ -59,18 +59,16 @@ def prepare(
     documents: Literal["files", "lines"] = "files",
     search: Path | None = None,
     workers: int | None = None,
-    verify: Flag = False,
     json_: Json = False,
 ) -> None:
     """Encode a corpus as training would, so that later runs start at once.
 
-    An interrupted command continues where it stopped; what is missing or has changed is encoded again.
+    An interrupted command starts over, but keeps the vocabulary that it learned.
 
     Common uses:
         txl corpus prepare my.txt
         txl corpus prepare ptb --search /data --tokenizer word
         txl corpus prepare "books/*.txt.xz" --tokenizer bpe --vocab-size 16384
-        txl corpus prepare "books/*.txt.xz" --tokenizer bpe --vocab-size 16384 --verify
         txl corpus prepare ids.npy
 
     Args:
@@ -80,7 +78,6 @@ def prepare(
         documents: what a document is, as data.documents says.
         search: directory to search for a named corpus.
         workers: processes that encode. Default: one per core.
-        verify: check everything that was prepared before against its hashes.
         json_: print one JSON object.
     """
     from transformer_xl.config import DataConfig, RunConfig, TokenizerConfig
@@ -94,7 +91,7 @@ def prepare(
     overrides = [f"tokenizer.{name}={value}" for name, value in told.items()]
     settings = choose_tokenizer(RunConfig(data=data, tokenizer=asked), overrides).tokenizer
     searched = [search] if search else []
-    prepared = encode(data, settings, search=searched, n_workers=workers, verify=verify, repair=True)
+    prepared = encode(data, settings, search=searched, n_workers=workers)
     counts = {
         name: {
             "tokens": len(split.ids),
@@ -111,8 +108,6 @@ def prepare(
     print(f"'{corpus}' is prepared in {prepared.directory}, with a vocabulary of {vocab_size:,} ({settings.kind})")
     if prepared.tokenizer.loses:
         print(f"not kept of a text: {prepared.tokenizer.loses}")
-    if verify:
-        print("every file has the content that was recorded for it")
     for name, count in counts.items():
         if settings.kind == "ids":
             del count["characters"], count["bytes"]

@@ -10,9 +10,6 @@ from typing import Literal
 
 import numpy as np
 
-from transformer_xl.data.shards import ShardedIds
-
-TokenIds = np.ndarray | ShardedIds
 Shuffle = Literal["none", "documents"]
 
 BLOCK = 1024
@@ -28,7 +25,7 @@ _SHIFT = np.uint64(33)
 class PlainText:
     """A text in the order in which it is stored."""
 
-    def __init__(self, ids: TokenIds, document_starts: np.ndarray) -> None:
+    def __init__(self, ids: np.ndarray, document_starts: np.ndarray) -> None:
         self._ids, self._starts = _fast(ids), document_starts
 
     def read(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
@@ -50,7 +47,7 @@ class ShuffledText:
 
     def __init__(
         self,
-        ids: TokenIds,
+        ids: np.ndarray,
         document_starts: np.ndarray,
         *,
         key: tuple[int, ...],
@@ -103,9 +100,9 @@ class ShuffledText:
         return sources, ends - sources
 
 
-def _fast(ids: TokenIds) -> TokenIds:
+def _fast(ids: np.ndarray) -> np.ndarray:
     """Return a plain array for a memory map, because it is sliced ten times faster."""
-    return ids if isinstance(ids, ShardedIds) else np.asarray(ids)
+    return np.asarray(ids)
 
 
 class Permutation:

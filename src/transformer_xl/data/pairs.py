@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from transformer_xl.data.order import PlainText, Shuffle, ShuffledText, TokenIds
+from transformer_xl.data.order import PlainText, Shuffle, ShuffledText
 from transformer_xl.data.streams import Lanes
 from transformer_xl.data.targets import Draws, TargetSampler
 from transformer_xl.errors import ConfigError, CorpusError
@@ -101,7 +101,7 @@ class PairStream(Lanes):
 
     def __init__(
         self,
-        ids: TokenIds,
+        ids: np.ndarray,
         *,
         batch_size: int,
         tgt_len: int,

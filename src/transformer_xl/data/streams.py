@@ -24,7 +24,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from transformer_xl.data.order import PlainText, Shuffle, ShuffledText, TokenIds
+from transformer_xl.data.order import PlainText, Shuffle, ShuffledText
 from transformer_xl.errors import ConfigError, CorpusError
 
 NOT_SCORED = -100
@@ -144,7 +144,7 @@ class Lanes(Stream):
 
     def __init__(
         self,
-        ids: TokenIds,
+        ids: np.ndarray,
         *,
         batch_size: int,
         tgt_len: int,
@@ -224,7 +224,7 @@ class SegmentStream(Lanes):
 
     def __init__(
         self,
-        ids: TokenIds,
+        ids: np.ndarray,
         *,
         batch_size: int,
         tgt_len: int,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import RunConfig
-from transformer_xl.data.order import TokenIds
 from transformer_xl.data.pairs import PairSegment, PairStream
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.data.unigram import UnigramTokenizer
@@ -35,7 +34,7 @@ _SENTENCE_ENDS = {".", "!", "?", "…", "<eop>"}
 
 def pair_stream(
     config: RunConfig,
-    ids: TokenIds,
+    ids: np.ndarray,
     tokenizer: Tokenizer,
     *,
     batch_size: int,
@@ -87,7 +86,7 @@ def pair_stream(
 
 def scored_stream(
     config: RunConfig,
-    ids: TokenIds,
+    ids: np.ndarray,
     tokenizer: Tokenizer,
     *,
     document_starts: np.ndarray | None = None,

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from transformer_xl.data.order import TokenIds
 from transformer_xl.errors import CorpusError, TrainingError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
@@ -55,7 +54,7 @@ def nats_in_parts(
 
 def score_answers(
     model: LanguageModel,
-    ids: TokenIds,
+    ids: np.ndarray,
     document_starts: np.ndarray,
     *,
     separator: int,
