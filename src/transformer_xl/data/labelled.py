@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.data.labels import NOT_SCORED, Example, labels_of
-from transformer_xl.data.order import Permutation
+from transformer_xl.data.order import ORDER, permutation
 from transformer_xl.data.pairs import shortened
 from transformer_xl.data.streams import Stream
 from transformer_xl.data.tokenizers import Tokenizer, UnigramTokenizer
@@ -364,12 +364,11 @@ class LabelledStream(Stream):
     def _batches(self, window: int) -> list[np.ndarray]:
         """Return the indices of each batch's examples, shortest first."""
         size = self._batch_size * WINDOW
-        places = np.arange(window * size, min((window + 1) * size, self._n_example))
-        chosen = Permutation(self._n_example, self._seed, self._epoch, 0)(places)
+        chosen = permutation(self._n_example, self._seed, self._epoch, 0)[window * size : (window + 1) * size]
         n_full = len(chosen) // self._batch_size
         chosen, rest = chosen[: n_full * self._batch_size], chosen[n_full * self._batch_size :]
         by_length = self._by_length(chosen).reshape(n_full, self._batch_size)
-        order = Permutation(n_full, self._seed, self._epoch, 1 + window)(np.arange(n_full))
+        order = permutation(n_full, self._seed, self._epoch, 1 + window)
         return [*by_length[order], *([self._by_length(rest)] if len(rest) else [])]
 
     def _by_length(self, chosen: np.ndarray) -> np.ndarray:
@@ -381,4 +380,5 @@ class LabelledStream(Stream):
             "n_examples": self._n_example,
             "checksum": self._texts.checksum,
             "seed": self._seed,
+            "order": ORDER,
         }

@@ -24,7 +24,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from transformer_xl.data.order import PlainText, Shuffle, ShuffledText
+from transformer_xl.data.order import ORDER, PlainText, Shuffle, ShuffledText
 from transformer_xl.errors import ConfigError, CorpusError
 
 NOT_SCORED = -100
@@ -32,7 +32,7 @@ NOT_SCORED = -100
 
 _LOOK_BACK = 64  # tokens; a sentence usually has fewer
 
-_ORDER = ("shuffle", "seed", "n_documents")
+_ORDER = ("shuffle", "seed", "n_documents", "order")
 """Parts of the state that only a shuffled text has."""
 
 
@@ -122,9 +122,10 @@ class Stream(ABC):
         layout = self._layout()
         for name in (*layout, *(name for name in _ORDER if name in state)):
             if state.get(name) != layout.get(name):
+                remedy = self._resumed_with + (", data.shuffle and train.seed" if name in _ORDER else "")
                 raise ConfigError(
                     f"saved position belongs to {name} {state.get(name)}, not {layout.get(name)}; "
-                    f"resume with {self._resumed_with}" + (", data.shuffle and train.seed" if name in _ORDER else "")
+                    f"resume with {'that version of numpy' if name == 'order' else remedy}"
                 )
         epoch, segment = state.get("epoch", -1), state.get("segment", -1)
         if epoch < 0 or not 0 <= segment < self.segments_per_epoch:
@@ -174,8 +175,7 @@ class Lanes(Stream):
             if self._shuffle == "none":
                 self._text = PlainText(self._ids, self._starts)
             else:
-                key = (self._seed, self._epoch)
-                self._text = ShuffledText(self._ids, self._starts, key=key, n_lanes=len(self._rows))
+                self._text = ShuffledText(self._ids, self._starts, key=(self._seed, self._epoch))
         return self._text
 
     def _go_to(self, epoch: int, position: int) -> None:
@@ -191,7 +191,8 @@ class Lanes(Stream):
         }
         if self._shuffle == "none":
             return layout
-        return layout | {"shuffle": self._shuffle, "seed": self._seed, "n_documents": len(self._starts)}
+        order = {"shuffle": self._shuffle, "seed": self._seed, "n_documents": len(self._starts), "order": ORDER}
+        return layout | order
 
 
 class SegmentStream(Lanes):

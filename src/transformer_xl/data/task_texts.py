@@ -20,7 +20,7 @@ from transformer_xl.data.examples import (
     suffix_of,
 )
 from transformer_xl.data.labels import Example, label_names, labels_of
-from transformer_xl.data.order import Permutation
+from transformer_xl.data.order import permutation
 from transformer_xl.data.squad import Question, divide, held_out, read_squad
 from transformer_xl.data.text_files import COMPRESSED, check_readable
 from transformer_xl.errors import CorpusError, beside
@@ -155,7 +155,7 @@ def cut_off(examples: Sequence[Example], share: float, *, seed: int) -> tuple[li
     if n < 2:
         raise CorpusError(f"{examples[0].place} is the only text; give more, because one is kept to validate on")
     n_cut = min(max(round(n * share), 1), n - 1)
-    order = Permutation(n, seed)(np.arange(n))
+    order = permutation(n, seed)
     labels = np.array([each.label if isinstance(each.label, str) else "" for each in examples])
     by_class = order[np.argsort(labels[order], kind="stable")]
     is_cut = np.zeros(n, bool)  # evenly from all classes, or a small part could be nearly all of one
