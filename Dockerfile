@@ -13,7 +13,7 @@ FROM python:3.13-slim-trixie
 COPY constraints.txt /tmp/
 RUN pip install --no-cache-dir -c /tmp/constraints.txt --index-url https://download.pytorch.org/whl/cpu torch
 RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
-    pip install --no-cache-dir -c /tmp/constraints.txt "$(echo /wheels/*.whl)[serve]"
+    pip install --no-cache-dir -c /tmp/constraints.txt "$(echo /wheels/*.whl)[plots,serve]"
 RUN useradd --create-home --uid 1000 txl
 USER 1000
 WORKDIR /home/txl

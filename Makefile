@@ -130,7 +130,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 $(BIN)/.core: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e .
+	$(PIP) -e '.[plots]'
 	@touch $@
 
 $(BIN)/.test: $(BIN)/python pyproject.toml constraints.txt

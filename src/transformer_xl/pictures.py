@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
+
+MISSING = "pictures need matplotlib: pip install 'transformer_xl[plots]', or in a clone pip install -e '.[plots]'"
 
 # of Okabe and Ito, because color-blind people can tell them apart
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
@@ -32,8 +35,24 @@ LOOKS: dict[Look, dict[str, Any]] = {
 """What lines look like besides color and marker: validations, training, averaged weights, one value for all, a last score."""
 
 
+def can_draw() -> bool:
+    """Return whether matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
+def require_matplotlib() -> None:
+    """Raise a `ConfigError` if nothing can be drawn; call this before computing anything."""
+    if not can_draw():
+        raise ConfigError(MISSING)
+
+
 def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":
-    """Return an empty figure; sizes are in inches of 120 dots. matplotlib is imported here because importing it is slow."""
+    """Return an empty figure; sizes are in inches of 120 dots. matplotlib is imported here because importing it is slow.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -57,6 +76,7 @@ def check_picture(path: Path | None, *, option: str = "plot") -> None:
     """Raise a `ConfigError` if a picture cannot be written to this path; call this before computing anything."""
     if path is None:
         return
+    require_matplotlib()
     if path.suffix.lower() not in ENDINGS:
         raise ConfigError(f"--{option} '{path}' must end in {', '.join(ENDINGS)}")
     check_file(path, option=option)

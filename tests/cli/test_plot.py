@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,17 @@ def test_a_damaged_line_of_the_log_is_named_and_left_out(txl: Txl, workbench: Pa
 )
 def test_complaints(txl: Txl, arguments: tuple[str, ...], complaint: str) -> None:
     assert txl("plot", *arguments).complaint.startswith(complaint)
+
+
+def test_without_matplotlib_training_draws_nothing_and_others_say_what_to_install(
+    txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "plain")
+    assert answer.status == 0
+    assert answer.err.count("no picture is drawn: pictures need matplotlib: pip install 'transformer_xl[plots]'") == 1
+    assert not (workbench / "plain" / "loss.png").exists()
+    for command in (("plot", "plain"), ("bench", "decode", "plain", "--plot", "speed.png"), ("explain", "plain", "text.txt")):
+        assert txl(*command).complaint.startswith("pictures need matplotlib: pip install 'transformer_xl[plots]', or in a")

@@ -198,11 +198,13 @@ def _conclude(ablation: "Ablation", busy: list[str], *, json_: bool, quiet: bool
     from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
     from transformer_xl.analysis.ablation.table import as_markdown, as_text, make_table
     from transformer_xl.files import replace_file
+    from transformer_xl.pictures import MISSING, can_draw
 
     table = make_table(ablation)
     with ablation.alone(lambda: None):
         replace_file(ablation.directory / "table.md", as_markdown(table).encode())
-        pictures = [picture for picture in (draw_curves(ablation), draw_lengths(ablation)) if picture]
+        drawn = (draw_curves(ablation), draw_lengths(ablation)) if can_draw() else ()
+        pictures = [picture for picture in drawn if picture]
     if json_:
         print(json.dumps({"out": str(ablation.directory), **table.as_dict(), "busy": busy}))
         return
@@ -211,3 +213,5 @@ def _conclude(ablation: "Ablation", busy: list[str], *, json_: bool, quiet: bool
         print(f"Another process is at {', '.join(busy)}; it makes the table of all when it ends.")
     for picture in () if quiet else pictures:
         print(f"picture: {picture}")
+    if not can_draw():
+        print(f"no pictures: {MISSING}")

@@ -29,6 +29,7 @@ from transformer_xl.errors import CheckpointError, ConfigError, TrainingError
 from transformer_xl.model.sequence_model import SequenceModel, make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model_config import HeadConfig, ModelConfig
+from transformer_xl.pictures import can_draw
 from transformer_xl.process import restarts
 from transformer_xl.reading.tasks import TaskScore, predictions, tally_of
 from transformer_xl.training.asked import Lesson
@@ -500,7 +501,7 @@ def _scored(run: TaskRun, received: list[int]) -> dict[str, Any]:
             seconds=round(run.trainer.seconds, 3),
             **figures,
         )
-    if valid.confusion is not None:
+    if valid.confusion is not None and can_draw():
         try:
             pictures.append(draw_confusion(path / "confusion.png", valid.confusion, run.head.labels, name=path.absolute().name))
         except CheckpointError as error:  # the model matters more

@@ -27,6 +27,7 @@ from uuid import uuid4
 from transformer_xl.config import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
+from transformer_xl.pictures import MISSING, can_draw
 from transformer_xl.seals import read_sealed, seal
 from transformer_xl.training.curve import draw_curve
 from transformer_xl.untrusted import read_json_object
@@ -142,7 +143,10 @@ class Record:
         return final[0] if final else None
 
     def draw(self, config: RunConfig, *, end: str = "") -> Path | None:
-        """Draw the loss curve, see `draw_curve`; None if there is nothing to draw yet."""
+        """Draw the loss curve, see `draw_curve`; None if there is nothing to draw yet, or nothing to draw with."""
+        if not can_draw():
+            self._warn(f"no picture is drawn: {MISSING}")
+            return None
         entries = read_metrics(self.directory, warn=self._warn)
         return draw_curve(entries, config, self.directory / "loss.png", end=end, remedy=REMEDY)
 

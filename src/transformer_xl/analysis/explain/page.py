@@ -26,7 +26,7 @@ from transformer_xl.checkpoint.run_directory import writing
 from transformer_xl.data.text_files import CONVERT, kind_of_bytes
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.files import make_directory, replace_file
-from transformer_xl.pictures import save_picture
+from transformer_xl.pictures import require_matplotlib, save_picture
 from transformer_xl.untrusted import read_json
 
 PAGE, TOTALS = "index.html", "explain.json"
@@ -49,6 +49,7 @@ def check_text(data: bytes, file: Path) -> None:
 
 def check_output(directory: Path) -> None:
     """Refuse, with a `ConfigError`, anything but a new or empty directory, or one that holds an earlier explanation."""
+    require_matplotlib()
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"--out '{directory}' is a file; choose a directory")
     if not directory.exists():
