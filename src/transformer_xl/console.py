@@ -6,15 +6,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from typing import Literal
 
 Unit = Literal["tokens", "bytes", "texts"]
 
 LINE_SECONDS = 10.0
 """Time between two lines of progress where there is no terminal, and before the first."""
+
+DRAW_SECONDS = 0.2
+"""Time between two drawings of a bar on a terminal."""
 
 
 def say(message: str, *, quiet: bool = False) -> None:
@@ -115,167 +115,106 @@ def clock(seconds: float) -> str:
 
 
 class Bar:
-    """A progress bar of rich; without one (None) nothing is shown."""
-
-    def __init__(self, bar: "Progress | None") -> None:
-        self._bar = bar
-        self._drawn = 0.0
-
-    def begin(self, what: str, total: float | None = None, *, done: float = 0) -> None:
-        """Start a new task. `total` is its size (None: unknown), `done` the part that is done already."""
-        if self._bar:
-            self._bar.reset(self._bar.task_ids[0], total=total, completed=int(done), description=what, note="")
-            self._draw(0.0)
-
-    def next(self, what: str) -> None:
-        """Start the next of the tasks that the bar counts; the one before is done."""
-        if self._bar:
-            task = self._bar.tasks[0]
-            self._bar.update(task.id, advance=1 if task.description else 0, description=what, note="")
-            self._draw(0.0)
-
-    def advance(self, n: float = 1) -> None:
-        """Add the amount done since the last call."""
-        if self._bar:
-            self._bar.advance(self._bar.task_ids[0], n)
-            self._draw()
-
-    def note(self, text: str) -> None:
-        """Show a text next to the bar."""
-        if self._bar:
-            self._bar.update(self._bar.task_ids[0], note=text)
-            self._draw()
-
-    def _draw(self, seconds: float = 0.2) -> None:
-        """Draw a bar that has no thread to draw it, but not again within this many seconds."""
-        now = time.monotonic()
-        if self._bar and not self._bar.live.auto_refresh and now - self._drawn >= seconds:
-            self._bar.refresh()
-            self._drawn = now
-
-
-class Lines(Bar):
-    """Progress as lines of text: the task, how much of it is done, how fast, and the time left.
+    """How much of a task is done, how fast, and the time left; shown when a method is called, but not too often.
 
     Args:
         what: the task; see `progress` for this, `total` and `unit`.
         total: its size.
         unit: of it.
-        say: shows a line.
-        seconds: between two lines, and before the first; None: `LINE_SECONDS`.
+        show: shows the bar; None: nothing does.
+        seconds: between two calls of `show`, and before the first; None: `LINE_SECONDS`.
+
+    Attributes:
+        what: the task.
+        total: its size; None: unknown.
+        done: the part that is done.
     """
 
     def __init__(
         self,
-        what: str,
-        total: float | None,
+        what: str = "",
+        total: float | None = None,
         *,
         unit: Unit | None = "tokens",
-        say: Callable[[str], object] = say,
+        show: Callable[["Bar"], object] | None = None,
         seconds: float | None = None,
     ) -> None:
-        super().__init__(None)
-        self._unit, self._say, self._seconds = unit, say, LINE_SECONDS if seconds is None else seconds
-        self._said = time.monotonic()
+        self._unit, self._show, self._seconds = unit, show, LINE_SECONDS if seconds is None else seconds
+        self._shown = time.monotonic()
         self._begin(what, total, 0)
 
     def _begin(self, what: str, total: float | None, done: float) -> None:
-        self._what, self._total, self._first, self._done, self._note = what, total, done, done, ""
+        self.what, self.total, self.done, self._first, self._note = what, total, done, done, ""
         self._began = time.monotonic()
 
     def begin(self, what: str, total: float | None = None, *, done: float = 0) -> None:
-        """See `Bar`."""
+        """Start a new task. `total` is its size (None: unknown), `done` the part that is done already."""
         self._begin(what, total, done)
-        self._show()
+        self._update()
 
     def next(self, what: str) -> None:
-        """See `Bar`."""
-        self._done += 1 if self._what else 0
-        self._what, self._note = what, ""
-        self._show()
+        """Start the next of the tasks that the bar counts; the one before is done."""
+        self.done += bool(self.what)
+        self.what, self._note = what, ""
+        self._update()
 
     def advance(self, n: float = 1) -> None:
-        """See `Bar`."""
-        self._done += n
-        self._show()
+        """Add the amount done since the last call."""
+        self.done += n
+        self._update()
 
     def note(self, text: str) -> None:
-        """See `Bar`."""
+        """Show a text next to the bar."""
         self._note = text
-        self._show()
+        self._update()
 
-    def _show(self) -> None:
+    def _update(self) -> None:
         now = time.monotonic()
-        if now - self._said >= self._seconds:
-            self._said = now
-            self._say(f"{self._what}: " * bool(self._what) + " · ".join(filter(None, self._parts(now))))
+        if self._show and now - self._shown >= self._seconds:
+            self._shown = now
+            self._show(self)
 
-    def _parts(self, now: float) -> Iterator[str]:
-        rate = (self._done - self._first) / max(now - self._began, 1e-9)
+    def line(self) -> str:
+        """Return what there is to say as a line of text."""
+        return f"{self.what}: " * bool(self.what) + self.state()
+
+    def state(self) -> str:
+        """Return how much is done, how fast, and the time left."""
         if self._unit is None:
-            yield f"{self._done:g} of {self._total:g}" if self._total else ""
-        elif self._total:
-            yield f"{100 * min(self._done / self._total, 1):.0f}%"
-        else:
-            yield f"{self._done:,.0f} {self._unit}"
-        if self._unit:
-            is_bytes = self._unit == "bytes"
-            yield f"{short(rate, ('B', 'kB', 'MB', 'GB'))}/s" if is_bytes else f"{rate:,.0f} {self._unit}/s"
-            yield f"{clock((self._total - self._done) / rate)} left" if self._total and rate else ""
-        yield self._note
+            return " · ".join(filter(None, [f"{self.done:g} of {self.total:g}" if self.total else "", self._note]))
+        rate = (self.done - self._first) / max(time.monotonic() - self._began, 1e-9)
+        share = f"{100 * min(self.done / self.total, 1):.0f}%" if self.total else f"{self.done:,.0f} {self._unit}"
+        speed = in_bytes(rate) if self._unit == "bytes" else f"{rate:,.0f} {self._unit}"
+        left = f"{clock((self.total - self.done) / rate)} left" if self.total and rate else ""
+        return " · ".join(filter(None, [share, f"{speed}/s", left, self._note]))
 
 
 @contextlib.contextmanager
 def progress(
-    what: str = "", total: float | None = None, *, unit: Unit | None = "tokens", hidden: bool = False, threaded: bool = True
+    what: str = "", total: float | None = None, *, unit: Unit | None = "tokens", hidden: bool = False
 ) -> Iterator[Bar]:
     """Show a bar on stderr while the block runs, which disappears at the end; without a terminal, a line every ten seconds.
+
+    It is drawn only when a method is called, so that drawing takes little time from what is being timed.
 
     Args:
         what: the task.
         total: its size in units; None: unknown.
         unit: tokens, bytes or texts, whose rate is shown; None: other things, without a rate.
         hidden: show nothing.
-        threaded: redraw ten times a second. False: redraw only when a method is called, and at most five times a second, so
-            that drawing takes little time from what is being timed. Lines are always written when a method is called.
     """
-    if hidden:
-        yield Bar(None)
-        return
-    if not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):  # rich takes a tenth of a second to import
-        yield Lines(what, total, unit=unit)
+    if hidden or not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):  # rich takes a tenth of a second to import
+        yield Bar(what, total, unit=unit, show=None if hidden else lambda bar: say(bar.line()))
         return
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield Lines(what, total, unit=unit)
-        return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-    from rich.text import Text
+    columns = [TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[state]")]
+    columns.insert(1, BarColumn(bar_width=20))
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as drawn:
+        task = drawn.add_task(what, total=total, state="")
 
-    class Rate(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(f"{task.speed:,.0f} {unit}/s" if task.speed else "", no_wrap=True)
+        def draw(bar: Bar) -> None:
+            drawn.update(task, total=bar.total, completed=bar.done, description=bar.what, state=bar.state(), refresh=True)
 
-    rates = {"bytes": [DownloadColumn(), TransferSpeedColumn()], None: []}
-    columns = [
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=20),
-        TextColumn("{task.percentage:>3.0f}%"),
-        *rates.get(unit, [Rate()]),
-        *([TimeRemainingColumn()] if unit else []),
-        TextColumn("{task.fields[note]}", markup=False),
-    ]
-    with Progress(*columns, console=console, transient=True, auto_refresh=threaded) as bar:
-        bar.add_task(what, total=total, note="")
-        yield Bar(bar)
+        yield Bar(what, total, unit=unit, show=draw, seconds=DRAW_SECONDS)

@@ -22,7 +22,7 @@ from transformer_xl.model.lstm import Lstm
 from transformer_xl.model_config import LstmConfig, TransformerXLConfig
 from transformer_xl.seals import seal, unseal
 
-HIDDEN, NEW = Bar(None), Setup()
+HIDDEN, NEW = Bar(), Setup()
 SIZES = {**TINY, "vocab_size": 256}
 TEXT = (b"the cat sat on the mat; the dog sat on the log. " * 2)[:90]
 computed_numbers, remembered_numbers = Setup.numbers, cache(Setup.numbers)

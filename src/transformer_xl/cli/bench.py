@@ -84,7 +84,7 @@ def decode(
     keep_compiled_code()
     found = Findings()
     modes: list[DecoderMode] = [(name, code, n_row) for name in precisions for code in codes for n_row in numbers]
-    with progress(total=1 + len(modes) + (loss is not None), unit=None, threaded=False) as bar:
+    with progress(total=1 + len(modes) + (loss is not None), unit=None) as bar:
         bar.next("how fast memory is read")
         bandwidth = memory_bandwidth(model.device)
         with found.until_interrupted():
@@ -155,7 +155,7 @@ def eval_(
     keep_freed_memory()  # as txl eval does
     found = Findings()
     modes: list[ScoringMode] = [(name, size, length) for name in precisions for size in sizes for length in lengths]
-    with progress(total=1 + len(modes), unit=None, threaded=False) as bar:
+    with progress(total=1 + len(modes), unit=None) as bar:
         bar.next("how fast matrices are multiplied")
         rates: dict[InferencePrecision, float] = {
             name: matmul_rate(model.device, activation_dtype(name, model.dtype)) for name in precisions

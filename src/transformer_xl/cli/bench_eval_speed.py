@@ -83,7 +83,7 @@ def eval_speed(
             model, ids, lengths=numbers, precision=chosen, tgt_len=tgt_len, stride=stride, clamp_len=clamp_len, device=place
         )
     times, interrupted = [Times(length) for length in numbers], False
-    with progress(total=repeats * len(numbers), unit=None, threaded=False) as bar, room_for(*room):
+    with progress(total=repeats * len(numbers), unit=None) as bar, room_for(*room):
         try:
             clock = time.process_time if cpu_time else time.perf_counter
             run(sides, times, n_round=repeats, clock=clock, report=bar.next)

@@ -230,7 +230,7 @@ def reading_bar(n_token: int, *, hidden: bool = False) -> Iterator[Callable[[int
 
     The bar appears with the first tokens and goes with the last, because the prompt is printed before and the text after.
     """
-    bar, n_read = Bar(None), 0
+    bar, n_read = Bar(), 0
     with ExitStack() as stack:
 
         def advance(n: int) -> None:

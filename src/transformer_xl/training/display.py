@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from transformer_xl.console import Lines, Unit, clock, printable
+from transformer_xl.console import Bar, Unit, clock, printable
 
 
 class Display:
@@ -91,8 +91,8 @@ class Display:
             return lambda n: None
         name, bar, task = f"{self._name}{what}", self._bar, self._task
         if bar is None:
-            return Lines(name, total, unit=unit, say=self.say).advance
-        return Lines(name, total, unit=unit, say=lambda line: bar.update(task, state=line), seconds=0.5).advance
+            return Bar(name, total, unit=unit, show=lambda shown: self.say(shown.line())).advance
+        return Bar(name, total, unit=unit, show=lambda shown: bar.update(task, state=shown.line()), seconds=0.5).advance
 
     def _print(self, shown: Text | Panel) -> None:
         """Print a line, broken at the screen's width only on a terminal, or a panel."""

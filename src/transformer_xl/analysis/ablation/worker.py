@@ -175,7 +175,7 @@ class Worker:
         self._say("measuring the time of a step of each variant, in turn")
         configs = {variant.name: variant.config for variant in variants}
         corpora = {variant.name: self.corpus(variant) for variant in variants}
-        with progress("", rounds * len(variants), unit=None, hidden=self.quiet, threaded=False) as bar:
+        with progress("", rounds * len(variants), unit=None, hidden=self.quiet) as bar:
 
             def report(name: str) -> None:
                 bar.advance()
