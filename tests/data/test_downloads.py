@@ -47,9 +47,6 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/missing":
             self.send_error(404)
             return
-        if start >= len(server.content):
-            self.send_error(416)
-            return
         body = server.content[start:]
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(body)))
@@ -102,30 +99,22 @@ def test_already_complete_part(server: Server, tmp_path) -> None:
 
 def test_wrong_content_is_removed(server: Server, tmp_path) -> None:
     server.content = CONTENT[:-1] + b"x"
-    with pytest.raises(CorpusError, match=rf"not the expected file \(sha256 [0-9a-f]+, expected {SHA256}\) and was removed"):
+    with pytest.raises(CorpusError, match=rf"not the expected file \(1,024,000 bytes .* with {SHA256}\) and was removed"):
         _get(server.url, tmp_path / "file")
     server.content = CONTENT + b"x"
-    with pytest.raises(CorpusError, match=r"size 1,024,001 bytes, expected 1,024,000"):
+    with pytest.raises(CorpusError, match=r"1,024,001 bytes with sha256 \w+, expected 1,024,000 with"):
         _get(server.url, tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_unreachable_and_forbidden(server: Server, tmp_path) -> None:
+def test_missing_and_unreachable(server: Server, tmp_path) -> None:
     missing = server.url.replace("/file", "/missing")
-    with pytest.raises(CorpusError, match=r"cannot download 'http.*missing': 404 Not Found; download it by hand"):
+    with pytest.raises(CorpusError, match=r"cannot download 'http.*missing': HTTP Error 404: Not Found; check the network"):
         _get(missing, tmp_path / "file")
-    with pytest.raises(CorpusError, match=r"cannot reach 127.0.0.1:9 \(.*refused\); check the network, or download it by hand"):
+    with pytest.raises(CorpusError, match=r"cannot download .*refused.*; check the network, or download it by hand"):
         _get("http://127.0.0.1:9/file", tmp_path / "file")
-    with pytest.raises(CorpusError, match=r"only http and https"):
-        _get(f"file://{__file__}", tmp_path / "file")
     _get([missing, server.url], tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == CONTENT
-
-
-def test_unwritable_target(server: Server, tmp_path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(CorpusError, match=r"cannot write '.*below.part'.*set TXL_DATA to another directory"):
-        _get(server.url, tmp_path / "file" / "below")
 
 
 def _archive(path, members: dict[str, bytes]):
@@ -191,7 +180,11 @@ def test_a_named_corpus_is_fetched_once(server: Server, tmp_path, monkeypatch) -
     assert sorted(path.name for path in (tmp_path / "data" / "toy").iterdir()) == ["test.txt", "train.txt", "valid.txt"]
 
 
-def test_what_cannot_be_fetched() -> None:
+def test_what_cannot_be_fetched(tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TXL_DATA", str(tmp_path / "file"))
+    with pytest.raises(CorpusError, match=r"cannot write to '.*enwik8': .*; free space there or set TXL_DATA to another"):
+        fetch("enwik8")
     with pytest.raises(CorpusError, match=r"cannot download corpus 'enwik9'; did you mean 'enwik8'"):
         fetch("enwik9")
     with pytest.raises(CorpusError, match=r"corpus 'pg19' is not downloaded automatically; gsutil"):
