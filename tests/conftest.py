@@ -60,14 +60,6 @@ def no_lines_of_progress(monkeypatch):
     monkeypatch.setattr("transformer_xl.console.LINE_SECONDS", math.inf)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def free_cores():
-    """What other programs do decides neither what is shown nor with how many threads a run computes."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer_xl.process.running_beside", lambda own=0: 0)
-        yield
-
-
 @pytest.fixture
 def double_precision():
     with default_dtype(torch.float64):

@@ -173,9 +173,6 @@ def main() -> None:
     import torch
     import torch._dynamo  # noqa: F401  # else each process would do it, when it makes an optimizer
 
-    from transformer_xl import process
-
-    process.running_beside = lambda own=0: 0  # as in tests/conftest.py
     torch.set_num_threads(1)  # a second thread would not survive the fork
     actions = {"run": _fork, "start": _start, "wait": _wait}
     for line in sys.stdin:

@@ -147,7 +147,7 @@ class TrainConfig(Settings):
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N, mps")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(default="auto", description="auto: what the processor does fast")
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        default=None, description="threads on a CPU; none: PyTorch's choice, or fewer where cores are busy, then written down"
+        default=None, description="threads on a CPU; none: PyTorch's choice"
     )
     log_interval: Positive = Field(default=50, description="steps between lines of metrics.jsonl")
     eval_interval: Positive = Field(default=1000, description="steps between validations (each with a sample)")

@@ -1,4 +1,4 @@
-"""This process: its place among those that `torchrun` started, its memory, its signals, and what computes beside it.
+"""This process: its place among those that `torchrun` started, its memory, and its signals.
 
 `world.py` lets processes talk.
 """
@@ -7,17 +7,12 @@ import ctypes
 import os
 import platform
 import signal
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 _met = False
-_LOAD = Path("/proc/loadavg")
-_LOOKS, _LOOK_SECONDS = 5, 0.02  # what has ended at one of several looks is not what keeps a core busy
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 
 
@@ -110,67 +105,3 @@ def stop_signals(*, once: bool) -> Iterator[list[int]]:
 def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@dataclass(frozen=True)
-class Busy:
-    """More computes on this machine than it has cores.
-
-    Example:
-        >>> problem = Busy(n_other=3, n_core=4)
-        >>> print(problem)
-        other programs keep 3 of this machine's 4 cores busy
-        >>> problem.remedy(threads=4)
-        'wait until they have ended, or compute with OMP_NUM_THREADS=1'
-    """
-
-    n_other: int  # programs or threads besides this process
-    n_core: int  # of the machine
-
-    @property
-    def free(self) -> int:
-        """The number of cores that are left; at least 1."""
-        return max(1, self.n_core - self.n_other)
-
-    def remedy(self, threads: int, setting: str = "OMP_NUM_THREADS") -> str:
-        """Return what helps a process with so many threads, whose number a setting changes."""
-        return "wait until they have ended" + (f", or compute with {setting}={self.free}" if self.free < threads else "")
-
-    def __str__(self) -> str:
-        """Return it in words."""
-        cores = "the only core" if self.n_core == 1 else f"all {self.n_core} cores"
-        if self.n_other < self.n_core:
-            return f"other programs keep {self.n_other} of this machine's {self.n_core} cores busy"
-        return f"other programs keep {cores} of this machine busy"
-
-
-def busy(threads: int, *, since_long: bool = False) -> Busy | None:
-    """Return whether others leave too few cores for this process with so many threads; None if not, or if nobody knows.
-
-    With `since_long` these threads have computed for a minute.
-    Those that `torchrun` started with it count as itself. All cores of the machine are compared, because whatever is known of
-    others is known of all of them.
-    """
-    n_own, n_core = _number("LOCAL_WORLD_SIZE") or 1, os.cpu_count() or 1
-    n_other = running_beside(n_own * threads if since_long else 0) - (n_own - 1)
-    return Busy(n_other, n_core) if n_other > 0 and n_other + n_own * threads > n_core else None
-
-
-def running_beside(own: int = 0) -> int:
-    """Return how many threads of other processes compute now, in a tenth of a second at most; 0 if nobody knows.
-
-    Where Linux does not say it, this is the load, the mean of the last minute, less the threads that were this process's `own`.
-    """
-    least = 0
-    try:
-        for look in range(_LOOKS):
-            running = int(_LOAD.read_text(encoding="ascii").split()[3].partition("/")[0]) - 1  # this thread reads
-            least = min(running, least) if look else running
-            if least <= 0:
-                break
-            time.sleep(_LOOK_SECONDS)
-        return max(least, 0)
-    except (OSError, ValueError, IndexError):
-        with suppress(OSError):
-            return max(0, int(os.getloadavg()[0]) - own)
-        return 0

@@ -19,7 +19,7 @@ from cyclopts import App, CoercionError
 from rich.console import Console
 
 from tests.cli.conftest import Txl, save
-from tests.helpers import TINY, threads
+from tests.helpers import TINY
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli import app, main
 from transformer_xl.cli.mistakes import commands, wrong_value
@@ -93,34 +93,6 @@ def test_values_with_equals_signs_lists_and_none(txl: Txl, workbench: Path) -> N
     assert config["train"]["max_steps"] is None
     assert (config["train"]["max_tokens"], config["optim"]["betas"]) == (40, [0.8, 0.9])
     assert (config["description"], config["model"]["clamp_len"]) == ("a=b", 3)
-
-
-@pytest.mark.parametrize("command", ["eval run", "generate run --prompt the --tokens 1", "bench eval run --tokens 20 --json"])
-def test_busy_cores_are_named_in_one_line(command: str, txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.process.running_beside", lambda own=0: 9)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    answer = txl(*command.split())
-    assert answer.status == 0
-    problem = "other programs keep all 2 cores of this machine busy, so this will be slow"
-    assert answer.err.splitlines().count(f"warning: {problem}; wait until they have ended") == 1
-
-
-@pytest.mark.parametrize(
-    ("command", "told", "n"), [("eval run", None, 1), ("eval run", "4", 4), ("bench eval run --tokens 20", None, 4)]
-)
-def test_busy_cores_are_left_to_others(
-    command: str, told: str | None, n: int, txl: Txl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless somebody said how many threads, or their speed is asked for."""
-    monkeypatch.setattr("transformer_xl.process.running_beside", lambda own=0: 9)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if told:
-        monkeypatch.setenv("OMP_NUM_THREADS", told)
-    with threads(4):
-        answer = txl(*command.split())
-        assert (answer.status, torch.get_num_threads()) == (0, n)
-    how = "so this computes with 1 thread instead of 4; with OMP_NUM_THREADS=4 it takes all"
-    assert (how in answer.err) == (n == 1)
 
 
 def test_eval_prints_every_unit(txl: Txl) -> None:

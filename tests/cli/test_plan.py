@@ -1,14 +1,11 @@
 """`txl plan` and `txl train --dry-run` as a person and a script use them; the machine's own figures are made up."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.cli.conftest import Txl
-from transformer_xl import process
 from transformer_xl.config import load_recipe, recipe_names
 from transformer_xl.cost import hardware
 
@@ -79,19 +76,6 @@ def test_this_machine_is_planned_for_unless_another_is_named(txl: Txl) -> None:
     assert "this machine has fewer devices, --gpu names others" in " ".join(many.split())
     given = ("--flops", "1", "--bandwidth", "10", "--memory", "2")
     assert "1 TFLOP/s fp32, measured now; flops, bandwidth, memory as given" in txl("plan", "tiny.toml", *given).out
-
-
-def test_a_busy_machine_is_named_by_plans_and_dry_runs(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "running_beside", lambda own=0: 3)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    problem = "other programs keep 3 of this machine's 4 cores busy"
-    for command in (("plan", "tiny.toml"), ("train", "tiny.toml", "--dry-run")):
-        answer = txl(*command)
-        wait = "wait until they have ended, and plan again"
-        assert answer.err == f"warning: {problem}, so it may measure slower than it is; {wait}\n"
-        assert f"measured now, while {problem}" in " ".join(answer.out.split())
-    assert txl("plan", "tiny.toml", "--gpu", "a100").err == ""
 
 
 def test_complaints(txl: Txl) -> None:

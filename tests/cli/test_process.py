@@ -22,9 +22,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals a
 
 CODE = """
 import sys
-from transformer_xl import process
 from transformer_xl.training import record
-process.running_beside = lambda own=0: 0  # as in tests/conftest.py
 record._tensorboard = lambda *_: None  # takes seconds to import
 from transformer_xl.cli import main
 main(sys.argv[1:])

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import transformer_xl
+from tests.training.helpers import Lines
 from transformer_xl.errors import CheckpointError
 from transformer_xl.training import environment
-from transformer_xl.training.environment import deterministic, read_environment, write_environment
+from transformer_xl.training.environment import deterministic, last_threads, read_environment, write_environment
+from transformer_xl.training.run import train
 
 CPU = torch.device("cpu")
 
@@ -119,3 +121,20 @@ def test_after_deterministic_mode_warnings_are_warnings_again() -> None:
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_a_run_computes_with_its_threads_and_says_where_their_number_changes(recipe: str, text: Path, tmp_path: Path) -> None:
+    shown, used = [], []
+    for threads, n_step, is_over in (("2", 1, False), ("2", 2, False), ("none", 3, False), ("2", 3, True)):
+        settings = (f"train.threads={threads}", f"train.max_steps={n_step}", "train.sample_tokens=0", "eval.max_tokens=20")
+        display = Lines({} if is_over else {n_step: lambda: used.append(torch.get_num_threads())})
+        train(recipe, out=tmp_path, corpus=str(text), overrides=settings, display=display, resume=n_step > 1)
+        shown.append([line for line in display.said if line.startswith("threads:")])
+    assert used == [2, 2, 1]
+    assert shown == [[], [], ["threads: 2 until here, 1 from now on; --set train.threads=2 rounds as before"], []]
+
+
+@pytest.mark.parametrize("content", ["[]", "[{}]", '[{"machine": 3}]', '[{"machine": {"threads": "2"}}]', "{"])
+def test_unknown_threads_of_the_last_start(content: str, tmp_path: Path) -> None:
+    (tmp_path / "environment.json").write_text(content)
+    assert last_threads(tmp_path) is None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from transformer_xl.cli.options import Json, Opening, check_least, check_run, mind_busy_cores, names_of, numbers_of
+from transformer_xl.cli.options import Json, Opening, check_least, check_run, names_of, numbers_of
 from transformer_xl.console import progress, warn
 from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import ConfigError, CorpusError
@@ -207,7 +207,6 @@ def _open(run: str, opening: Opening, file: Path | None, *, needs_text: bool = F
     from transformer_xl.cost.hardware import describe
 
     opened = opening.open(run)
-    mind_busy_cores(opened, measures=True)
     machine = describe(opened.device)  # before this program adds to the load
     if file is not None:
         text = opened.text(file=file)

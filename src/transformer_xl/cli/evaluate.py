@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least, check_run, mind_busy_cores
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least, check_run
 from transformer_xl.console import printable, progress, table, warn
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
@@ -193,7 +193,6 @@ def evaluate(
             text = choice.text(opened)
             training_text = _training_text(opened, choice) if adapting.dynamic == "rms" else None
             chosen_on = _validation_text(opened, choice) if temperature == "auto" else None
-            mind_busy_cores(opened, quiet=not world.first)
         if opened.config.predicts == "answer token":
             own = {"dynamic": dynamic, "cache": cache, "per-token": per_token, "ext-len": ext_len, "temperature": temperature}
             _refuse(own, f"is for streams; '{run}' has learned answers, and reads documents one by one")
@@ -325,7 +324,6 @@ def _evaluate_task(
     model, head = opened.any_model, head_of(opened.any_model)
     chosen = precision_of_texts(precision, opened.device)
     file = choice.labelled_file(opened)
-    mind_busy_cores(opened)
     begin, tally = time.perf_counter(), tally_of(head.kind, head.labels)
     examples = read_texts(file, opened, labelled=True)
     with progress("scoring", unit="texts", hidden=quiet) as bar:
@@ -386,7 +384,6 @@ def _evaluate_targets(
         if compare_memory and not mem_len:
             raise ConfigError(f"--compare-memory: '{opened.source}' is read without memory (mem_len 0) already; leave it out")
         text = choice.text(opened)
-        mind_busy_cores(opened, quiet=not world.first)
 
     def measure(mem_len: int, what: str) -> "Score":
         with world.agreed():

@@ -20,7 +20,7 @@ from transformer_xl.cli.generate_options import (
     Remembered,
     refuse,
 )
-from transformer_xl.cli.options import Opening, mind_busy_cores
+from transformer_xl.cli.options import Opening
 from transformer_xl.console import progress, say, warn
 from transformer_xl.errors import ConfigError, room_for
 from transformer_xl.generation.requests import Prompt
@@ -145,7 +145,6 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
         f"{world.size} processes divide texts, and this is one; give --prompts or --n, or start one process",
     )
     own = parts(range(n_text), world)
-    mind_busy_cores(opened, quiet=not world.first)
     decoder = _open_decoder(options, opened, file, n_text=len(own), first=world.first)
     session, goes_on = None, False
     if has_session:
@@ -212,7 +211,6 @@ def _search(options: Options, beams: int) -> bool:
     tokenizer = opened.tokenizer
     stop, banned = length.stopping(tokenizer).tokens, options.choice.sampling(tokenizer).logit_bias
     prompts = options.source.read(tokenizer, goes_on=False)
-    mind_busy_cores(opened)
     decoder = _open_decoder(options, opened, None, n_text=len(prompts), first=True)
     printer = BeamPrinter(prompts, tokenizer, n=length.n, echo=output.echo, as_json=output.json_)
     n_found, begin, shows = 0, time.perf_counter(), sys.stdout.isatty() or len(prompts) == 1

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, did_you_mean, is_enormous, one_line, shown
-from transformer_xl.process import busy, is_alone
+from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
     from transformer_xl.opening import Opened, Text
@@ -104,25 +104,6 @@ def check_run(run: str | Path) -> None:
 
     if is_alone():
         local_directory(run)
-
-
-def mind_busy_cores(opened: "Opened", *, quiet: bool = False, measures: bool = False) -> None:
-    """Leave the cores of a CPU to other programs that keep them busy, and say so; threads that wait for each other cost more.
-
-    What only `measures` computes with as many threads as ever, and so does a process that was told how many.
-    """
-    import torch
-
-    threads = torch.get_num_threads()
-    problem = busy(threads) if opened.device.type == "cpu" else None
-    if not problem:
-        return
-    if measures or problem.free >= threads or os.environ.keys() & {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}:
-        warn(f"{problem}, so this will be slow; {problem.remedy(threads)}", quiet=quiet)
-        return
-    torch.set_num_threads(problem.free)
-    own = f"{problem.free} thread{'s' if problem.free > 1 else ''} instead of {threads}"
-    warn(f"{problem}, so this computes with {own}; with OMP_NUM_THREADS={threads} it takes all", quiet=quiet)
 
 
 @Parameter(name="*")

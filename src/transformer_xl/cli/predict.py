@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 from cyclopts import Parameter
 
 from transformer_xl.cli.arriving import lines_of_stdin
-from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run, mind_busy_cores
+from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run
 from transformer_xl.cli.prompts import STDIN, check_there
 from transformer_xl.console import progress, say
 from transformer_xl.errors import ConfigError, room_for
@@ -83,7 +83,6 @@ def predict(
 
     opened = opening.open(run, any_model=True)
     head = head_of(opened.any_model, f"'{run}'")
-    mind_busy_cores(opened, quiet=quiet)
     keep_freed_memory()
     as_objects = json_ or (out is not None and out.suffix in JSON_LINES)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 from cyclopts import Parameter
 
 from transformer_xl.cli.arriving import Arriving
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least, check_run, mind_busy_cores
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least, check_run
 from transformer_xl.cli.predict import JSON_LINES, check_out
 from transformer_xl.cli.printers import show
 from transformer_xl.cli.prompts import STDIN
@@ -111,7 +111,6 @@ def score(
     opened = opening.open(run)
     reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=1)
     chosen = precision_of_segments(precision, opened.device)
-    mind_busy_cores(opened, quiet=quiet)
     job = _Job(opened, reading, chosen, batch_size, per or "line", memory or "carried", compares, files)
     begin, tally = time.perf_counter(), _Tally()
     with room_for(f"{batch_size:,} texts side by side", "lower --batch-size or --mem-len"):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import Flag, Opening, Precision, Repeated, check_least, check_run, mind_busy_cores
+from transformer_xl.cli.options import Flag, Opening, Precision, Repeated, check_least, check_run
 from transformer_xl.console import say
 from transformer_xl.errors import CheckpointError, ConfigError, room_for
 
@@ -104,7 +104,6 @@ def serve(
     from transformer_xl.server.sessions import Sessions, Store, most_bytes, most_leases
 
     opened = opening.open(run)
-    mind_busy_cores(opened, quiet=quiet)
     with room_for(f"{rows:,} rows", "lower --rows or --mem-len"):
         decoder = Decoder(opened.model, batch_size=rows, mem_len=mem_len, precision=precision)
     metrics = Metrics(log=standard_log(quiet=quiet))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli.arriving import Arriving, lines_of_stdin
-from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run, mind_busy_cores
+from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run
 from transformer_xl.cli.predict import JSON_LINES, check_out, write_lines
 from transformer_xl.console import progress, say, warn
 from transformer_xl.errors import ConfigError, CorpusError, room_for
@@ -92,7 +92,6 @@ def translate(
         raise ConfigError(f"--beams ({beams}) can be at most {vocab_size:,}, the tokens that '{run}' knows")
     if opened.is_run and opened.config.train.loss != "answer":
         warn(f"'{run}' was not trained on answers alone (train.loss=answer); it may not know that a tab asks for one")
-    mind_busy_cores(opened, quiet=quiet)
     keep_freed_memory()
     mem_len = opened.reading(mem_len=mem_len).mem_len
     reach = None if opened.model.config.remembers == "state" else mem_len

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from transformer_xl import console
 from transformer_xl.config import TrainConfig
 from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.model.precision import Precision, activation_dtype, choose_device, choose_precision, processor
-from transformer_xl.process import busy, cores
+from transformer_xl.process import cores
 
 Clock = Callable[[], float]
 """Returns seconds."""
@@ -143,7 +142,7 @@ def assumed(train: TrainConfig, n_device: int) -> Hardware:
 
 
 def this_machine(device: str, precision: str) -> Hardware:
-    """Measure, in a second or two, how fast a device of this machine multiplies and reads memory; a warning names busy cores.
+    """Measure, in a second or two, how fast a device of this machine multiplies and reads memory.
 
     Raises:
         ConfigError: the machine has no such device.
@@ -154,10 +153,7 @@ def this_machine(device: str, precision: str) -> Hardware:
         name, memory = torch.cuda.get_device_name(place), torch.cuda.get_device_properties(place).total_memory
     else:
         name, memory = f"this machine's {place.type}", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    problem = busy(torch.get_num_threads()) if place.type == "cpu" else None
-    if problem:
-        console.warn(f"{problem}, so it may measure slower than it is; wait until they have ended, and plan again")
-    found = measured(
+    return measured(
         name,
         flops=matmul_rate(place, activation_dtype(chosen, torch.float32)),
         bandwidth=memory_bandwidth(place, n_bytes=1 << 28),  # more than caches hold, and a tenth of a second
@@ -165,7 +161,6 @@ def this_machine(device: str, precision: str) -> Hardware:
         precision=chosen,
         on_cpu=place.type == "cpu",
     )
-    return replace(found, origin=f"{found.origin}, while {problem}") if problem else found
 
 
 def measured(name: str, *, flops: float, bandwidth: float, memory: float, precision: Precision, on_cpu: bool) -> Hardware:

@@ -248,7 +248,7 @@ def _set_up(
     stream = LabelledStream(
         rows, batch_size=config.train.batch_size, seed=config.train.seed, rank=world.rank, world_size=world.size
     )
-    config, trainer, record, size = open_files(
+    trainer, record, size = open_files(
         directory,
         config,
         tokenizer,

@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any, TypeVar
 
+import torch
+
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.checkpoint.store import Checkpoint
 from transformer_xl.config import RunConfig
@@ -26,7 +28,6 @@ from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.parts import Best, Interval, Run
 from transformer_xl.training.record import Record
 from transformer_xl.training.saved import SavedRecord
-from transformer_xl.training.speed import Pace, check_threads, choose_threads
 from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
 from transformer_xl.world import World
 
@@ -99,7 +100,7 @@ def conduct(
             held.callback(run.record.close)
         if goes_on:
             restore(run)
-            check_threads(run.trainer, last_threads(directory.path), say=display.say, warn=display.warn)
+            _compare_threads(run, last_threads(directory.path))
         with world.agreed():
             if world.first:
                 if goes_on and run.config != directory.config():  # the next --resume uses these settings
@@ -135,19 +136,16 @@ def open_files(
     display: Display,
     loggers: Sequence[str] = (),
     fresh: bool,
-) -> tuple[RunConfig, Trainer, Record | None, int]:
+) -> tuple[Trainer, Record | None, int]:
     """Make the trainer of a run and open its files; a fresh run's directory is written only now, when it can start.
 
     Returns:
-        The settings, with the number of threads that was chosen; the trainer; the log, in the first process; the bytes of a
-        checkpoint.
+        The trainer; the log, in the first process; the bytes of a checkpoint.
     """
     if told := shared(device):
         display.warn(told)
     size = checkpoint_bytes(model, train=config.train, optim=config.optim)
     trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision, world=world, device=device)
-    if fresh and (threads := choose_threads(trainer, warn=display.warn)):
-        config = config.changed(train={"threads": threads})
     record = None
     with world.agreed():
         if world.first:
@@ -156,7 +154,7 @@ def open_files(
                 directory.create(config, tokenizer)
             settings = config.model_dump(mode="json")
             record = Record(directory.path, loggers=loggers, settings=settings, warn=display.warn)
-    return config, trainer, record, size
+    return trainer, record, size
 
 
 def restore(run: Run) -> None:
@@ -211,14 +209,21 @@ def restore(run: Run) -> None:
     run.display.say(f"resumed at step {checkpoint.step:,}, {100 * min(run.trainer.progress, 1):.0f}% of the budget")
 
 
+def _compare_threads(run: Run, before: int | None) -> None:
+    """Say whether a resumed run goes on with another number of threads, which rounds sums otherwise; None: nobody knows."""
+    now = torch.get_num_threads()
+    if run.trainer.device.type == "cpu" and not run.is_over and before not in (None, now):
+        run.display.say(f"threads: {before} until here, {now} from now on; --set train.threads={before} rounds as before")
+
+
 def learn(run: Run, received: list[int]) -> signal.Signals | None:
     """Train until the budget is used up or a signal is received, save the last step, and return the signal."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
-    stopping, pace, skipped, told_of_graph = False, Pace(), trainer.skipped, False
+    stopping, skipped, told_of_graph = False, trainer.skipped, False
     unread: list[tuple[StepResult, float]] = []
     while not run.is_over and not (stopping := run.world.any(received or run.display.is_lost)):
-        before, length = trainer.seconds, trainer.lengths.due(trainer.progress)
+        before = trainer.seconds
         result = trainer.train_step()
         intervals = (config.log_interval, config.eval_interval, config.checkpoint_interval)
         is_due = run.is_over or any(trainer.step % interval == 0 for interval in intervals)
@@ -228,8 +233,6 @@ def learn(run: Run, received: list[int]) -> signal.Signals | None:
         unread.append((result, seconds))
         while len(unread) > (0 if is_due or trainer.why_no_graph else 1):  # a graph may still compute the last one
             run.interval.add(*unread.pop(0))
-        if told := pace.add(result.tokens, seconds, length=length):
-            run.display.warn(told)
         if trainer.skipped > skipped:
             run.display.warn(
                 f"step {trainer.last_skipped}: loss or gradient not finite, step skipped ({trainer.skipped} so far)"

@@ -167,9 +167,10 @@ def _set_up(
     if has_base:
         take_weights(start.model, bases.pop())
     adapt(start.model, config.train)
-    config, trainer, record, size = open_files(
+    config = start.config
+    trainer, record, size = open_files(
         directory,
-        start.config,
+        config,
         corpus.tokenizer,
         start.model,
         start.stream,

@@ -259,16 +259,6 @@ class Trainer:
                     "resume with a lower optim.lr or optim.clip, or train.precision=fp32"
                 )
 
-    def rehearse(self) -> None:
-        """Compute the loss of the stream's next segment and its gradients, and leave everything as it was; for one process."""
-        state, place = self._random_state(), self.stream.state_dict()
-        segment = next(self.stream)
-        self.stream.load_state_dict(place)
-        self.model.train()
-        self._forward_backward([segment], count([segment], self.config, self.world)[1], self.progress)
-        self.optimizers.zero_grad()
-        self._restore_random_state(state)
-
     def _share_of_step(self, before: float) -> float:
         """Return the share of the budget that the step takes whose segments have just been read; 0 if nobody knows."""
         return max(self.progress - before, 1 / self.config.max_steps if self.config.max_steps else 0.0)
