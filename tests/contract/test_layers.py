@@ -22,7 +22,7 @@ LAYERS = [
     {"generation", "conversion"},
     {"training", "huggingface", "onnx", "predicting", "surprisal", "translating"},
     {"cost", "compression"},
-    {"analysis", "server", "lm_eval"},
+    {"analysis", "server"},
     {"cli"},
     {"__main__"},
 ]

@@ -91,19 +91,10 @@ def test_texts_side_by_side_are_each_alone(kind: str) -> None:
         np.testing.assert_allclose(found.nats, expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["transformer_xl", "lstm", "zero_first_memory", "pairs and triples after averages"])
-def test_what_stands_before_all_texts_is_read_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And only the last tokens are scored, if only they are asked for."""
-    model, before = model_of(kind), TEXTS[2]
-    scorer = SideBySide(model, batch_size=3, tgt_len=6)
-    expected = scorer.score([np.concatenate([before, text]) for text in TEXTS])
-    n_advanced = []
-    advance = type(scorer._stream(60)).advance
-    monkeypatch.setattr(type(scorer._stream(60)), "advance", lambda *a, **k: n_advanced.append(1) or advance(*a, **k))
-    found = scorer.score(TEXTS, after=before, n_asked=[max(len(text) - 3, 0) for text in TEXTS])
-    assert len(n_advanced) == 1
-    for text, one, whole in zip(TEXTS, found, expected, strict=True):
-        n = max(len(text) - 3, 0)
+def test_only_the_last_tokens_are_scored_if_only_they_are_asked_for() -> None:
+    scorer = SideBySide(model_of("transformer_xl"), batch_size=3, tgt_len=6)
+    n_asked = [max(len(text) - 3, 0) for text in TEXTS]
+    for n, one, whole in zip(n_asked, scorer.score(TEXTS, n_asked=n_asked), scorer.score(TEXTS), strict=True):
         assert len(one.nats) == n
         np.testing.assert_allclose(one.nats, whole.nats[len(whole.nats) - n :], atol=1e-5)
 

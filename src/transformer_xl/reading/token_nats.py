@@ -145,7 +145,6 @@ class SideBySide:
         self,
         texts: Sequence[np.ndarray],
         *,
-        after: np.ndarray | None = None,
         n_asked: Sequence[int] | None = None,
         likeliest: bool = False,
     ) -> list[Scored]:
@@ -153,30 +152,18 @@ class SideBySide:
 
         Args:
             texts: integers (n,), at least one each; the first is only read.
-            after: integers (n,) that stand before all texts; they are read once, and each text goes on from there.
             n_asked: how many tokens at the end of each text are scored; None: all but the first.
             likeliest: also tell whether they are the likeliest ones, for which the whole vocabulary is scored.
         """
         found: dict[int, Scored] = {}
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        state, stream = None, None
         with scoring(self._model):
-            if after is not None and len(after):
-                stream = self._stream(len(after) + len(texts[order[0]]))
-                stream.reset(torch.arange(self._batch_size) < 1)
-                stream.advance(torch.from_numpy(after)[None].to(self._model.device), rows=slice(0, 1))
-                state = stream.take(0)
             for first in range(0, len(order), self._batch_size):
                 batch = order[first : first + self._batch_size]
-                if stream is None or state is None:
-                    own = self._stream(len(texts[batch[0]]))
-                    own.reset(torch.arange(self._batch_size) < len(batch))
-                else:
-                    own = stream
-                    for row in range(len(batch)):
-                        own.put(row, state)
+                stream = self._stream(len(texts[batch[0]]))
+                stream.reset(torch.arange(self._batch_size) < len(batch))
                 asked = [len(texts[i]) - 1 if n_asked is None else n_asked[i] for i in batch]
-                found |= zip(batch, _read(own, [texts[i] for i in batch], asked, likeliest=likeliest), strict=True)
+                found |= zip(batch, _read(stream, [texts[i] for i in batch], asked, likeliest=likeliest), strict=True)
         for one in found.values():
             _check(one.nats, self._precision)
         return [found[i] for i in range(len(texts))]
