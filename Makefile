@@ -112,6 +112,7 @@ bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against H
 	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/evaluate.py
+	$(BIN)/python benchmarks/eval_speed.py
 	$(BIN)/python benchmarks/long_session.py
 	$(BIN)/python benchmarks/serve.py
 	$(BIN)/python benchmarks/explain_page.py

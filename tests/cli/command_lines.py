@@ -92,7 +92,6 @@ _LIMITS = {
     "recl": {"--tokens": ["20"], "--delta": ["2"], "--max-context": ["6"]},
     "bench decode": {"--tokens": ["2"], "--precision": ["fp32"]},
     "bench eval": {"--tokens": ["20"]},
-    "bench eval-speed": {"--lengths": ["8"], "--tgt-len": ["4"], "--repeats": ["1"]},
 }
 """What is appended to commands that would take long, unless an option is there; --set in any case."""
 

@@ -191,6 +191,20 @@ def test_evaluate_tries_out_everything(tmp_path):
     assert result["parity"]["ours fp32"]["segment"] < 1e-5
 
 
+def test_eval_speed(tmp_path):
+    sizes = ("--lengths", 7, 12, "--tgt-len", 4, "--stride", 2, "--repeats", 2)
+    recipe, files = write_recipe(tmp_path / "tiny.toml"), ("--plot", tmp_path / "a.png", "--json", tmp_path / "a.json")
+    done = run("eval_speed.py", "--recipe", recipe, *sizes, *files)
+    assert done.stdout.splitlines()[-3].split()[:4] == ["length", "vanilla", "ms", "ours"]
+    result = json.loads((tmp_path / "a.json").read_text())
+    for row in result["figures"]:
+        own = result["seconds"][str(row["length"])]
+        ratios = [theirs / ours for theirs, ours in zip(own["vanilla"], own["ours"], strict=True)]
+        assert len(ratios) == 2 and row["min"] <= row["slowdown"] <= row["max"] == max(ratios)
+    assert result["figures"][1]["operations"] > result["figures"][0]["operations"] > 1
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.benchmarks
 def test_decode_and_evaluate_read_as_the_peer_does(tmp_path):
     if not PEER_PYTHON.exists():

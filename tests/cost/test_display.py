@@ -5,15 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.cost.test_bench import DECODING
-from tests.cost.test_eval_speed import measured as eval_speed_examples
 from transformer_xl.config import load_recipe
 from transformer_xl.cost.bench import Decoding, Scoring, decoding_figures, scoring_figures
 from transformer_xl.cost.display import (
     Figures,
     decoding_tables,
     draw_decoding,
-    draw_eval_speed,
-    eval_speed_table,
     loss_table,
     plan_table,
     scoring_table,
@@ -78,23 +75,6 @@ def test_picture(tmp_path: Path) -> None:
     assert "<!-- limit" not in (tmp_path / "unlimited.svg").read_text()
     with pytest.raises(CheckpointError, match=r"cannot write '.*gone/a\.png': No such file or directory"):
         draw_decoding(tmp_path / "gone" / "a.png", figures(), title="", machine="")
-
-
-def test_table_of_eval_speed() -> None:
-    lines = eval_speed_table(eval_speed_examples()).splitlines()
-    assert lines[1].split()[:6] == ["10", "3,000", "10.0", "300", "200–400", "-"]
-    assert lines[2].split()[:6] == ["800", "20,000", "10.0", "2,000", "2,000–2,000", "363"]
-    assert lines[0].split("  ")[-2:] == ["every 3: ms", "slowdown"]
-    assert lines[1].split()[-2:] == ["500", "50.0"]
-    assert "medians of 1–3 rounds" in lines[3]
-
-
-def test_picture_of_eval_speed(tmp_path: Path) -> None:
-    path = tmp_path / "speed.svg"
-    draw_eval_speed(path, eval_speed_examples(), title="a token", machine="a machine")
-    text = path.read_text(encoding="utf-8")
-    for shown in ("a token", "a machine", "measured here", "operations", "table 9", "3 tokens at a time"):
-        assert f"<!-- {shown}" in text or shown in text, shown
 
 
 def test_the_documentation_shows_this_plan() -> None:

@@ -9,7 +9,6 @@ from cyclopts import App, CoercionError, CycloptsError, Parameter, UnknownOption
 from transformer_xl.cli import (
     ablate,
     bench,
-    bench_eval_speed,
     compress,
     convert,
     corpus,
@@ -74,7 +73,6 @@ app.command(serve.serve)
 app.command(convert.convert)
 app.command(corpus.app)
 app.command(bench.app)
-bench.app.command(bench_eval_speed.eval_speed, name="eval-speed")
 app.command(plan.plan)
 app.command(ablate.ablate)
 app.command(plot.plot)

@@ -111,64 +111,6 @@ def scoring_table(measured: Sequence[Figures]) -> str:
     return f"{table([head, *rows])}\n{limit}"
 
 
-def eval_speed_table(measured: Sequence[Figures]) -> str:
-    """Return a table of times and operations per token of both sides."""
-    strides = {entry["stride"]["tokens"] for entry in measured if "stride" in entry}
-    head = ["length", "vanilla ms", "ours ms", "slowdown", "min–max", "paper", "vanilla GFLOP", "ours MFLOP", "ratio"]
-    rows = [[*head, *(f"every {stride}: ms" for stride in strides), *("slowdown" for _ in strides)]]
-    for entry in measured:
-        slowdown, published = entry["slowdown"], entry["published_slowdown"]
-        strided = [entry["stride"]] if "stride" in entry else []
-        rows.append(
-            [
-                f"{entry['length']:,}",
-                _digits(entry["vanilla_seconds"]["median"], 1e-3),
-                _digits(entry["our_seconds"]["median"], 1e-3),
-                _digits(slowdown["median"]),
-                f"{_digits(slowdown['min'])}–{_digits(slowdown['max'])}",
-                "-" if published is None else f"{published:,}",
-                _digits(entry["vanilla_flops"], 1e9),
-                _digits(entry["our_flops"], 1e6),
-                _digits(entry["flops_ratio"]),
-                *(_digits(s["vanilla_seconds"]["median"], 1e-3) for s in strided),
-                *(_digits(s["slowdown"]["median"]) for s in strided),
-            ]
-        )
-    rounds = sorted({entry["rounds"] for entry in measured})
-    return "\n".join(
-        [
-            table(rows, n_left=0),
-            f"Per predicted token; medians of {'–'.join(map(str, rounds))} rounds, of times and of each round's slowdown. "
-            "paper: arXiv 1901.02860, table 9, on a GPU.",
-            "FLOP: operations that a token needs, keys that it may not see left out; ratio: vanilla's to ours.",
-        ]
-    )
-
-
-def draw_eval_speed(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
-    """Draw by attention length how many times longer the vanilla model takes: measured, counted and published."""
-    figure = new_figure()
-    axes = figure.add_subplot()
-    lengths = [entry["length"] for entry in measured]
-    spread = [entry["slowdown"] for entry in measured]
-    medians = [s["median"] for s in spread]
-    errors = [[s["median"] - s["min"] for s in spread], [s["max"] - s["median"] for s in spread]]
-    axes.errorbar(lengths, medians, yerr=errors, marker="o", capsize=3, label="measured here (min–max)")
-    axes.plot(lengths, [entry["flops_ratio"] for entry in measured], "--", color="gray", label="operations")
-    published = [(entry["length"], entry["published_slowdown"]) for entry in measured if entry["published_slowdown"]]
-    if published:
-        axes.plot(*zip(*published, strict=True), "ks", label="the paper's table 9")
-    strided = [entry["stride"] for entry in measured if "stride" in entry]
-    if strided:
-        label = f"vanilla, {strided[0]['tokens']} tokens at a time"
-        axes.plot(lengths, [s["slowdown"]["median"] for s in strided], marker="o", label=label)
-    axes.set_yscale("log")
-    axes.grid(alpha=0.3, which="both")
-    axes.set(xlabel=f"attention length\n{machine}", ylabel="vanilla time / ours, per token", title=title)
-    axes.legend(frameon=False)
-    save_picture(figure, path)
-
-
 def draw_decoding(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
     """Draw the tokens per second of each decoder as a bar, and its limit as a mark."""
     names, places = [mode_name(entry) for entry in measured], range(len(measured))
