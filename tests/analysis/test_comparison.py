@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import tiny_model
-from transformer_xl.analysis.comparison import ComparedRun, check_same_text, check_units, check_validations
+from transformer_xl.analysis.comparison import ComparedRun, check_units, check_validations
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import ConfigError
-from transformer_xl.opening import Opened
 
 BYTES, CHARS, WORDS = ByteTokenizer(), CharTokenizer("abc"), WordTokenizer(["<unk>", "<eos>", "the"])
 
@@ -60,42 +58,3 @@ def test_validations_of_unlike_parts_of_a_text_are_warned_of() -> None:
     ]
     check_validations([run("one"), run("two")], warn=warnings.append)
     assert len(warnings) == 1
-
-
-def opened(tokenizer: Tokenizer = BYTES, *, is_run: bool = True, **settings: Any) -> Opened:
-    return Opened("it", tiny_model(), tokenizer, RunConfig(**settings), is_run)
-
-
-@pytest.mark.parametrize(
-    ("other", "options", "complaint"),
-    [
-        (opened(is_run=False), {}, "^'other' is a model without a corpus of its own; give --file or --corpus$"),
-        (
-            opened(CHARS),
-            {},
-            r"^vocabularies differ: 'one' has 256 tokens \(byte\), 'other' has \d+ tokens \(char\); losses ",
-        ),
-        (opened(CHARS), {"from_file": True}, "^vocabularies differ"),
-        (opened(data={"corpus": "ptb"}), {}, "and 'ptb' for 'other'; choose a text for all with --corpus or --file$"),
-        (
-            opened(data={"split": (0.5, 0.25, 0.25)}),
-            {},
-            "one may be in the training split of the other, so give --file$",
-        ),
-    ],
-)
-def test_what_cannot_be_compared_token_by_token(other: Opened, options: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        check_same_text({"one": opened(), "other": other}, **options)
-
-
-def test_vocabularies_of_one_size_differ_in_a_token() -> None:
-    with pytest.raises(ConfigError, match=r"^vocabularies differ: 'a' has 'b' as token 1, 'b' has 'c'; losses of different"):
-        check_same_text({"a": opened(CHARS), "b": opened(CharTokenizer("acd"))})
-
-
-def test_another_text_makes_models_comparable(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("some text")
-    models = {"one": opened(), "other": opened(data={"corpus": "ptb"}), "exported": opened(is_run=False)}
-    check_same_text(models, from_file=True)
-    check_same_text(models, corpus=str(tmp_path / "text.txt"))

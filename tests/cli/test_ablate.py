@@ -62,6 +62,19 @@ def test_table_and_resume(txl: Txl, workbench: Path) -> None:
     assert "difference: from the first variant" in txl("ablate", "--out", "a", "--quiet").out  # it needs no text any more
 
 
+def test_how_far_back_the_variants_look(txl: Txl, workbench: Path) -> None:
+    assert txl(*ABLATE, "--out", "a", "--quiet", "--json").status == 0
+    found = json.loads(txl("ablate", "--out", "a", "--recl", "20", "--quiet", "--json").out)["recl"]
+    assert list(found) == ["recurrence", "no-recurrence"]
+    assert all(list(own) == ["0.1", "0.5", "1.0"] and all(1 <= n <= 20 for n in own.values()) for own in found.values())
+    lines = txl("ablate", "--out", "a", "--recl", "20", "--quiet").out.splitlines()
+    assert [line.split()[0] for line in lines[-5:-2]] == ["context", "recurrence", "no-recurrence"]
+    assert lines[-4].replace("≥ ", "").split()[1:] == [str(n) for n in found["recurrence"].values()]
+    assert txl("ablate", "--out", "a", "--recl", "30").complaint.startswith("--recl (30) must be a multiple of 20, such as 400")
+    too_long = txl("ablate", "--out", "a", "--recl", "1000000", "--quiet").complaint
+    assert too_long.endswith("give a longer text, or a smaller --recl")
+
+
 def test_interrupted_it_goes_on_to_the_same_bits(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert txl(*ABLATE, "--out", "whole", "--quiet").status == 0
     step, n_step = Trainer.train_step, 0

@@ -498,7 +498,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
         ("train tiny.toml --steps 3", "unknown option --steps; did you mean --set train.max_steps=VALUE?"),
         ("train tiny.toml --layers 3", "unknown option --layers; did you mean --set model.n_layer=VALUE?"),
         ("train tiny.toml --corpsu x", "unknown option --corpsu; did you mean --corpus?"),
-        ("bench decode run --group x", "unknown option --group; it belongs to txl recl. See txl bench decode --help."),
+        ("bench decode run --recl 20", "unknown option --recl; it belongs to txl ablate. See txl bench decode --help."),
     ],
 )
 def test_an_unknown_option_is_explained(txl: Txl, command: str, complaint: str) -> None:
@@ -642,6 +642,6 @@ def test_ctrl_c_before_the_first_step_says_so(txl: Txl, monkeypatch: pytest.Monk
 def test_a_fine_tuned_model_is_refused_where_tokens_are_predicted(txl: Txl, workbench: Path) -> None:
     head = HeadConfig(kind="regression", tgt_len=8)
     save(make_model(TransformerXLConfig(**{**TINY, "vocab_size": 256}, head=head)), ByteTokenizer(), "tuned")
-    for arguments in (("generate", "tuned", "--prompt", "a"), ("recl", "tuned")):
+    for arguments in (("generate", "tuned", "--prompt", "a"), ("explain", "tuned", "text.txt")):
         expected = "'tuned' is fine-tuned (regression) and predicts no tokens; txl predict gives what it was tuned for"
         assert txl(*arguments).complaint == expected

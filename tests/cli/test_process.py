@@ -307,7 +307,6 @@ MISTAKES = {
     "plan nope": "unknown recipe 'nope'",
     "plan quickstart --gpus 0": "--gpus (0) must be at least 1",
     "plot nope": "'nope' holds no run",
-    "recl nope": "'nope' is not a directory of a model",
     "train *.foo": "no file matches '*.foo'",
     "train --corpus nope.txt": "corpus 'nope.txt': no such file",
     "train --dry-run --set lr=5": "--set 'lr=5' lacks its section; did you mean optim.lr?",

@@ -12,7 +12,6 @@ from tests.cli.conftest import Txl
         "explain run text.txt --out explained --most 50",
         "plot run --against memory --lengths 0,8",
         "plot run --against position --segments 1",
-        "recl run --delta 10 --max-context 20 --tokens 20",
     ],
 )
 @pytest.mark.usefixtures("nothing_drawn")

@@ -1,13 +1,12 @@
 """Runs that are compared: their names, how they are scored, and whether their losses can be compared."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, short_names
 from transformer_xl.config import RunConfig
-from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.opening import Opened, Text, open_run, text_difference
@@ -102,44 +101,3 @@ def check_validations(runs: Sequence[ComparedRun], *, warn: Callable[[str], obje
     if len(read) > 1:
         sizes = (f"{'the whole split' if n is None else f'at most {n:,} tokens'} for '{run.name}'" for n, run in read.items())
         warn(f"validation reads {', '.join(sizes)} (eval.max_tokens), so the levels of their curves cannot be compared")
-
-
-def check_same_text(opened: Mapping[str, Opened], *, corpus: str | None = None, from_file: bool = False) -> None:
-    """Refuse models whose losses cannot be compared token by token, because tokens or texts differ.
-
-    If they read another `corpus` than their own, or a file, only tokens are compared.
-    """
-    (one, first), *others = opened.items()
-    for name, each in opened.items():
-        if not each.is_run and corpus is None and not from_file:
-            raise ConfigError(f"'{name}' is a model without a corpus of its own; give --file or --corpus")
-    for other, each in others:
-        if difference := _vocabulary_difference(first.tokenizer, each.tokenizer):
-            raise ConfigError(
-                f"vocabularies differ: '{one}' has {difference[0]}, '{other}' has {difference[1]}; losses of different "
-                "tokens cannot be compared"
-            )
-        if from_file or not each.is_run:
-            continue
-        if found := text_difference(*(choose_corpus(run.config.data, corpus) for run in (first, each))):
-            raise ConfigError(
-                f"corpora differ: data.{found[0]} is '{found[1]}' for '{one}' and '{found[2]}' for '{other}'; "
-                + (
-                    "choose a text for all with --corpus or --file"
-                    if found[0] == "corpus"
-                    else "the test split of one may be in the training split of the other, so give --file"
-                )
-            )
-
-
-def _vocabulary_difference(mine: Tokenizer, theirs: Tokenizer) -> tuple[str, str] | None:
-    """Return the first difference between two tokenizers: what each has, in words."""
-    if mine.fingerprint == theirs.fingerprint:
-        return None
-    sizes = [f"{each.vocab_size:,} tokens ({each.kind})" for each in (mine, theirs)]
-    if sizes[0] != sizes[1]:
-        return sizes[0], sizes[1]
-    for i in range(mine.vocab_size):
-        if (own := mine.decode([i])) != (other := theirs.decode([i])):
-            return f"{own!r} as token {i}", f"{other!r}"
-    return f"{sizes[0]} with other rules", "the same number"

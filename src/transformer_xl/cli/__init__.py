@@ -20,7 +20,6 @@ from transformer_xl.cli import (
     plot,
     predict,
     recipes,
-    recl,
     score,
     seal,
     serve,
@@ -76,7 +75,6 @@ app.command(bench.app)
 app.command(plan.plan)
 app.command(ablate.ablate)
 app.command(plot.plot)
-app.command(recl.recl)
 app.command(recipes.recipes)
 app.command(recipes.settings)
 app.command(seal.seal)

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Imports, Json, Overrides, check_least, import_kinds, names_of, numbers_of
-from transformer_xl.console import say
+from transformer_xl.console import progress, say
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ATTENTION
 
 if TYPE_CHECKING:
     from transformer_xl.analysis.ablation.ablation import Ablation
     from transformer_xl.analysis.ablation.plan import AblationPlan
+    from transformer_xl.analysis.ablation.table import Table
     from transformer_xl.analysis.ablation.worker import Worker
 
 _VALIDATIONS = 10
@@ -39,6 +40,7 @@ def ablate(
     lengths: str | None = None,
     exact: Flag = False,
     tokens: int | None = None,
+    recl: int | None = None,
     import_: Imports = None,
     measure_only: Flag = False,
     dry_run: Flag = False,
@@ -78,6 +80,7 @@ def ablate(
         lengths: attention lengths to score besides that of txl eval, with commas between. Default: several from 0 on.
         exact: also score vanilla models one position at a time; slow.
         tokens: score at most this many tokens of the test split.
+        recl: also tell how far back each variant uses its context, in steps of a twentieth up to this many tokens.
         import_: a module that registers your own kinds: its name, or PATH/NAME.py; may be repeated.
         measure_only: measure the time of a step of each variant, print it, and stop.
         dry_run: print variants, parameters, steps and time; write nothing.
@@ -85,6 +88,8 @@ def ablate(
         json_: print one JSON object.
     """
     import_kinds(import_)
+    if recl is not None and (recl < 20 or recl % 20):
+        raise ConfigError(f"--recl ({recl}) must be a multiple of 20, such as 400: the context grows in twenty steps")
     if not recipes and out is None:
         raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
     from transformer_xl.config import load_recipe
@@ -135,7 +140,7 @@ def ablate(
         again = ["txl", "ablate", *(part for place in import_ or () for part in ("--import", place)), "--out", str(directory)]
         say(f"interrupted; go on with: {shlex.join(again)}")
         sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
-    _conclude(ablation, busy, json_=json_, quiet=quiet)
+    _conclude(ablation, busy, recl=recl, json_=json_, quiet=quiet)
 
 
 def _new_plan(
@@ -193,10 +198,10 @@ def _print_forecast(worker: "Worker", *, rounds: int | None, json_: bool) -> Non
     print(json.dumps({"out": str(ablation.directory), "variants": rows}) if json_ else forecast_text(ablation, rows))
 
 
-def _conclude(ablation: "Ablation", busy: list[str], *, json_: bool, quiet: bool) -> None:
-    """Write the table and pictures, print the table, and say what is missing."""
+def _conclude(ablation: "Ablation", busy: list[str], *, recl: int | None, json_: bool, quiet: bool) -> None:
+    """Write the table and pictures, print the table and the effective lengths, and say what is missing."""
     from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
-    from transformer_xl.analysis.ablation.table import as_markdown, as_text, make_table
+    from transformer_xl.analysis.ablation.table import as_markdown, as_text, lengths_text, make_table
     from transformer_xl.files import replace_file
     from transformer_xl.pictures import MISSING, can_draw
 
@@ -205,13 +210,28 @@ def _conclude(ablation: "Ablation", busy: list[str], *, json_: bool, quiet: bool
         replace_file(ablation.directory / "table.md", as_markdown(table).encode())
         drawn = (draw_curves(ablation), draw_lengths(ablation)) if can_draw() else ()
         pictures = [picture for picture in drawn if picture]
+    lengths = _effective_lengths(ablation, table, recl, quiet=quiet) if recl else {}
     if json_:
-        print(json.dumps({"out": str(ablation.directory), **table.as_dict(), "busy": busy}))
+        facts = {"recl": lengths} if recl else {}
+        print(json.dumps({"out": str(ablation.directory), **table.as_dict(), "busy": busy, **facts}))
         return
     print(as_text(table))
+    if recl:
+        print(f"\n{lengths_text(lengths, most=recl)}")
     if busy:
         print(f"Another process is at {', '.join(busy)}; it makes the table of all when it ends.")
     for picture in () if quiet else pictures:
         print(f"picture: {picture}")
     if not can_draw():
         print(f"no pictures: {MISSING}")
+
+
+def _effective_lengths(ablation: "Ablation", table: "Table", max_context: int, *, quiet: bool) -> dict[str, dict[float, int]]:
+    """Return the relative effective context length of each variant, by share of the tokens."""
+    from transformer_xl.analysis.recl import ablation_lengths
+
+    if table.compared != "loss":
+        why = table.why_not or "vocabularies differ"
+        raise ConfigError(f"--recl compares losses of the same tokens, and {why}; leave it out")
+    with progress("contexts", None, hidden=quiet) as bar:
+        return ablation_lengths(ablation, max_context=max_context, on_tokens=bar.advance)

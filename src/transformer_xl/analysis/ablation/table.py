@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -169,6 +169,13 @@ def as_text(table: Table) -> str:
 def as_markdown(table: Table) -> str:
     """Return the table in Markdown."""
     return "\n".join([console.markdown(_cells(table)), "", *_notes(table)]) + "\n"
+
+
+def lengths_text(lengths: Mapping[str, Mapping[float, int]], *, most: int) -> str:
+    """Return the relative effective context length by variant and share of the tokens, of at most `most`, for a screen."""
+    rows = [["context used", *(f"r = {share:g}" for share in next(iter(lengths.values()), {}))]]
+    rows += [[name, *(f"≥ {own:,}" if own == most else f"{own:,}" for own in each.values())] for name, each in lengths.items()]
+    return f"{console.table(rows)}\n\nIn tokens, of the share r of tokens that are hardest for all."
 
 
 def forecast_text(ablation: Ablation, forecast: list[dict[str, Any]]) -> str:

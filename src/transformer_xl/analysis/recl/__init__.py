@@ -1,1 +1,0 @@
-"""Relative effective context length: how far back a group of models makes use of a text."""
