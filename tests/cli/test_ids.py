@@ -2,16 +2,11 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.cli.conftest import Txl
-from transformer_xl.cli.printers import FilePrinter
-from transformer_xl.data.midi import midi_events, read_midi
-from transformer_xl.data.tokenizers import IdTokenizer
 
 SMALL = (
     "model.n_layer=1 model.d_model=8 model.d_inner=8 model.mem_len=4 train.batch_size=2 train.tgt_len=4 train.max_steps=2 "
@@ -113,22 +108,6 @@ def test_what_is_written_goes_to_a_file(txl: Txl, run: str) -> None:
         "--out 'two.npy' holds one text; with several, name a file that ends in .jsonl"
         in txl(*how, "-n2", "--out=two.npy").complaint
     )
-    assert "--out 'one.mid' must end in .npy or .jsonl (music: .mid)" in txl(*how, "--out", "one.mid").complaint
+    assert "--out 'one.mid' must end in .npy or .jsonl" in txl(*how, "--out", "one.mid").complaint
     assert "--out 'no/one.npy': the directory" in txl(*how, "--out", "no/one.npy").complaint
     assert "leave --interactive, --json and --stream out" in txl(*how, "--json", "--out", "one.npy").complaint
-
-
-def test_music_that_is_written_is_a_midi_file(tmp_path: Path) -> None:
-    pytest.importorskip("miditok", reason="the extra 'midi' is not installed")
-    events = midi_events()
-    names = "Bar_None TimeSig_4/4 Position_0 Tempo_121.29 Program_0 Pitch_60 Velocity_79 Duration_1.0.8"
-    ids = [events.index(name) for name in names.split()]
-    printer = FilePrinter(tmp_path / "piece.mid", IdTokenizer(len(events), events=events))
-    text: Any = SimpleNamespace(number=0, prompt=SimpleNamespace(ids=np.array(ids[:3])))
-    printer.begin(text)
-    for index in ids[3:]:
-        chosen: Any = SimpleNamespace(token=index)
-        printer.token(text, chosen)
-    printer.save()
-    notes = [events[index] for index in read_midi(tmp_path / "piece.mid", events)]
-    assert {"Pitch_60", "Velocity_79", "Duration_1.0.8"} <= set(notes)

@@ -68,7 +68,7 @@ def generate(
         txl generate runs/mine --prompt "In the end" --memory book --read-only
         txl generate runs/mine --prompts many.txt --memory book --read-only
         txl generate runs/mine --interactive --memory diary
-        txl generate runs/music --tokens 1000 --out piece.mid
+        txl generate runs/music --tokens 1000 --out piece.npy
 
     Each of several texts has its own seed, derived from --seed and printed with
     it. With that seed the text can be generated again alone.
@@ -135,7 +135,7 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
     seed = drawn_seed if options.choice.seed is None else options.choice.seed
     opened = options.opening.open(options.run, on_damaged=lambda message: warn(message, quiet=not world.first))
     refuse(not world.alone and options.output.out is not None, "--out is for one process; start txl generate without torchrun")
-    file_printer = None if options.output.out is None else FilePrinter(options.output.out, opened.tokenizer)
+    file_printer = None if options.output.out is None else FilePrinter(options.output.out)
     sampling, stopping = options.choice.sampling(opened.tokenizer), length.stopping(opened.tokenizer)
     prompts = source.read(opened.tokenizer, goes_on=file is not None)
     n_text = max(1, len(prompts)) * length.n

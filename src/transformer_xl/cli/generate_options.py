@@ -239,7 +239,7 @@ class Output:
         echo: print the prompt too. Default: if it was typed.
         json_: print a JSON line for each finished text.
         logprobs: with --json: log-probabilities that the model gave to the tokens, and to the N likeliest.
-        out: write prompts and texts to this file instead, as ids: .npy or .jsonl, or .mid of a run on music.
+        out: write prompts and texts to this file instead, as ids: .npy or .jsonl.
         quiet: no figures at the end, no progress.
     """
 

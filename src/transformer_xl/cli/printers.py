@@ -183,13 +183,11 @@ class BeamPrinter:
 class FilePrinter:
     """Collects texts as ids, prompts and all, for a file."""
 
-    def __init__(self, path: Path, tokenizer: "Tokenizer") -> None:
+    def __init__(self, path: Path) -> None:
         check_file(path, option="out")
-        is_music = bool(getattr(tokenizer, "events", ()))
-        known = [".mid", ".npy", ".jsonl"] if is_music else [".npy", ".jsonl"]
-        if path.suffix not in known:
-            raise ConfigError(f"--out '{path}' must end in {' or '.join(known)}{'' if is_music else ' (music: .mid)'}")
-        self._path, self._tokenizer = path, tokenizer
+        if path.suffix not in (".npy", ".jsonl"):
+            raise ConfigError(f"--out '{path}' must end in .npy or .jsonl")
+        self._path = path
         self._texts: dict[int, list[int]] = {}
 
     def begin(self, text: "Sample") -> None:
@@ -204,15 +202,11 @@ class FilePrinter:
         """Do nothing; `save` writes all texts."""
 
     def save(self) -> None:
-        """Write the texts in order: lines of JSON, an array, or music."""
+        """Write the texts in order: lines of JSON, or an array."""
         import numpy as np
 
-        from transformer_xl.data.midi import write_midi
-
         texts = [self._texts[number] for number in sorted(self._texts)]
-        if self._path.suffix == ".mid":
-            write_midi(self._path, texts[0], self._tokenizer.events)  # pyright: ignore[reportAttributeAccessIssue]
-        elif self._path.suffix == ".npy":
+        if self._path.suffix == ".npy":
             with whole_file(self._path) as stray, stray.open("wb") as file:
                 np.save(file, np.array(texts[0]))
         else:

@@ -96,14 +96,9 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
 
 
 def beginning(tokenizer: "Tokenizer") -> Prompt:
-    """Return a prompt to begin with: a line end, else a space, else a bar of music or the first token of the vocabulary."""
+    """Return a prompt to begin with: a line end, else a space, else the first token of the vocabulary."""
     import numpy as np
 
-    from transformer_xl.data.ids import IdTokenizer
-    from transformer_xl.data.midi import BAR
-
-    if isinstance(tokenizer, IdTokenizer) and BAR in tokenizer.events:
-        return Prompt(np.array([tokenizer.events.index(BAR)]), {})
     separator = tokenizer.separator
     if separator == "\n":
         return Prompt(tokenizer.encode("\n"), {"prompt": "\n"})

@@ -239,7 +239,7 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     files, root = _files(config.corpus)
     if hold_ids:
         if not (files := list(filter(is_id_file, files))):
-            raise CorpusError(f"corpus '{config.corpus}' has no ids, as tokenizer.kind=ids reads: .npy, .npz, .jsonl, .mid")
+            raise CorpusError(f"corpus '{config.corpus}' has no ids, as tokenizer.kind=ids reads: .npy, .npz, .jsonl")
         return _from_files(config, files, root, by_name=not path.is_file(), hold_ids=True)
     if path.is_dir():
         files, binary = _text_files(files, root)

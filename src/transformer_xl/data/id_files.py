@@ -1,6 +1,6 @@
-"""Files of ids, read in bounded memory: arrays of numpy (.npy, .npz), lines of JSON (.jsonl), and music (.mid).
+"""Files of ids, read in bounded memory: arrays of numpy (.npy, .npz) and lines of JSON (.jsonl).
 
-A row of a 2-D array is a document, and so is a 1-D array, a line, a piece of music. A `Piece` counts bytes: of arrays, those of
+A row of a 2-D array is a document, and so is a 1-D array or a line. A `Piece` counts bytes: of arrays, those of
 their ids one after another, without headers; of another file, its own. An id belongs to the piece in which its first byte lies.
 """
 
@@ -17,7 +17,6 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from transformer_xl.data.ids import IdTokenizer
-from transformer_xl.data.midi import is_midi_file, read_midi
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, Chunk, Piece, content_size, read_blocks, readable_errors
 from transformer_xl.errors import CorpusError, one_line, shown
 from transformer_xl.untrusted import parse_json
@@ -52,7 +51,7 @@ def is_id_file(path: Path) -> bool:
     """Return whether a file holds ids, by its name, and of lines of JSON by the beginning of the first."""
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     if name.suffix != ".jsonl":
-        return is_array_file(path) or is_midi_file(path)
+        return is_array_file(path)
     return _BEGINS_WITH_IDS.match(next(read_blocks(Piece(path)), b"")) is not None
 
 
@@ -69,10 +68,6 @@ def read_ids(piece: Piece, tokenizer: IdTokenizer | None = None) -> Iterator[Chu
         CorpusError: the file is damaged, or holds something else than documents of ids that the `tokenizer`, if any, has.
     """
     vocab_size = tokenizer.vocab_size if tokenizer else MOST_IDS
-    if is_midi_file(piece.path):
-        ids = read_midi(piece.path, tokenizer.events if tokenizer else ())
-        yield Chunk(_packed(ids, vocab_size, str), True, piece.path, 0)
-        return
     if is_array_file(piece.path):
         with readable_errors(piece.path):
             for array, file in _arrays(piece.path):
@@ -153,7 +148,7 @@ def document_border(path: Path, position: int, low: int) -> int:
 
 def _document_starts(path: Path) -> Iterator[int]:
     if not is_array_file(path):
-        yield from (0,) if is_midi_file(path) else (offset for offset, _ in _lines(Piece(path)))
+        yield from (offset for offset, _ in _lines(Piece(path)))
         return
     with readable_errors(path):
         for array, _ in _arrays(path):

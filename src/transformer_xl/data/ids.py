@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transformer_xl.data.tokenizer_base import PieceTokenizer, ids_of, require
+from transformer_xl.data.tokenizer_base import PieceTokenizer, require
 from transformer_xl.errors import TokenizerError, shown
 
 
@@ -27,10 +27,9 @@ class IdTokenizer(PieceTokenizer):
 
     Args:
         vocab_size: number of ids.
-        events: what each id means in music, see `midi`; empty: it means nothing here.
 
     Raises:
-        TokenizerError: no such size, or events that do not fit it.
+        TokenizerError: no such size.
 
     Example:
         >>> tokenizer = IdTokenizer(100)
@@ -41,10 +40,8 @@ class IdTokenizer(PieceTokenizer):
     kind = "ids"
     counts = "id"
 
-    def __init__(self, vocab_size: int, *, events: Sequence[str] = ()) -> None:
+    def __init__(self, vocab_size: int) -> None:
         require(type(vocab_size) is int and 0 < vocab_size < 2**31, "vocab_size is not from 1 to 2,147,483,647")
-        require(not events or len(ids_of(events)) == vocab_size, "its events are more or fewer than its ids")
-        self.events = tuple(events)
         super().__init__(_Numbers(vocab_size))
 
     def encode(self, text: str) -> np.ndarray:

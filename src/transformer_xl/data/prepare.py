@@ -31,7 +31,6 @@ from transformer_xl.data.corpora import Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.id_files import PACKED
 from transformer_xl.data.ids import IdTokenizer
-from transformer_xl.data.midi import is_midi_file, midi_events
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.splits import is_cut_inside
 from transformer_xl.data.text_files import COMPRESSED, CONVERT, EVERY_LINE, content_sha256, kind_of_file
@@ -223,8 +222,6 @@ def _some(files: Sequence[Path]) -> str:
 
 def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokenizer:
     if config.kind == "ids":
-        if any(map(is_midi_file, corpus.files)):
-            return IdTokenizer(len(midi_events()), events=midi_events())
         return train_tokenizer(config.model_copy(update={"vocab_size": config.vocab_size or _n_ids(corpus, progress)}), ())
     splits = SPLITS if config.kind == "char" else ("train",)
     with console.progress(f"learning {config.kind} vocabulary", unit="bytes", hidden=not progress) as bar:

@@ -103,6 +103,7 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
         256
     """
     require(isinstance(values, dict), "it is not a JSON object")
+    values = {name: value for name, value in values.items() if name != "events"}  # the meaning of ids in music, up to 0.2
     fields = dict(values)
     kind, file_format = fields.pop("kind", None), fields.pop("format", None)
     if not isinstance(kind, str) or kind not in _KINDS:
