@@ -92,8 +92,6 @@ _LIMITS = {
 }
 """What is appended to commands that would take long, unless an option is there; --set in any case."""
 
-_TOO_LONG = ("text.txt", "noise.bin", "latin.txt", "ünïcödé.txt")
-
 _PIPED = ["", "the cat\n", "\n\n", "\udce9\udcff\0\n", "[" * 5000, '{"prompt": "the"}\n{"prompt": 3}\n']
 _PIPED += ["/help\n/set\n/quit\n", f"/set temperature nan\n/set top_k {_HUGE}\nthe\n", "//\n/\n/set seed 1e5\n/set bias\n"]
 _PIPED += ["/save fifo\n/load text.txt\n/save\n"]
@@ -142,8 +140,6 @@ def _line(draw: random.Random, command: str, all_arguments: Iterable[Any]) -> Li
     for option, values in _LIMITS.get(command, {}).items():
         if option in ("--set", "--port") or not any(option in argument.names for argument in chosen):
             given += [part for value in values for part in (option, value)]
-    if command == "compress":  # which learns from every byte
-        given = ["folder/1.txt" if each in _TOO_LONG else each for each in given]
     if draw.random() < 0.02:
         given.append(draw.choice(["--", "--frobnicate", "--help", "--version", _LONG, ""]))
     return Line([*command.split(), *given], draw.choice(_PIPED) if draw.random() < 0.2 else "")

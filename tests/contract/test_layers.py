@@ -21,7 +21,7 @@ LAYERS = [
     {"opening"},
     {"generation", "conversion"},
     {"training", "huggingface", "onnx", "predicting", "surprisal", "translating"},
-    {"cost", "compression"},
+    {"cost"},
     {"analysis", "server"},
     {"cli"},
     {"__main__"},

@@ -9,7 +9,6 @@ from cyclopts import App, CoercionError, CycloptsError, Parameter, UnknownOption
 from transformer_xl.cli import (
     ablate,
     bench,
-    compress,
     convert,
     corpus,
     evaluate,
@@ -66,8 +65,6 @@ app.command(explain.explain)
 app.command(generate.generate)
 app.command(predict.predict)
 app.command(translate.translate)
-app.command(compress.compress)
-app.command(compress.decompress)
 app.command(serve.serve)
 app.command(convert.convert)
 app.command(corpus.app)

@@ -1,1 +1,0 @@
-"""Lossless compression of any file by a model that learns while it reads: `txl compress`, `txl decompress`."""
