@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
 SOURCE = ROOT / "src" / "transformer_xl"
@@ -48,11 +46,6 @@ def test_both_have_the_same_links() -> None:
     assert links(chinese) == links(prose(ENGLISH))
 
 
-def test_each_leads_to_the_other_at_once() -> None:
-    for document, other in ((ENGLISH, CHINESE), (CHINESE, ENGLISH)):
-        assert f"]({other.name})" in document.read_text(encoding="utf-8").split("\n\n")[1]
-
-
 def test_both_have_the_same_sections_of_the_same_length_in_code_and_tables() -> None:
     def shape(document: Path) -> list[str]:
         return [line[:2] for line in prose(document).splitlines() if line.startswith(("#", "|", "!"))]
@@ -66,21 +59,3 @@ def test_rows_of_tables_have_the_same_commands_links_and_numbers() -> None:
         for part in (spans, links, numbers):
             assert part(chinese) == part(english), chinese
         assert len(chinese.split("|")) == len(english.split("|")), chinese
-
-
-@pytest.mark.parametrize("document", [ENGLISH, CHINESE], ids=lambda document: document.name)
-def test_it_is_short(document: Path) -> None:
-    assert len(document.read_text(encoding="utf-8").splitlines()) <= 120
-
-
-def test_names_in_the_glossary_are_those_of_the_source() -> None:
-    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    terms = [row.split("|")[1:4] for row in glossary.splitlines() if row.startswith("| ") and not row.startswith("| English")]
-    assert len(terms) > 40
-    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py")))
-    for english, chinese, meaning in terms:
-        assert chinese.strip() and meaning.strip(), english
-        for span in spans(english + meaning):
-            for name in re.findall(r"[a-z_-]{3,}", span.removeprefix("txl ").rpartition(".")[2], flags=re.IGNORECASE):
-                known = name.lstrip("-").replace("-", "_")
-                assert re.search(rf"\b{known}\b", source), f"{english.strip()}: {span}"
