@@ -55,7 +55,7 @@ def export_onnx(model: TransformerXL, path: str | Path, *, batch_size: int | Non
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"export to ONNX needs onnx and onnxscript ({error}); pip install 'transformer_xl[onnx]'") from None
+        raise ConfigError(f"export to ONNX needs onnx and onnxscript ({error}); in a clone: pip install -e '.[onnx]'") from None
     if tgt_len < 1 or (batch_size is not None and batch_size < 1):
         raise ConfigError(f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1")
     if model.config.beyond is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ENDINGS = (".png", ".svg", ".pdf")
 
-MISSING = "pictures need matplotlib: pip install 'transformer_xl[plots]', or in a clone pip install -e '.[plots]'"
+MISSING = "pictures need matplotlib; in a clone: pip install -e '.[plots]'"
 
 # of Okabe and Ito, because color-blind people can tell them apart
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")

@@ -128,7 +128,7 @@ def test_writes_what_hugging_face_writes(case) -> None:
 def test_missing_sacremoses_is_named(monkeypatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sacremoses", None)
     tokenizer = from_vocab_txt("<eos>\nthe\n", moses="en")
-    with pytest.raises(TokenizerError, match=r"needs the sacremoses package: pip install 'transformer_xl\[moses\]'"):
+    with pytest.raises(TokenizerError, match=r"needs the sacremoses package; in a clone: pip install -e '\.\[moses\]'"):
         tokenizer.encode("the")
     assert tokenizer.decode([1]) == "the"
 

@@ -89,7 +89,7 @@ def serve(
     try:
         from transformer_xl.server.guard import check_address, own_name, read_keys
     except ImportError as error:
-        raise ConfigError(f"txl serve needs {error.name}: pip install 'transformer_xl[serve]'") from None
+        raise ConfigError(f"txl serve needs {error.name}; in a clone: pip install -e '.[serve]'") from None
     keys = read_keys(api_key_file) if api_key_file else ()
     check_address(host, keys)
 

@@ -113,7 +113,7 @@ def moses_splitter(language: str, never_split: Sequence[str], *, lower_case: boo
         import sacremoses  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise TokenizerError(
-            "splitting running text into words needs the sacremoses package: pip install 'transformer_xl[moses]', "
+            "splitting running text into words needs the sacremoses package; in a clone: pip install -e '.[moses]', "
             "or give text whose words are separated by spaces and use moses=None"
         ) from None
     normalizer, moses = sacremoses.MosesPunctNormalizer(language), sacremoses.MosesTokenizer(language)

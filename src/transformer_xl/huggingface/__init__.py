@@ -19,7 +19,9 @@ try:
         AutoTokenizer,
     )
 except ImportError as error:
-    raise ImportError(f"transformer_xl.huggingface needs transformers 5 ({error}); pip install 'transformer_xl[hf]'") from None
+    raise ImportError(
+        f"transformer_xl.huggingface needs transformers 5 ({error}); in a clone: pip install -e '.[hf]'"
+    ) from None
 
 from transformer_xl.huggingface.cache import MemoryCache
 from transformer_xl.huggingface.config import AnyXLNetConfig, TransformerXLPretrainedConfig, XLNetPretrainedConfig
