@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from tests.conversion.hostile import CANARIES, Hostile, payloads, safetensors_files, whole
 from tests.data.test_spiece import GOLDENS as SPIECE
 from tests.data.test_spiece import field, piece
-from tests.data.tokenizer_cases import TOKENIZERS
+from tests.data.tokenizer_cases import SAVED_UNIGRAM, TOKENIZERS
 from tests.helpers import TINY, tiny_model, tiny_xlnet
 from tests.refuse_child import MODEL_FOLDER, TEXT_FILE
 from transformer_xl.analysis.ablation.ablation import Ablation
@@ -438,13 +438,11 @@ def _tokenizers(doors: Doors) -> dict[str, Path]:
     for text in ("\ud800", "a\ud800b", "\udfff\ud800"):
         words = {"kind": "word", "format": 1, "words": ["<unk>", text], "unknown": "<unk>"}
         doors.add("tokenizer", base, "", f"word {text!a}", as_json(words))
-    unigram = TOKENIZERS["unigram"].to_dict()
     for case, fields in {
         "300,000 pieces": {"pieces": [f"{i:x}" for i in range(300_000)], "scores": [0.0] * 300_000},
-        "long pieces": {"pieces": [f"{i}{'a' * 1000}" for i in range(20_000)], "scores": [0.0] * 20_000},
-        "a table of 8 MB": {"rules": "A" * (8 << 20)},
+        "a table of 8 MB": {"pieces": ["<unk>"], "scores": [0.0], "rules": "A" * (8 << 20)},
     }.items():
-        doors.add("tokenizer", base, "", case, as_json(unigram | fields), effect="fill the memory")
+        doors.add("tokenizer", base, "", case, as_json(SAVED_UNIGRAM | fields), effect="fill the memory")
     return {"tokenizer": base}
 
 
@@ -461,16 +459,11 @@ def _spiece(doors: Doors) -> dict[str, Path]:
     pieces, unknown = piece("a"), field(2, b"") + field(3, b"") + piece("<unk>", 0.0, 2)
     table = field(2, b"\xff\xff\xff\x7f" + bytes(100))
     contents = {
-        "a million empty fields": unknown + pieces + field(9, b"") * 10**6,
-        "a piece of a megabyte": unknown + piece("a" * 10**6),
         "a length beyond the end": unknown + b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
-        "nested": field(1, field(1, field(1, field(1, b"a")))) * 10,
         "a table beyond the end": unknown + pieces + field(3, table),
         "a table that writes 3 MB": unknown + pieces + field(3, field(2, b"\x04\0\0\0" + bytes(4) + b"a" * (3 << 20) + b"\0")),
-        "BPE": unknown + pieces + field(2, field(3, 2)),
         "NaN": unknown + piece("a", math.nan),
         "a piece twice": unknown + pieces + pieces,
-        "a line end": unknown + piece("a\nb"),
         "a surrogate": unknown + piece(b"\xed\xa0\x80"),
     }
 

@@ -17,8 +17,8 @@ from transformer_xl.conversion.export import export
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.conversion.sources import open_source
 from transformer_xl.conversion.vocabulary import read_vocabulary
+from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer
-from transformer_xl.data.unigram import UnigramTokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import XLNetConfig
@@ -207,14 +207,14 @@ def test_pieces_of_sentencepiece_are_read_as_xlnet_reads_them(tmp_path):
     path = tmp_path / "spiece.model"
     path.write_bytes((GOLDENS / "xlnet.model").read_bytes())
     tokenizer = read_vocabulary(path)
-    assert isinstance(tokenizer, UnigramTokenizer)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
     assert (tokenizer.normalization, tokenizer.lower_case, tokenizer.keep_accents) == ("xlnet", False, False)
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true, "keep_accents": true}')
     tokenizer = read_vocabulary(path)
-    assert isinstance(tokenizer, UnigramTokenizer)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
     assert (tokenizer.lower_case, tokenizer.keep_accents) == (True, True)
     path.write_bytes(b"\x0a\xff")
-    with pytest.raises(CheckpointError, match=r"spiece.model' is no usable spiece.model: the number before byte 2 has no end"):
+    with pytest.raises(CheckpointError, match=r"spiece.model' is no usable spiece.model: sentencepiece cannot read it"):
         read_vocabulary(path)
 
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.data.tokenizer_cases import unigram
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.labelled import (
     CHOICE_LEN,
@@ -17,7 +18,7 @@ from transformer_xl.data.labelled import (
     batch_of,
     labels_of,
 )
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, UnigramTokenizer, train_tokenizer
+from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.model_config import HeadConfig
 
@@ -29,10 +30,10 @@ SIZES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.i
 
 
 @pytest.fixture(scope="module")
-def pieces() -> UnigramTokenizer:
+def pieces() -> SentencePieceTokenizer:
     config = TokenizerConfig(kind="unigram", vocab_size=60)
     tokenizer = train_tokenizer(config, ["the cat sat on the mat and the dog sat on the cat\n" * 20])
-    assert isinstance(tokenizer, UnigramTokenizer)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
     return tokenizer
 
 
@@ -113,7 +114,7 @@ class TestLayout:
     def test_vocabularies_that_do_not_fit_are_refused(self, pieces):
         with pytest.raises(ConfigError, match="reads texts with <sep> and <cls>, which a vocabulary of kind 'byte' lacks"):
             _layout(ByteTokenizer())
-        bare = UnigramTokenizer(["<unk>", "▁the"], [0, -1.0])
+        bare = unigram(["<unk>", "▁the"], [0, -1.0])
         with pytest.raises(ConfigError, match="reads texts with <sep> and <cls>: piece '<sep>' is not in the vocabulary"):
             _layout(bare)
         with pytest.raises(ConfigError, match=r"task.max_len \(4\) must be at least 5"):

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import TOKENIZERS
+from tests.data.tokenizer_cases import TOKENIZERS, unigram
 from tests.helpers import examples
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.labelled import LabelledStream, Layout
+from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.squad import (
     Answer,
     LabelledWindows,
@@ -23,7 +24,6 @@ from transformer_xl.data.squad import (
     read_squad,
 )
 from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer, train_tokenizer
-from transformer_xl.data.unigram import UnigramTokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 
 PASSAGE = "Ann went to the café in May 1984. There she met Bo, who sold 12 naïve cats."
@@ -44,9 +44,9 @@ def asked(passage: str, answer: str, *, text: str = "who?", **changes: Any) -> Q
     return Question("1", text, passage, (Answer(answer, passage.index(answer)),), **changes)
 
 
-def unigram() -> UnigramTokenizer:
+def pieces() -> SentencePieceTokenizer:
     tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=90), [(PASSAGE + " who? whom?\n") * 20])
-    assert isinstance(tokenizer, UnigramTokenizer)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
     return tokenizer
 
 
@@ -154,7 +154,7 @@ def test_one_article_is_divided_by_passage() -> None:
 
 
 def test_rows_of_an_xlnet() -> None:
-    tokenizer = unigram()
+    tokenizer = pieces()
     question = asked(PASSAGE, "May 1984")
     (window,) = window_layout(tokenizer, True, tgt_len=300).windows(question)
     passage, asks = tokenizer.encode(PASSAGE).tolist(), tokenizer.encode("who?").tolist()
@@ -171,7 +171,7 @@ def test_rows_of_an_xlnet() -> None:
 
 
 def test_windows_without_the_answer_point_at_their_last_token() -> None:
-    layout = window_layout(unigram(), True, tgt_len=15, doc_stride=4, max_query_len=4)
+    layout = window_layout(pieces(), True, tgt_len=14, doc_stride=4, max_query_len=4)
     windows = layout.windows(asked(PASSAGE, "cats"))
     assert len(windows) > 2
     for window in windows[:-1]:
@@ -269,7 +269,7 @@ def test_what_cannot_hold_a_question_is_refused(tokenizer: Tokenizer, changes: d
 
 
 def test_a_vocabulary_without_the_special_pieces_is_refused() -> None:
-    tokenizer = UnigramTokenizer(["<unk>", "▁", "a", "<eop>"], [0.0, -1.0, -1.0, 0.0], user_defined=["<eop>"], line_end="<eop>")
+    tokenizer = unigram(["<unk>", "▁", "a", "<eop>"], [0.0, -1.0, -1.0, 0.0], user_defined=["<eop>"], line_end="<eop>")
     with pytest.raises(ConfigError, match=r"'<sep>' is not in the vocabulary"):
         window_layout(tokenizer, True, tgt_len=300)
 

@@ -8,9 +8,11 @@ from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
+    SentencePieceTokenizer,
     SymbolTokenizer,
     Tokenizer,
     WordTokenizer,
+    tokenizer_from_dict,
     train_tokenizer,
 )
 
@@ -18,6 +20,33 @@ TEXT = "def f(x):\n    return x + 1\n\n\nthe cat sat on the mat, the mat! naïve
 WITH_SURROGATES = st.text(st.characters(exclude_categories=()))
 UNICODE = st.text()  # without lone surrogates
 MIXED = st.text(st.sampled_from("the Theé1,x@-.\"'s \t\r\n_\x0b\x1c\x85\xa0\u2028Σß東") | st.characters(exclude_categories=()))
+
+SAVED_UNIGRAM: dict[str, Any] = {
+    "kind": "unigram",
+    "format": 1,
+    "unknown": "<unk>",
+    "control": [],
+    "user_defined": [],
+    "unused": [],
+    "byte_fallback": False,
+    "rules": "",
+    "add_dummy_prefix": True,
+    "remove_extra_whitespaces": True,
+    "unknown_text": " \u2047 ",
+    "normalization": "none",
+    "lower_case": False,
+    "keep_accents": False,
+    "line_end": None,
+}
+"""What 0.2 saved, without pieces and scores."""
+
+
+def unigram(pieces: list[str], scores: list[float], **others: Any) -> SentencePieceTokenizer:
+    """A tokenizer of a few pieces."""
+    tokenizer = tokenizer_from_dict(SAVED_UNIGRAM | {"pieces": pieces, "scores": scores} | others)
+    assert isinstance(tokenizer, SentencePieceTokenizer)
+    return tokenizer
+
 
 WORDS = ["<unk>", "<eos>", "<S>", "the", "The", "é", "1", "@,@", "@-@", "@.@", ",", '"', "'s", "x"]
 LETTERS = [chr(value) for value in range(0x21, 0x7F)] + ["é", "ß", "ss", "σ"]

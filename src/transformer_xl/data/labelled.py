@@ -19,7 +19,7 @@ from transformer_xl.data.labels import NOT_SCORED, Example, labels_of
 from transformer_xl.data.order import ORDER, permutation
 from transformer_xl.data.pairs import shortened
 from transformer_xl.data.streams import Stream
-from transformer_xl.data.tokenizers import Tokenizer, UnigramTokenizer
+from transformer_xl.data.tokenizers import SentencePieceTokenizer, Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, room_for
 from transformer_xl.model_config import HeadConfig, ModelConfig, XLNetConfig
 
@@ -172,7 +172,7 @@ class Layout:
 
 
 def _special_pieces(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    if not isinstance(tokenizer, UnigramTokenizer):
+    if not isinstance(tokenizer, SentencePieceTokenizer):
         raise ConfigError(
             f"an XLNet reads texts with <sep> and <cls>, which a vocabulary of kind '{tokenizer.kind}' lacks; give the run or "
             "model with its own tokenizer"

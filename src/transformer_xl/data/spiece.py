@@ -1,29 +1,232 @@
-"""`spiece.model`: the file of a Unigram model of SentencePiece, read without the library.
+"""Pieces of words that a model of SentencePiece makes, such as XLNet's `spiece.model`.
 
-The file is a message of protocol buffers (google/sentencepiece `src/sentencepiece_model.proto`). Of its fields, those are read
-that decide ids. Whatever a field claims is compared with the bytes that are there; nothing refers to anything else.
+The library cuts text and says where the pieces are. Ours is what XLNet does before and after it, and decoding id by id.
+
+Reference: Kudo and Richardson 2018, "SentencePiece"; zihangdai/xlnet `prepro_utils.py`, `encode_pieces`.
 """
 
-import struct
-from base64 import b64encode
-from collections.abc import Iterator
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_xl.data.unigram import BYTE_PIECES, UnigramTokenizer
-from transformer_xl.errors import CheckpointError, TokenizerError, one_line
-from transformer_xl.untrusted import read_small
+import numpy as np
 
-MAX_BYTES = 16 << 20
-"""The largest file that is read; XLNet's have 0.8 MB."""
+from transformer_xl.data.normalization import Aligned, xlnet_aligned, xlnet_text
+from transformer_xl.data.tokenizer_base import PieceDecoder, PieceTokenizer, StreamDecoder, join_as_sentence, require
+from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean, one_line, shown
+from transformer_xl.untrusted import is_unicode, read_small
 
-MAX_FIELDS = 300_000
-"""The most fields of a message; a file has one for each piece."""
+SPACE = "\u2581"
+"""What stands for a space inside of pieces."""
 
-_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5  # how a field is written
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # types of pieces
-_UNIGRAM = 1
-_NAMES = {2: "BPE", 3: "word", 4: "character"}
+MAX_BYTES = 8 << 20
+"""The largest model that is read; XLNet's have 0.8 MB, and those of 256,000 pieces 4.3 MB."""
+
+_ASCII_STARTS = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')  # ' = > are not among them in XLNet's own code
+_SPACES = re.compile(r"\s")
+_PLACE_IN_LIBRARY = re.compile(r"^[A-Z_]+: (src/\S+ \[.*\] ?)?")
+
+
+class SentencePieceTokenizer(PieceTokenizer):
+    r"""Cuts lines into the pieces of a model of SentencePiece, of whatever type: unigram, BPE, characters or words.
+
+    Args:
+        model: content of the model's file, in base 64.
+        normalization: what is changed before all else. "spaces": all white space is space. "xlnet": the same, once between
+            words, two backticks or apostrophes become a quotation mark, and characters are taken apart and lose their accents;
+            and afterwards, a piece that ends in a comma after a digit is cut again without the comma. "none": nothing.
+        lower_case: fold case; needs "xlnet".
+        keep_accents: leave characters as they are; needs "xlnet".
+        line_end: the piece for a line end; None: line ends have no id.
+
+    Raises:
+        TokenizerError: the library cannot read the model, or arguments do not fit together.
+    """
+
+    kind = "unigram"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        normalization: Literal["none", "spaces", "xlnet"] = "none",
+        lower_case: bool = False,
+        keep_accents: bool = False,
+        line_end: str | None = None,
+    ) -> None:
+        known = ("none", "spaces", "xlnet")
+        require(normalization in known, f"normalization ({shown(normalization)}) is not one of {', '.join(known)}")
+        for name, flag in (("lower_case", lower_case), ("keep_accents", keep_accents)):
+            require(isinstance(flag, bool), f"{name} is neither true nor false")
+            require(normalization == "xlnet" or not flag, f"{name} needs 'xlnet'")
+        self.model, self.normalization, self.line_end = model, normalization, line_end
+        self.lower_case, self.keep_accents = lower_case, keep_accents
+        self._library, self.pieces = _loaded(model)
+        self._ids = {piece: token_id for token_id, piece in enumerate(self.pieces)}
+        self._unknown: int = self._library.unk_id()
+        require(line_end is None or line_end in self.pieces, f"line_end ({shown(line_end)}) is not one of its pieces")
+        require(line_end is None or self._ids[line_end] != self._unknown, "line_end stands for unknown text")
+        self._line_end = np.array([] if line_end is None else [self._ids[line_end]], np.int64)
+        # XLNet looks up the ids of pieces that it has, which are others only for these
+        self._by_name = np.array(
+            [token_id == self._unknown or _ends_in_digit_comma(piece) for token_id, piece in enumerate(self.pieces)]
+        )
+        self._by_name &= normalization == "xlnet"
+        spaced = self._library.normalize("a  b")
+        is_mark = " " not in spaced and not spaced.endswith(SPACE)
+        require(is_mark, "it writes spaces after words, or as spaces; only models with a mark before words are read")
+        self.drops_first_space = spaced.startswith(SPACE) or 2 * SPACE not in spaced
+        self.drops_first_spaces = 2 * SPACE not in spaced
+        super().__init__(list(map(self._text_of, range(len(self.pieces)))))
+
+    def _text_of(self, token_id: int) -> bytes:
+        piece = self.pieces[token_id]
+        if piece == self.line_end:
+            return b"\n"
+        if token_id == self._unknown:
+            return self._library.decode([token_id]).encode()
+        if self._library.is_byte(token_id):
+            return bytes([int(piece[3:5], 16)])
+        return b"" if self._library.is_control(token_id) else piece.replace(SPACE, " ").encode()
+
+    @property
+    def loses(self) -> str:
+        """What `decode(encode(text))` loses, as a sentence."""
+        has_bytes = self._library.is_byte(self._library.piece_to_id("<0x00>"))
+        lost = [] if has_bytes else [f"characters outside the vocabulary (they become {self.pieces[self._unknown]})"]
+        lost += ["line ends"] if self.line_end is None else []
+        loses_space = self.drops_first_spaces or self.normalization != "none"
+        lost += ["the amount and kind of space between words"] if loses_space else []
+        if self.normalization == "xlnet":
+            lost += [] if self.keep_accents else ["accents and other forms of the same characters"]
+            lost += ["case"] if self.lower_case else []
+        lost += ["characters that the model changes"] if self.normalization == "none" else []
+        return f"{join_as_sentence(lost)}." if lost else ""
+
+    def id_of(self, piece: str) -> int:
+        """Return the id of a piece, such as `<sep>`.
+
+        Raises:
+            TokenizerError: there is no such piece.
+        """
+        if piece not in self._ids:
+            special = [each for token_id, each in enumerate(self.pieces) if self._library.is_control(token_id)]
+            raise TokenizerError(f"piece {shown(piece)} is not in the vocabulary; {did_you_mean(piece, special)}")
+        return self._ids[piece]
+
+    def starts_word(self) -> np.ndarray:
+        """Return for each id whether its piece begins a word, as XLNet's spans of targets do, shape (vocab_size,), bool.
+
+        Those are pieces that begin with U+2581 or "<", and single ASCII punctuation except `'`, `=` and `>`.
+        Reference: zihangdai/xlnet `data_utils.py`, `_is_start_piece`.
+        """
+        return np.array([piece.startswith((SPACE, "<")) or piece in _ASCII_STARTS for piece in self.pieces])
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of the pieces, line by line."""
+        found: list[np.ndarray] = []
+        for line in map(self._changed, lines_of(text)):
+            ids = self._library.encode(line, return_type="numpy")  # a list of lines would start threads each time
+            if self._by_name[ids].any():
+                ids = [token_id for token_id, *_ in self._spans(line)]
+            found += [self._line_end, np.asarray(ids, np.int64)]
+        return np.concatenate(found[1:])
+
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the ids, and the place in `text` from which each piece comes.
+
+        The place of a piece begins after the space before it, if more than space belongs to the piece. Pieces made of one
+        character have the same place. Characters that the model drops belong to a piece beside them.
+        See `Tokenizer.encode_with_offsets`.
+        """
+        rows: list[tuple[int, int, int]] = []
+        offset = 0
+        for line in lines_of(text):
+            if offset:
+                rows += [(token_id, offset - 1, offset) for token_id in self._line_end.tolist()]
+            changed = self._aligned(line)
+            places = [*changed.starts.tolist(), len(line)]
+            for token_id, start, end in self._spans(changed.text):
+                stop = int(changed.ends[end - 1]) if end > start else places[start]
+                rows.append((token_id, offset + places[start], offset + stop))
+            offset += len(line) + 1
+        ids, starts, ends = np.array(rows, np.int64).reshape(-1, 3).T
+        return ids, starts, ends
+
+    def _changed(self, line: str) -> str:
+        if self.normalization == "xlnet":
+            return xlnet_text(line, lower_case=self.lower_case, keep_accents=self.keep_accents)
+        return _SPACES.sub(" ", line) if self.normalization == "spaces" else line
+
+    def _aligned(self, line: str) -> Aligned:
+        if self.normalization == "xlnet":
+            return xlnet_aligned(line, lower_case=self.lower_case, keep_accents=self.keep_accents)
+        return Aligned(self._changed(line), np.arange(len(line)), np.arange(1, len(line) + 1))
+
+    def _spans(self, line: str) -> list[tuple[int, int, int]]:
+        """Return the pieces of a line after XLNet's changes: id, and the places of its characters in that line."""
+        try:
+            found = self._library.encode(line, return_type="offset_mapping")
+        except UnicodeDecodeError:
+            raise TokenizerError("the model changes this text into what is not UTF-8; restore it from a copy") from None
+        spans: list[tuple[int, int, int]] = []
+        for token_id, piece, (start, end) in zip(found["ids"], found["pieces"], found["offsets"], strict=True):
+            parts = self._parts(token_id, piece)
+            n_left = sum(len(text) for _, text in parts)
+            for part_id, text in parts:
+                n_left -= len(text)
+                stop = max(start, end - n_left)
+                spans.append((part_id, *_without_space(line, text, start, stop)))
+                start = stop
+        return spans
+
+    def _parts(self, token_id: int, piece: str) -> list[tuple[int, str]]:
+        """Return ids and texts of what XLNet makes of a piece: it cuts off a comma after a digit, and finds ids by texts."""
+        if self.normalization != "xlnet":
+            return [(token_id, piece)]
+        texts: list[str] = [piece]
+        if _ends_in_digit_comma(piece):
+            texts = self._library.encode(piece[:-1].replace(SPACE, ""), return_type=str)
+            if texts and not piece.startswith(SPACE):  # the space is that before a line
+                texts[:1] = [rest for rest in [texts[0].removeprefix(SPACE)] if rest]
+            texts.append(",")
+        return [(self._ids.get(text, self._unknown), text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of the pieces, without the space before each line; bytes that are not UTF-8 become U+FFFD."""
+        decoder = _Decoder(self)
+        return "".join([*map(decoder.write, self._checked(ids)), decoder.finish()])
+
+    def stream(self) -> StreamDecoder:
+        """Return a decoder that takes ids one at a time."""
+        return _Decoder(self)
+
+
+class _Decoder(PieceDecoder):
+    """Leaves out the space at the beginning of each line."""
+
+    def __init__(self, tokenizer: SentencePieceTokenizer) -> None:
+        super().__init__(tokenizer)
+        self._owner = tokenizer
+        self._at_start = True
+
+    def push(self, token_id: int) -> str:
+        (token_id,) = self._owner._checked([token_id])
+        return self.write(token_id)
+
+    def write(self, token_id: int) -> str:
+        """Return the text that an id of the vocabulary adds."""
+        owner, piece, data = self._owner, self._owner.pieces[token_id], self._owner._pieces[token_id]
+        if self._at_start and data and token_id != owner._unknown:
+            data = data[1:] if piece.startswith(SPACE) and owner.drops_first_space else data
+            self._at_start = not data and owner.drops_first_spaces
+        elif data:
+            self._at_start = False
+        if piece == owner.line_end:
+            self._at_start = True
+        return self._bytes.decode(data)
 
 
 def read_spiece(
@@ -33,7 +236,7 @@ def read_spiece(
     lower_case: bool = False,
     keep_accents: bool = False,
     line_end: str | None = None,
-) -> UnigramTokenizer:
+) -> SentencePieceTokenizer:
     """Read a model that SentencePiece trained, such as XLNet's `spiece.model`.
 
     Args:
@@ -44,120 +247,50 @@ def read_spiece(
         line_end: the piece put after each line; None: nothing is.
 
     Raises:
-        TokenizerError: the file cannot be read, is damaged or too large, or holds another kind of model, or one that could not
-            be reproduced.
+        TokenizerError: the file cannot be read, is damaged or too large, or holds a model that cannot be used.
     """
-    path = Path(path)
     try:
-        data = read_small(path, most_bytes=MAX_BYTES)
-        fields = _model(data)
-        return UnigramTokenizer(
-            **fields, normalization=normalization, lower_case=lower_case, keep_accents=keep_accents, line_end=line_end
+        model = b64encode(read_small(Path(path), most_bytes=MAX_BYTES)).decode()
+        return SentencePieceTokenizer(
+            model, normalization=normalization, lower_case=lower_case, keep_accents=keep_accents, line_end=line_end
         )
     except CheckpointError as error:
         raise TokenizerError(str(error)) from None
-    except (ValueError, UnicodeDecodeError) as error:
-        reason = one_line(error).removeprefix("unusable tokenizer: ").partition("; restore the file")[0]
+    except TokenizerError as error:
+        reason = str(error).removeprefix("unusable tokenizer: ").partition("; restore the file")[0]
         raise TokenizerError(f"'{path}' is no usable spiece.model: {reason}; restore it from a copy") from None
 
 
-def _model(data: bytes) -> dict[str, Any]:
-    """Return the arguments of a `UnigramTokenizer`."""
-    pieces: list[tuple[str, float, int]] = []
-    training: dict[int, Any] = {}
-    spacing: dict[int, Any] = {}
-    found: set[int] = set()
-    for number, value in list(_fields(data)):  # of too many, none is looked at
-        found.add(number)
-        if number == 1:
-            pieces.append(_piece(_bytes(value)))
-        elif number == 2:
-            training |= dict(_fields(_bytes(value)))
-        elif number == 3:
-            spacing |= dict(_fields(_bytes(value)))
-        elif number == 5 and any(content for _, content in _fields(_bytes(value)) if isinstance(content, bytes)):
-            raise ValueError("it changes text when decoding (denormalizer_spec)")
-    if not pieces:
-        raise ValueError("it has no pieces")
-    kind = _integer(training.get(3, _UNIGRAM))
-    if kind != _UNIGRAM:
-        raise ValueError(f"its model is {_NAMES.get(kind, f'number {kind}')}, not unigram")
-    if _integer(training.get(24, 0)) or not _integer(spacing.get(5, 1)):
-        raise ValueError("it writes spaces after words, or as spaces; only models with a mark before words are read")
+def _loaded(model: str) -> tuple[Any, tuple[str, ...]]:
+    """Return the library's processor and its pieces."""
+    from sentencepiece import SentencePieceProcessor
 
-    def of(kind: int) -> list[str]:
-        return [piece for piece, _, each in pieces if each == kind]
-
-    unknown = of(_UNKNOWN)
-    if len(unknown) != 1:
-        raise ValueError(f"it has {len(unknown)} pieces for unknown text, not one")
-    if not {2, 3} <= found:
-        raise ValueError("it ends before its settings")
-    byte_fallback = bool(_integer(training.get(35, 0)))
-    if set(of(_BYTE)) != set(BYTE_PIECES if byte_fallback else ()):
-        raise ValueError("its pieces for bytes do not fit to its settings")
-    return {
-        "pieces": [piece for piece, *_ in pieces],
-        "scores": [score for _, score, _ in pieces],
-        "unknown": unknown[0],
-        "control": of(_CONTROL),
-        "user_defined": of(_USER_DEFINED),
-        "unused": of(_UNUSED),
-        "byte_fallback": byte_fallback,
-        "rules": b64encode(_bytes(spacing.get(2, b""))).decode(),
-        "add_dummy_prefix": bool(_integer(spacing.get(3, 1))),
-        "remove_extra_whitespaces": bool(_integer(spacing.get(4, 1))),
-        "unknown_text": _bytes(training[44]).decode() if 44 in training else " \u2047 ",
-    }
+    require(
+        isinstance(model, str) and len(model) <= MAX_BYTES * 4 / 3 + 4, f"its model is no text of at most {MAX_BYTES:,} bytes"
+    )
+    try:
+        library = SentencePieceProcessor.from_proto(b64decode(model, validate=True))
+        library.normalize(library.decode([library.unk_id()]) + "a  b")  # its settings, too, must be UTF-8
+        return library, tuple(map(library.id_to_piece, range(library.vocab_size())))
+    except (RuntimeError, ValueError) as error:  # among them is what is no UTF-8 or base 64
+        reason = _PLACE_IN_LIBRARY.sub("", one_line(error)) or "it is damaged, or of another kind"
+        raise TokenizerError(f"unusable tokenizer: sentencepiece cannot read it ({reason}); restore the file") from None
 
 
-def _piece(data: bytes) -> tuple[str, float, int]:
-    fields = dict(_fields(data, most=16))
-    score = fields.get(2, 0.0)
-    if not isinstance(score, float):
-        raise ValueError("the score of a piece is no number")
-    return _bytes(fields.get(1, b"")).decode(), score, _integer(fields.get(3, _NORMAL))
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a text; refuse what is not Unicode."""
+    if not is_unicode(text):
+        raise TokenizerError("text with a lone surrogate is not Unicode; use tokenizer.kind=byte")
+    return text.split("\n")
 
 
-def _fields(data: bytes, *, most: int = MAX_FIELDS) -> Iterator[tuple[int, int | float | bytes]]:
-    """Yield number and value of every field of a message; what a value holds is not looked at."""
-    at, n_fields = 0, 0
-    while at < len(data):
-        n_fields += 1
-        if n_fields > most:
-            raise ValueError(f"it has more than {most:,} fields")
-        key, at = _varint(data, at)
-        number, form = key >> 3, key & 7
-        if form == _VARINT:
-            value, at = _varint(data, at)
-            yield number, value
-            continue
-        length, at = _varint(data, at) if form == _BYTES else ({_FOUR: 4, _EIGHT: 8}.get(form, -1), at)
-        if not 0 <= length <= len(data) - at or number == 0:
-            raise ValueError(f"the field at byte {at} is cut short, or no field")
-        content, at = data[at : at + length], at + length
-        yield number, struct.unpack("<f", content)[0] if form == _FOUR else content
+def _ends_in_digit_comma(piece: str) -> bool:
+    return len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit()
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            break
-        byte, at = data[at], at + 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-    raise ValueError(f"the number before byte {at} has no end")
-
-
-def _integer(value: object) -> int:
-    if not isinstance(value, int):
-        raise ValueError("a field that should be an integer is none")
-    return value
-
-
-def _bytes(value: object) -> bytes:
-    if not isinstance(value, bytes):
-        raise ValueError("a field that should be text or a message is none")
-    return value
+def _without_space(line: str, piece: str, start: int, end: int) -> tuple[int, int]:
+    """Return the place of a piece without space before it; one that begins inside of a character has that character's."""
+    has_text = bool(piece.strip(SPACE))
+    while piece.startswith(SPACE) and start < end - (not has_text) and (line[start].isspace() or line[start] == SPACE):
+        start += 1
+    return start, min(len(line), max(end, start + has_text))

@@ -18,8 +18,9 @@ from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.bpe import BPETokenizer, train_bpe
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
 from transformer_xl.data.ids import IdTokenizer
+from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.tokenizer_base import CHECKSUM, FORMAT, Tokenizer, require
-from transformer_xl.data.unigram import UnigramTokenizer
+from transformer_xl.data.unigram_files import SavedUnigram
 from transformer_xl.data.unigram_training import train_unigram
 from transformer_xl.data.words import WordTokenizer, train_words
 from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean, shown
@@ -34,7 +35,7 @@ MAX_PARTS = 1 << 21
 
 _PARTS_PER_TOKEN, _OTHER_PARTS = 16, 100_000
 
-_CLASSES = (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, UnigramTokenizer, SymbolTokenizer, IdTokenizer)
+_CLASSES = (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, SentencePieceTokenizer, SymbolTokenizer, IdTokenizer)
 _KINDS: dict[str, Any] = {cls.kind: cls for cls in _CLASSES}
 
 
@@ -110,6 +111,8 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
         raise TokenizerError(f"unknown tokenizer kind {shown(kind)}; {did_you_mean(str(kind)[:100], _KINDS)}")
     if type(file_format) is not int or file_format != FORMAT:
         raise TokenizerError(f"tokenizer format {shown(file_format)} is not {FORMAT}; use the version of txl that wrote it")
+    if kind == "unigram" and "pieces" in fields:
+        return SavedUnigram(values)
     parameters = inspect.signature(_KINDS[kind]).parameters
     needed = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
     fit = needed <= fields.keys() <= parameters.keys()

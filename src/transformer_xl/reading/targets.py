@@ -16,8 +16,8 @@ from torch import Tensor
 
 from transformer_xl.config import RunConfig
 from transformer_xl.data.pairs import PairSegment, PairStream
+from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.data.unigram import UnigramTokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.call import Execution
 from transformer_xl.model.precision import Precision, autocast
@@ -52,7 +52,7 @@ def pair_stream(
     assert isinstance(model, XLNetConfig)
     model = model.completed(vocab_size=tokenizer.vocab_size, tgt_len=config.train.tgt_len)
     assert model.reuse_len and model.perm_size and model.num_predict
-    if not isinstance(tokenizer, UnigramTokenizer):
+    if not isinstance(tokenizer, SentencePieceTokenizer):
         raise ConfigError(
             f"model.kind = 'xlnet' needs pieces with <sep> and <cls>, which a vocabulary of kind '{tokenizer.kind}' lacks; use "
             "tokenizer.kind=unigram"
