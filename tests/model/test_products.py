@@ -83,14 +83,3 @@ def test_gradients_of_halves_that_lie_side_by_side_are_not_copied(monkeypatch: p
         (found,) = torch.autograd.grad(halves(x), x, grad_outputs=both.unbind(2))
         assert torch.equal(found, both)
         assert (found.data_ptr() == both.data_ptr()) == both.is_contiguous()
-
-
-@pytest.mark.parametrize(
-    ("device", "capability", "expected"), [("cpu", (9, 0), False), ("cuda", (7, 5), False), ("cuda", (8, 0), True)]
-)
-def test_older_gpus_have_no_product_of_bf16_in_fp32(
-    device: str, capability: tuple[int, int], expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert products._returns_fp32.__wrapped__(torch.device(device)) is expected

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from transformer_xl.model.backends import layers_by
-
 RunLayer = Callable[..., Tensor]
 """How a layer is called; see `run_layer`."""
 
@@ -82,11 +80,6 @@ class Execution:
             Its output.
         """
         run = self.run_layer if layer.training else run_layer
-
-        def run_as_asked(layer: nn.Module, h_BTD: Tensor, **arguments: Any) -> Tensor:
-            with layers_by(self.backend):
-                return run(layer, h_BTD, **arguments)
-
         if self.checkpoint_layers and torch.is_grad_enabled():
-            return cast("Tensor", checkpoint(run_as_asked, layer, h_BTD, use_reentrant=False, **arguments))
-        return run_as_asked(layer, h_BTD, **arguments)
+            return cast("Tensor", checkpoint(run, layer, h_BTD, use_reentrant=False, **arguments))
+        return run(layer, h_BTD, **arguments)

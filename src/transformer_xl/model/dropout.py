@@ -6,9 +6,6 @@ sixth of the training step. Here one 64-bit draw decides for four elements, and 
 Shapes: B batch, T tgt_len, D width.
 """
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,48 +17,6 @@ from transformer_xl.model.products import linear
 
 _LEVELS = 1 << 16  # 16 random bits decide for an element, so the probability is exact to 1 / 131,072
 _LEFT_OF_A_WORD = 1e-6  # share of a dropped word's vector that stays
-_N_SEED = 128  # drawn at once
-
-
-class _Local(threading.local):
-    seeds: dict[torch.device, list[Tensor]] | None = None
-    """Those left of a pass, by device; None: no pass is under way."""
-
-
-_local = _Local()
-
-
-@contextmanager
-def whole_pass() -> Iterator[None]:
-    """Say that a model computes its loss in the block, and that nobody looks at the states between its layers.
-
-    Dropouts then draw their seeds together, because for a small model a kernel for each would take as long as the dropout; and
-    blocks leave copies of their states for the next product, see `in_whole_pass`. What is computed again outside of the block,
-    such as the layers of a checkpoint, would draw other seeds.
-    """
-    _local.seeds = {}
-    try:
-        yield
-    finally:
-        _local.seeds = None
-
-
-def in_whole_pass() -> bool:
-    """Whether a state may have a copy beside it that products read, whose gradient does not go through the state."""
-    return _local.seeds is not None
-
-
-def drawn_seed(device: torch.device) -> Tensor:
-    """Return what decides which elements are dropped, int64 (1,).
-
-    It stays on the device, so that the host does not wait for it and a graph can be captured.
-    """
-    if _local.seeds is None:
-        return torch.randint(2**62, (1,), device=device)
-    left = _local.seeds.setdefault(device, [])
-    if not left:  # 16 bytes apart, because Triton compiles a kernel anew for other addresses
-        left += torch.randint(2**62, (_N_SEED, 2), device=device)[:, 0].split(1)
-    return left.pop()
 
 
 def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
@@ -99,14 +54,19 @@ class Dropout(nn.Module):
         super().__init__()
         self.p, self.locked = p, locked
 
+    @property
+    def rate(self) -> float:
+        """The probability now: none is dropped in evaluation."""
+        return self.p if self.training else 0.0
+
     def forward(self, x: Tensor) -> Tensor:
         """Zero elements at random while training; shape and dtype are kept."""
-        if not self.training or self.p == 0:
+        if not self.rate:
             return x
         if is_fused(x):
-            from transformer_xl.model.backends.fused_blocks import Dropped  # Triton takes a second
+            from transformer_xl.model.backends import fused_blocks  # Triton takes a second
 
-            return Dropped.apply(x, self.p, self.locked, drawn_seed(x.device))
+            return fused_blocks.dropped(x, p=self.p, locked=self.locked)
         if self.locked:
             keep, factor = keep_mask(x[..., :1, :], self.p)
             return _broadcast_mask(x, keep, factor)
@@ -120,11 +80,11 @@ class Dropout(nn.Module):
 def dropped_pair(drop: Dropout, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return drop(x) and drop(y), each with a mask of its own; on a GPU one kernel computes both."""
     fits_kernel = is_fused(x) and is_fused(y) and type(drop) is Dropout and not has_hooks(drop)
-    if not fits_kernel or not drop.training or drop.p == 0:
+    if not fits_kernel or not drop.rate:
         return drop(x), drop(y)
-    from transformer_xl.model.backends.fused_blocks import DroppedPair  # Triton takes a second
+    from transformer_xl.model.backends import fused_blocks  # Triton takes a second
 
-    return DroppedPair.apply(x, y, drop.p, drop.locked, drawn_seed(x.device), drawn_seed(y.device))
+    return fused_blocks.dropped_pair(x, y, p=drop.p, locked=drop.locked)
 
 
 class WordDropout(nn.Module):

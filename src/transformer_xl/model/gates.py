@@ -89,7 +89,7 @@ def block_output(
     if gate is None and is_fused(h) and _fits_kernel(net, DropConnectLinear) and _fits_kernel(norm, nn.LayerNorm):
         from transformer_xl.model.backends.fused_blocks import added  # Triton takes a second
 
-        return added(h, linear(x, net.drawn_weight()), net.bias, drop=drop, norm=norm)
+        return added(h, linear(x, net.drawn_weight()), net.bias, p=drop.rate, locked=drop.locked, norm=norm)
     found = drop(net(x))
     output = h + found if gate is None else gate(h, found)
     return output if norm is None else norm(output)

@@ -72,9 +72,10 @@ class FeedForward(nn.Module):
         if is_fused(read_BTD):
             from transformer_xl.model.backends.fused_blocks import active_inner  # Triton takes a second
 
-            return active_inner(linear(read_BTD, self.inner.drawn_weight()), self.inner.bias, drop=self.drop)
+            inner = linear(read_BTD, self.inner.drawn_weight())
+            return active_inner(inner, self.inner.bias, p=self.drop.rate, locked=self.drop.locked)
         inner = self.inner(read_BTD)
-        drops = self.training and self.drop.p and not self.drop.locked
+        drops = self.drop.rate and not self.drop.locked
         return relu_dropout(inner, self.drop.p) if drops else self.drop(F.relu(inner))
 
 

@@ -3,81 +3,25 @@
 PyTorch multiplies fp32 by MKL, which is slow on processors of AMD with AVX-512. There oneDNN, which PyTorch takes for bf16, is
 twice as fast. Both sum in fp32, in another order.
 
-A weight may have a list for the factors of its gradient (`keep_factors`). Small products then leave their factors there instead
-of multiplying them, and whoever made the lists multiplies those of equal shapes together after the backward pass.
-
 Shapes: X any number of rows, K width of the input, O of the output.
 """
 
-from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.backends import is_fused
 from transformer_xl.model.precision import processor
 
 _LEAST_WORK = 1 << 22
 """Products of fewer multiplications than this take less time than the choice saves."""
-_MOST_LATE_ROWS, _MOST_LATE_WEIGHTS = 2048, 1 << 20
-"""A gradient is computed late if its product sums at most so many rows, and its weight has at most so many elements. Larger
-products fill a GPU alone, and their factors, kept and copied side by side, would take much memory."""
-
-
-class Factors(NamedTuple):
-    """What the gradient of some rows of a weight is the product of, gradᵀ x."""
-
-    first_row: int
-    grad: Tensor
-    """(X, O)."""
-    x: Tensor
-    """(X, K)."""
-
-
-def keep_factors(weight_OK: Tensor) -> list[Factors]:
-    """Let a weight get no gradient from small products. Return the list to which their backward passes add its factors."""
-    cast("Any", weight_OK).late_factors = factors = []
-    return factors
-
-
-def multiplied(alike: Sequence[Factors]) -> Sequence[Tensor]:
-    """Return the gradients, (O, K) each, of factors that have the same shapes; most GPUs return those of several in fp32."""
-    if len(alike) == 1:
-        return [factors.grad.T @ factors.x for factors in alike]
-    grads_LXO = torch.stack([factors.grad for factors in alike])
-    x_LXK = torch.stack([factors.x for factors in alike])
-    if _returns_fp32(x_LXK.device):
-        return torch.bmm(grads_LXO.transpose(1, 2), x_LXK, out_dtype=torch.float32).unbind()
-    return torch.bmm(grads_LXO.transpose(1, 2), x_LXK).unbind()
-
-
-@cache
-def _returns_fp32(device: torch.device) -> bool:
-    """Say whether a device has a batched product of bf16 with a result in fp32; PyTorch has none for CPUs and older GPUs."""
-    return device.type == "cuda" and (torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0))
-
-
-def _late(weight_OK: Tensor, *inputs: Tensor) -> list[Factors] | None:
-    """Return where a product with the inputs leaves the factors of the weight's gradient; None: it computes that itself."""
-    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and weight_OK.requires_grad):
-        return None
-    late = getattr(weight_OK, "late_factors", None)
-    if late is None or weight_OK.numel() > _MOST_LATE_WEIGHTS:
-        return None
-    n_row = sum(x.numel() for x in inputs) // weight_OK.shape[1]
-    return late if n_row <= _MOST_LATE_ROWS else None
 
 
 def linear(x: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x W^T + bias as `F.linear` does, (…, O); of a state that has a copy in the type of autocast, this is read."""
-    x = _with_copy(x)
-    late = _late(weight_OK, x)
-    if late is not None:
-        return _LateProduct.apply(narrowed(x), weight_OK, bias_O, late)
+    """Return x W^T + bias as `F.linear` does, (…, O)."""
     if _is_for_onednn(x, weight_OK):
         return _Product.apply(x.flatten(0, -2), weight_OK, bias_O).unflatten(0, x.shape[:-1])
     return F.linear(x, weight_OK, bias_O)
@@ -110,113 +54,9 @@ def _prefers_onednn() -> bool:
 
 
 def narrowed(x: Tensor) -> Tensor:
-    """Return x in the type in which autocast multiplies, if it is on, and as it is in fp64, which autocast leaves alone."""
+    """Return x in the type in which autocast multiplies it, so that what several products read is converted once."""
     kind = x.device.type
-    is_narrowed = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
-    return _with_copy(x).to(torch.get_autocast_dtype(kind)) if is_narrowed else x
-
-
-def _with_copy(x: Tensor) -> Tensor:
-    """Return the copy that a kernel made beside x (see `backends.fused_blocks.added`), if autocast would make the same now."""
-    found = getattr(x, "autocast_copy", None)
-    if found is None or not torch.is_autocast_enabled(x.device.type):
-        return x
-    copy, version = found
-    return copy if x._version == version and copy.dtype == torch.get_autocast_dtype(x.device.type) else x
-
-
-def products_of_one(x_XK: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return x Wᵀ, (X, O), of several weights of one shape, by one product; x gets no gradient from small ones."""
-    x, weights = narrowed(x_XK), [narrowed(weight_OK) for weight_OK in weights]
-    late = [found for weight_OK in weights if (found := _late(weight_OK, x)) is not None]
-    return _ProductsOfOne.apply(x, late, *weights) if len(late) == len(weights) else _multiply_by_each(x, weights)
-
-
-def _multiply_by_each(x_XK: Tensor, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-    return torch.bmm(x_XK.expand(len(weights), *x_XK.shape), torch.stack([*weights]).transpose(1, 2)).unbind()
-
-
-class _ProductsOfOne(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
-        x, ctx.late, *weights = args
-        ctx.save_for_backward(x)
-        return _multiply_by_each(x, weights)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        (x,) = ctx.saved_tensors
-        for late, grad_XO in zip(ctx.late, grad_outputs, strict=True):
-            late.append(Factors(0, grad_XO, x))
-        return None, None, *[None] * len(grad_outputs)
-
-
-def joined_products(mem_BMD: Tensor, h_BTD: Tensor, weight_OD: Tensor, n_query: int) -> tuple[Tensor, Tensor]:
-    """Return h Wᵀ for the first rows of W, and [mem ; h] Wᵀ for the others: queries (B, T, ·), and keys and values (B, S, ·).
-
-    A GPU takes fewer and larger products than with memory and segment apart. No gradient is computed for a memory that needs
-    none. This needs Triton.
-    """
-    weight_OD = narrowed(weight_OD)
-    return _JoinedProducts.apply(mem_BMD, narrowed(h_BTD), weight_OD, n_query, _late(weight_OD, mem_BMD, h_BTD))
-
-
-class _JoinedProducts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
-        from transformer_xl.model.backends.fused_blocks import joined_states  # Triton takes a second
-
-        mem, h, weight, n_query, ctx.late = args
-        joined = joined_states(mem, h)
-        ctx.save_for_backward(h, joined, weight)
-        ctx.n_query, ctx.mem_dtype = n_query, mem.dtype
-        w_q, w_kv = weight.tensor_split([n_query])
-        return F.linear(h, w_q), F.linear(joined, w_kv)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        h, joined, weight = ctx.saved_tensors
-        grad_q, grad_kv = (grad.contiguous() for grad in grad_outputs)
-        w_q, w_kv = weight.tensor_split([ctx.n_query])
-        B, M = len(h), joined.shape[1] - h.shape[1]
-        own = w_kv.expand(B, *w_kv.shape)  # a row at a time, because those of the segment lie apart
-        needs_mem, needs_h, needs_weight, *_ = ctx.needs_input_grad
-        grad_mem = torch.bmm(grad_kv[:, :M], own).to(ctx.mem_dtype) if needs_mem else None
-        grad_h = torch.baddbmm(grad_q @ w_q, grad_kv[:, M:], own) if needs_h else None
-        if not needs_weight:
-            return grad_mem, grad_h, None, None, None
-        factors = [
-            Factors(0, grad_q.flatten(0, 1), h.flatten(0, 1)),
-            Factors(ctx.n_query, grad_kv.flatten(0, 1), joined.flatten(0, 1)),
-        ]
-        if ctx.late is not None:
-            ctx.late.extend(factors)
-            return grad_mem, grad_h, None, None, None
-        grad_weight = torch.empty_like(weight)
-        for part, (_, grad, x) in zip(grad_weight.tensor_split([ctx.n_query]), factors, strict=True):
-            torch.mm(grad.T, x, out=part)
-        return grad_mem, grad_h, grad_weight, None, None
-
-
-class _LateProduct(torch.autograd.Function):
-    """x W^T + bias, whose backward pass leaves the factors of the weight's gradient in a list."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
-        x, weight_OK, bias_O, ctx.late = args
-        ctx.save_for_backward(x, weight_OK)
-        return F.linear(x, weight_OK, bias_O)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, weight_OK = ctx.saved_tensors
-        grad_XO = grad_outputs[0].reshape(-1, len(weight_OK))
-        needs_x, _, needs_bias, _ = ctx.needs_input_grad
-        ctx.late.append(Factors(0, grad_XO, x.reshape(-1, x.shape[-1])))
-        grad_x = (grad_XO @ weight_OK).view(x.shape) if needs_x else None
-        return grad_x, None, grad_XO.sum(0) if needs_bias else None, None
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def halves(x_BS2NH: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.call import Execution, run_layer
 from transformer_xl.model.captured import Graphs, Told
-from transformer_xl.model.dropout import whole_pass
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast, cannot_compile
@@ -33,7 +31,6 @@ from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.training.averages import Average
 from transformer_xl.training.feed import AnyStream, Feed, SegmentLengths
 from transformer_xl.training.graph import why_no_graph
-from transformer_xl.training.narrow import NarrowWeights
 from transformer_xl.training.optim import Optimizers, Schedule, clipped, finite_norm, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
 from transformer_xl.training.saved import SavedState
@@ -104,9 +101,6 @@ class Trainer:
         self._graphs = None if self.why_no_graph else Graphs(self.device, must=train.graph == "on")
         self._decides_there = self.device.type == "cuda" and self.world.alone
         """Whether the device finds out by itself if a step is bad; with DTensors the optimizers of PyTorch cannot."""
-        # gradients of several segments of a step are added in fp32
-        narrows = self._decides_there and precision == "bf16" and train.tbptt_segments == 1
-        self._narrow = NarrowWeights(model, torch.bfloat16) if narrows else None
         if self.world.rank:  # other processes have the same weights, but other random numbers
             torch.manual_seed(train.seed + self.world.rank)
         self.feed, self.lengths = Feed(stream, self.device), SegmentLengths(train)
@@ -288,12 +282,10 @@ class Trainer:
         groups = zip(*(divided(segment, self.config.accumulate) for segment in segments), strict=True)
         for i, (group, mems) in enumerate(zip(groups, self.mems, strict=True), start=1):
             losses = []
-            narrowed = nullcontext() if self._narrow is None else self._narrow.in_place()
-            with self.parallel.group(last=i == len(self.mems)), narrowed:
+            with self.parallel.group(last=i == len(self.mems)):
                 for segment in group:
                     arguments = kind_of(segment).arguments(segment, self.device, self.config)
-                    whole = nullcontext() if self.config.checkpoint_layers else whole_pass()
-                    with autocast(self.device, self.precision), whole:
+                    with autocast(self.device, self.precision):
                         out = self.parallel(
                             segment.ids.to(self.device),
                             mems=mems,
@@ -307,8 +299,6 @@ class Trainer:
                     total += out.nll.detach().double().sum()
                 # the mean of the processes' gradients is that of all tokens
                 self.scaler.scale(torch.stack(losses).sum() / (n_scored / self.world.size)).backward()
-                if self._narrow is not None:
-                    self._narrow.collect()
             new_mems.append(mems.detach())
         return total, new_mems
 

@@ -19,7 +19,7 @@ from transformer_xl.model.backends import is_fused
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, dropped_pair
 from transformer_xl.model.gates import block_output, make_gate
 from transformer_xl.model.memory import join
-from transformer_xl.model.products import halves, joined_products, linear
+from transformer_xl.model.products import halves, linear, narrowed
 from transformer_xl.model_config import GateKind, TransformerXLConfig
 
 if TYPE_CHECKING:
@@ -206,13 +206,13 @@ class AttentionBlock(nn.Module):
             return q, k, v
         mem = self.layer_norm(mem_BMD) if self.pre_lnorm else mem_BMD
         weight, n_query = self.qkv_net.drawn_weight(), self.n_head * self.d_head
-        if is_fused(h) and n_pad is None and self.normalizes_queries:
-            q, kv = joined_products(mem, h, weight, n_query)
-        else:
-            w_q, w_kv = weight.tensor_split([n_query])
-            # memory and segment are projected apart: no gradient is computed for the hidden states of the memory
-            kv = join(linear(mem, w_kv), linear(h, w_kv), n_pad)
-            q = linear(h if self.normalizes_queries else h_BTD, w_q)
+        joins = is_fused(h) and n_pad is None  # a GPU takes one large product rather than two
+        if joins:
+            h, mem, weight = narrowed(h), narrowed(mem), narrowed(weight)
+        w_q, w_kv = weight.split([n_query, 2 * n_query])
+        # a CPU multiplies them apart, so that no gradient is computed for the hidden states of the memory
+        kv = linear(torch.cat([mem, h], 1), w_kv) if joins else join(linear(mem, w_kv), linear(h, w_kv), n_pad)
+        q = linear(h if self.normalizes_queries else h_BTD, w_q)
         kv, q = dropped_pair(self.drop_qkv, kv, q)
         k, v = halves(kv.unflatten(-1, (2, *heads)))
         return q.unflatten(-1, heads), k, v

@@ -5,6 +5,7 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, relative_weights, sinusoids
 from transformer_xl.model.backends import Attention, choose_backend, is_fused
 from transformer_xl.model.dropout import DropConnectLinear
-from transformer_xl.model.products import products_of_one
+from transformer_xl.model.products import narrowed
 from transformer_xl.model_config import TransformerXLConfig
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def _keys_or_encoded(model: "TransformerXL", r_SD: Tensor, attend: Attention) ->
 
         r_SD = F.pad(r_SD, (0, 0, 0, n_padded(len(r_SD)) - len(r_SD)))
     heads = (blocks[0].n_head, blocks[0].d_head)
-    return [keys_SX.unflatten(1, heads) for keys_SX in products_of_one(r_SD, weights)]
+    r_LSD = narrowed(r_SD).expand(len(blocks), *r_SD.shape)
+    return [keys_SX.unflatten(1, heads) for keys_SX in torch.bmm(r_LSD, torch.stack(weights).transpose(1, 2))]
 
 
 def _biases(model: "TransformerXL") -> list[tuple[Tensor, Tensor]]:

@@ -1,8 +1,7 @@
 """Faster ways to compute `relative_attention`, and `ranked_attention`; tests compare each, outputs and every gradient."""
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -95,36 +94,16 @@ def run_untraced(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
 
 MOST_FUSED = 16_384
 """Features of a state that a kernel of our own can normalize."""
-_PLAIN = (Tensor, nn.Parameter)
-_TWICE = ("equation", "sdpa")
-"""Backends that can be differentiated twice."""
-
-
-class _Local(threading.local):
-    backend = "auto"
-
-
-_local = _Local()
-
-
-@contextmanager
-def layers_by(backend: str) -> Iterator[None]:
-    """Let layers inside the block be as differentiable as an attention backend."""
-    before, _local.backend = _local.backend, backend
-    try:
-        yield
-    finally:
-        _local.backend = before
 
 
 def is_fused(x: Tensor) -> bool:
     """Whether kernels of our own compute what a layer does with states besides products.
 
-    They do on a GPU, unless layers are compiled, or shall be differentiable twice.
+    They do on a GPU, unless layers are compiled or divided among processes.
     """
-    if x.device.type != "cuda" or torch.compiler.is_compiling() or _local.backend in _TWICE:
+    if x.device.type != "cuda" or torch.compiler.is_compiling():
         return False
-    return type(x) in _PLAIN and fuses(x.device, x.dtype)
+    return type(x) in (Tensor, nn.Parameter) and fuses(x.device, x.dtype)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -21,8 +21,7 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.backends import KEPT_BYTES, SCRATCH_BYTES, on_device, run_untraced
 from transformer_xl.model.backends import fused_kernels as kernels
-from transformer_xl.model.backends.fused_blocks import sum_of_phases, totals
-from transformer_xl.model.dropout import drawn_seed
+from transformer_xl.model.backends.fused_blocks import drawn_seeds, sum_of_phases, totals
 
 
 def n_padded(n_key: int) -> int:
@@ -98,7 +97,7 @@ class _FusedAttention(torch.autograd.Function):
         q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
         u, v_bias = u.contiguous(), v_bias.contiguous()
         first = first_BT.contiguous().expand(B, T)
-        seed = drawn_seed(q.device) if dropatt else None
+        seed = drawn_seeds(1, q.device) if dropatt else None
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         log_sum = torch.empty(B, N, T, dtype=torch.float32, device=q.device)
         ctx.launch = launch = Launch.of(q, k, dropatt)

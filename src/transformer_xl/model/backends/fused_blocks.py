@@ -6,37 +6,33 @@ maps of a feed-forward network, `dropout(relu(y + bias))`. A pass over the same 
 norms as partial sums in a fixed order, so results are the same to the last bit every time.
 
 No mask is kept: forward and backward draw it from the same seed. The numbers of a row are a part of one sequence of 2^32, which
-begins anywhere; parts of different rows overlap now and then, elsewhere in each row. Needs Triton and a GPU; with
+begins anywhere; parts of different rows overlap now and then, elsewhere in each row.
+
+A backward pass that shall be differentiated again is made of PyTorch's operations. Needs Triton and a GPU; with
 TRITON_INTERPRET=1 it runs on any device, slowly.
 
 Shapes: X rows, which are positions of a batch, T positions of each row of the batch, D width.
 """
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.backends import MOST_FUSED, on_device
 from transformer_xl.model.backends.fused_kernels import LN_2, factor_of, words_of
-from transformer_xl.model.dropout import Dropout, drawn_seed, in_whole_pass
 
 _MOST_PROGRAMS = 512
 """Programs that sum over rows; a fixed number, because sums in another order have other bits."""
 _TILE = 2048
 """Elements that a program holds of each tensor, unless a row has more."""
-_MOST_LATE_SUMS = 1 << 20
-"""A kernel with at most so many partial sums, 4 MB, leaves them for later (`LateSums` in `training/narrow.py`). Larger ones of
-all layers would take much memory, and adding them up takes much longer than a launch."""
 _FEW_ROWS = 4096
 """Up to so many rows, a program takes one at a time, which its threads sum without waiting for each other."""
 
-jit = triton.jit(do_not_specialize=["n_row", "T", "M", "n_sum", "n_other", "T_other"])
+jit = triton.jit(do_not_specialize=["n_row", "T", "n_sum", "n_other", "T_other"])
 
 
 @triton.jit
@@ -67,10 +63,10 @@ def _standardized(total, inside, eps, D: tl.constexpr):
 
 @jit
 def added_kernel(
-    x, y, bias, weight, shift, seed_at, out, narrow, n_row, T, p, eps,
+    x, y, bias, weight, shift, seed_at, out, n_row, T, p, eps,
     D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute norm(x + dropout(y + bias)) of R rows, or without a norm if it has no weight; also in a narrower type."""
+    """Compute norm(x + dropout(y + bias)) of R rows, or without a norm if it has no weight."""
     row, column = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, W)
     inside = (row < n_row)[:, None] & (column < D)[None, :]
     at = row.to(tl.int64)[:, None] * D + column[None, :]
@@ -81,13 +77,11 @@ def added_kernel(
         w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
         total = standard * w[None, :] + tl.load(shift + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
-    if narrow is not None:
-        tl.store(narrow + at, total.to(narrow.dtype.element_ty), mask=inside)
 
 
 @jit
 def added_gradient_kernel(
-    grad, grad_narrow, x, y, bias, weight, seed_at, grad_x, grad_y, sums, n_row, T, p, eps,
+    grad, x, y, bias, weight, seed_at, grad_x, grad_y, sums, n_row, T, p, eps,
     D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of some rows, and sum those of the norm's weight and shift and of the bias over them."""
@@ -101,11 +95,7 @@ def added_gradient_kernel(
         inside = (row < n_row)[:, None] & (column < D)[None, :]
         at = row.to(tl.int64)[:, None] * D + column[None, :]
         factors = _factors(seed_at, row, column, T, p, LOCKED) if DROPS else 1.0
-        gradient = tl.zeros([R, W], tl.float32)
-        if grad is not None:
-            gradient += tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
-        if grad_narrow is not None:
-            gradient += tl.load(grad_narrow + at, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
         if weight is not None:
             standard, scale = _standardized(_summed(x, y, bias, factors, at, column, inside, D, DROPS), inside, eps, D)
             of_weight += gradient * standard
@@ -157,16 +147,16 @@ def active_kernel(
 
 @jit
 def pair_kernel(
-    y, seed_at, out, other, other_seed_at, other_out, n_row, T, n_other, T_other, p,
+    y, seed_at, out, other, other_out, n_row, T, n_other, T_other, p,
     D: tl.constexpr, D_other: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute dropout of two tensors: the first programs take tiles of the one, the others tiles of the other."""
+    """Compute dropout of two tensors by a seed each: the first programs take tiles of the one, the others of the other."""
     tile, n_tile = tl.program_id(0), tl.cdiv(n_row, R) * tl.cdiv(D, W)
     if tile < n_tile:
         _activate(tile, y, None, seed_at, out, n_row, T, p, D, W, R, False, DROPS, LOCKED)
     else:
         tile -= n_tile
-        _activate(tile, other, None, other_seed_at, other_out, n_other, T_other, p, D_other, W, R, False, DROPS, LOCKED)
+        _activate(tile, other, None, seed_at + 1, other_out, n_other, T_other, p, D_other, W, R, False, DROPS, LOCKED)
 
 
 @jit
@@ -187,57 +177,51 @@ def active_gradient_kernel(grad, out, grad_y, sums, n_row, T, p, D: tl.constexpr
     tl.store(sums + program * D + column, tl.sum(of_bias, 0), mask=column < D)
 
 
-def added(x: Tensor, y: Tensor, bias: Tensor | None, *, drop: Dropout, norm: nn.LayerNorm | None) -> Tensor:
-    """Return norm(x + dropout(y + bias)), (…, T, D).
-
-    Under autocast a norm's result is fp32, as PyTorch's is. In a training step it has a copy in the type of autocast, which
-    `products.linear` reads; nothing else may change the result, or ask for its gradient (`dropout.whole_pass`).
-    """
+def added(x: Tensor, y: Tensor, bias: Tensor | None, *, p: float, locked: bool, norm: nn.LayerNorm | None) -> Tensor:
+    """Return norm(x + dropout(y + bias)), (…, T, D); under autocast a norm's result is fp32, as PyTorch's is."""
     assert x.shape == y.shape, (x.shape, y.shape)
-    kind, narrow_dtype = x.device.type, None
-    if norm is not None and torch.is_autocast_enabled(kind):
-        x, narrow_dtype = x.float(), torch.get_autocast_dtype(kind) if in_whole_pass() else None
+    if norm is not None and torch.is_autocast_enabled(x.device.type):
+        x = x.float()
     weight, shift, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
-    states, narrow = _Added.apply(x, y, bias, weight, shift, eps, *_drawn(drop, x), narrow_dtype)
-    if narrow is not None:
-        states.autocast_copy = narrow, states._version
-    return states
+    return _Added.apply(x, y, bias, weight, shift, eps, p, locked, drawn_seeds(1, x.device) if p else None)
 
 
-def active_inner(y: Tensor, bias: Tensor, *, drop: Dropout) -> Tensor:
+def active_inner(y: Tensor, bias: Tensor, *, p: float, locked: bool) -> Tensor:
     """Return dropout(relu(y + bias)), (…, T, D)."""
-    return _ActiveInner.apply(y, bias, *_drawn(drop, y))
+    return _ActiveInner.apply(y, bias, p, locked, drawn_seeds(1, y.device) if p else None)
 
 
-def _drawn(drop: Dropout, x: Tensor) -> tuple[float, bool, Tensor | None]:
-    """Return the probability of dropout now, whether it is locked, and a seed."""
-    p = drop.p if drop.training else 0.0
-    return p, drop.locked, drawn_seed(x.device) if p else None
+def dropped(x: Tensor, *, p: float, locked: bool) -> Tensor:
+    """Return dropout(x), (…, T, D)."""
+    return _Dropped.apply(x, p, locked, drawn_seeds(1, x.device))
+
+
+def dropped_pair(x: Tensor, y: Tensor, *, p: float, locked: bool) -> tuple[Tensor, Tensor]:
+    """Return dropout(x) and dropout(y), (…, T, D), whose sizes may differ, by one kernel."""
+    return _DroppedPair.apply(x, y, p, locked, drawn_seeds(2, x.device))
+
+
+def drawn_seeds(n: int, device: torch.device) -> Tensor:
+    """Return numbers that decide which elements are dropped, int64 (n,).
+
+    They stay on the device, so that the host does not wait for them and a graph can be captured.
+    """
+    return torch.randint(2**62, (n,), device=device)
 
 
 @jit
 def sum_kernel(
-    sums, first, second, third, n_sum,
-    N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, STACKED: tl.constexpr,
+    sums, first, second, third, n_sum, N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr
 ):  # fmt: skip
-    """Add up the partial sums of programs, (n_sum, N, D), for some columns of one vector.
-
-    Each of the N vectors has a result of its own. If the sums of several kernels are stacked, (L, n_sum, N, D), all results go
-    to the first tensor, (L, N, D).
-    """
+    """Add up the partial sums of programs, (n_sum, N, D), for some columns of one of N vectors; each has its own result."""
     n_tile = tl.cdiv(D, W)
-    row, column = tl.program_id(0) // n_tile, tl.program_id(0) % n_tile * W + tl.arange(0, W)
-    vector = row % N
-    sums += (row // N).to(tl.int64) * n_sum * (N * D)
+    vector, column = tl.program_id(0) // n_tile, tl.program_id(0) % n_tile * W + tl.arange(0, W)
     total = tl.zeros([R, W], tl.float32)
     for p0 in range(0, n_sum, R):
         program = p0 + tl.arange(0, R)
         inside = (program < n_sum)[:, None] & (column < D)[None, :]
         total += tl.load(sums + ((program * N + vector) * D)[:, None] + column[None, :], mask=inside, other=0.0)
     found = tl.sum(total, 0)
-    if STACKED:
-        tl.store(first + row * D + column, found, mask=column < D)
-        return
     if first is not None:  # noqa: SIM102 (the compiler drops the outer one)
         if vector == 0:
             tl.store(first + column, found.to(first.dtype.element_ty), mask=column < D)
@@ -247,22 +231,6 @@ def sum_kernel(
     if third is not None:  # noqa: SIM102 (the compiler drops the outer one)
         if vector == 2:
             tl.store(third + column, found.to(third.dtype.element_ty), mask=column < D)
-
-
-@jit
-def join_kernel(
-    mem, h, out, mem_row, mem_at, n_row, T, M, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr
-):  # fmt: skip
-    """Put a segment after its memory, in the type of the result."""
-    n_tile, S = tl.cdiv(D, W), M + T
-    row, column = tl.program_id(0) // n_tile * R + tl.arange(0, R), tl.program_id(0) % n_tile * W + tl.arange(0, W)
-    batch, s = (row // S).to(tl.int64), row % S
-    inside = (row < n_row)[:, None] & (column < D)[None, :]
-    is_old = (s < M)[:, None]
-    old = tl.load(mem + (batch * mem_row + s * mem_at)[:, None] + column[None, :], mask=inside & is_old, other=0.0)
-    new = tl.load(h + ((batch * T + s - M) * D)[:, None] + column[None, :], mask=inside & ~is_old, other=0.0)
-    found = tl.where(is_old, old.to(out.dtype.element_ty), new.to(out.dtype.element_ty))
-    tl.store(out + row.to(tl.int64)[:, None] * D + column[None, :], found, mask=inside)
 
 
 @triton.jit(do_not_specialize=["S", "n_row", "C"])
@@ -284,47 +252,64 @@ def phase_kernel(by_phase, out, S, n_row, C, H: tl.constexpr, W: tl.constexpr, R
 
 
 class _Added(torch.autograd.Function):
-    """norm(x + dropout(y + bias)), and the same in a narrower type if one is given.
+    """norm(x + dropout(y + bias)).
 
     The arguments of `apply` are x and y (…, T, D), bias, weight and shift (D,) or None, the epsilon of the norm, probability of
-    dropout, whether it is locked, the seed int64 (1,) if it drops, and the narrower type or None.
+    dropout, whether it is locked, and the seed int64 (1,) if it drops.
     """
 
     @staticmethod
-    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
-        """Compute the states, and their narrow copy or None."""
-        x, y, bias, weight, shift, eps, p, locked, seed, narrow_dtype = args
-        x, y = x.contiguous(), y.contiguous()
-        out = torch.empty_like(x)
-        narrow = None if narrow_dtype is None else torch.empty_like(x, dtype=narrow_dtype)
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        """Compute the states."""
+        x, y, bias, weight, shift, eps, p, locked, seed = args
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
         ctx.sizes = sizes = _sizes(x, p, locked)
         n_program = triton.cdiv(sizes["n_row"], sizes["R"])
-        _launch(added_kernel, n_program, x, y, bias, weight, shift, seed, out, narrow, eps=eps, **sizes)
+        _launch(added_kernel, n_program, x.contiguous(), y.contiguous(), bias, weight, shift, seed, out, eps=eps, **sizes)
         needed = (None, None) if weight is None else (x, y)
-        ctx.save_for_backward(*needed, bias, weight, seed)
-        ctx.vectors, ctx.eps, ctx.x_dtype, ctx.y_dtype = (weight, shift, bias), eps, x.dtype, y.dtype
-        ctx.set_materialize_grads(False)
-        return out, narrow
+        ctx.save_for_backward(*needed, bias, weight, shift, seed)
+        ctx.eps, ctx.dtypes = eps, (x.dtype, y.dtype)
+        return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compute all gradients in one pass, from either or both of the results."""
-        x, y, bias, weight, seed = ctx.saved_tensors
-        grad, narrow = (None if g is None else g.contiguous() for g in grad_outputs)
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        """Compute all gradients in one pass."""
+        (grad,) = grad_outputs
+        if torch.is_grad_enabled():
+            return *_added_gradients(ctx, grad), *[None] * 4
+        x, y, bias, weight, _, seed = ctx.saved_tensors
+        x, y = (None if states is None else states.contiguous() for states in (x, y))
+        grad, (x_dtype, y_dtype) = grad.contiguous(), ctx.dtypes
         n_program = min(triton.cdiv(ctx.sizes["n_row"], ctx.sizes["R"]), _MOST_PROGRAMS)
-        whole = grad if narrow is None else narrow
-        assert whole is not None
-        grad_y = torch.empty_like(whole, dtype=ctx.y_dtype)
-        grad_x = None if weight is None else torch.empty_like(whole, dtype=ctx.x_dtype)
-        sums, is_late = None, False
+        grad_x = None if weight is None else torch.empty_like(grad, dtype=x_dtype)
+        grad_y = torch.empty_like(grad, dtype=y_dtype)
+        sums = None
         if any(ctx.needs_input_grad[2:5]):
-            sums, is_late = _place_of_sums(ctx.vectors, n_program, whole)
-        arguments = (grad, narrow, x, y, bias, weight, seed, grad_x, grad_y, sums)
+            sums = torch.empty(n_program, 3, grad.shape[-1], dtype=torch.float32, device=grad.device)
+        arguments = (grad, x, y, bias, weight, seed, grad_x, grad_y, sums)
         _launch(added_gradient_kernel, n_program, *arguments, eps=ctx.eps, **ctx.sizes)
-        is_done = sums is None or is_late
-        of_weight, of_shift, of_bias = [None] * 3 if is_done else totals(sums, [weight, weight, bias])
-        return grad if grad_x is None else grad_x, grad_y, of_bias, of_weight, of_shift, *[None] * 5
+        of_weight, of_shift, of_bias = [None] * 3 if sums is None else totals(sums, [weight, weight, bias])
+        return grad if grad_x is None else grad_x, grad_y, of_bias, of_weight, of_shift, *[None] * 4
+
+
+def _added_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of `_Added` by operations that can be differentiated, for x, y, bias, weight and shift."""
+    x, y, bias, weight, shift, seed = ctx.saved_tensors
+    sizes, (x_dtype, y_dtype) = ctx.sizes, ctx.dtypes
+    factors = torch.ones_like(grad, dtype=torch.float32)
+    if seed is not None:
+        factors = _Dropped.apply(factors, sizes["p"], sizes["LOCKED"], seed)
+    of_total, of_weight, of_shift = grad.float(), None, None
+    if weight is not None:
+        total = x.float() + (y.float() if bias is None else y.float() + bias.float()) * factors
+        shape = weight.shape
+        _, mean, scale = torch.native_layer_norm(total, shape, weight.float(), shift.float(), ctx.eps)
+        of_total, of_weight, of_shift = torch.ops.aten.native_layer_norm_backward(
+            of_total, total, shape, mean, scale, weight.float(), shift.float(), [True] * 3
+        )
+    of_y = of_total * factors
+    of_bias = None if bias is None else of_y.flatten(0, -2).sum(0).to(bias.dtype)
+    return of_total.to(x_dtype), of_y.to(y_dtype), of_bias, of_weight, of_shift
 
 
 class _ActiveInner(torch.autograd.Function):
@@ -339,26 +324,26 @@ class _ActiveInner(torch.autograd.Function):
         ctx.sizes = sizes = _sizes(y, p, locked, widest=512)
         n_program = triton.cdiv(sizes["n_row"], sizes["R"]) * triton.cdiv(sizes["D"], sizes["W"])
         _launch(active_kernel, n_program, y, bias, seed, out, RELU=True, **sizes)
-        ctx.save_for_backward(out)
-        ctx.vectors = (bias,)
+        ctx.save_for_backward(out, bias)
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         """Compute both gradients in one pass."""
-        (out,) = ctx.saved_tensors
+        (grad,), (out, bias) = grad_outputs, ctx.saved_tensors
         sizes = {name: size for name, size in ctx.sizes.items() if name not in ("DROPS", "LOCKED")}
+        if torch.is_grad_enabled():
+            grad_y = grad * (out.detach() > 0) / (1 - sizes["p"])
+            return grad_y, grad_y.flatten(0, -2).sum(0).to(bias.dtype), None, None, None
         n_program = min(triton.cdiv(sizes["n_row"], sizes["R"]), _MOST_PROGRAMS)
         grad_y = torch.empty_like(out)
-        sums, is_late = _place_of_sums(ctx.vectors, n_program, out)
+        sums = torch.empty(n_program, 1, sizes["D"], dtype=torch.float32, device=out.device)
         n_tile = triton.cdiv(sizes["D"], sizes["W"])
-        _launch(active_gradient_kernel, n_program * n_tile, grad_outputs[0].contiguous(), out, grad_y, sums, **sizes)
-        of_bias = None if is_late else totals(sums, [*ctx.vectors])[0]
-        return grad_y, of_bias, None, None, None
+        _launch(active_gradient_kernel, n_program * n_tile, grad.contiguous(), out, grad_y, sums, **sizes)
+        return grad_y, totals(sums, [bias])[0], None, None, None
 
 
-class Dropped(torch.autograd.Function):
+class _Dropped(torch.autograd.Function):
     """dropout(x); the arguments are x (…, T, D), probability, whether it is locked, and the seed."""
 
     @staticmethod
@@ -376,42 +361,32 @@ class Dropped(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         """Drop the same elements of the gradient."""
         (seed,) = ctx.saved_tensors
-        return Dropped.apply(grad_outputs[0], ctx.p, ctx.locked, seed), None, None, None
+        return _Dropped.apply(grad_outputs[0], ctx.p, ctx.locked, seed), None, None, None
 
 
-class DroppedPair(torch.autograd.Function):
-    """dropout(x) and dropout(y) in one kernel, each as `Dropped` computes it.
+class _DroppedPair(torch.autograd.Function):
+    """dropout(x) and dropout(y) in one kernel, each as `_Dropped` computes it.
 
-    The arguments of `apply` are x (…, T, D) and y, whose sizes may be others, probability, whether it is locked, and two seeds.
+    The arguments of `apply` are x (…, T, D) and y, probability, whether it is locked, and the seeds int64 (2,).
     """
 
     @staticmethod
     def forward(ctx: Any, *args: Any, **_: Any) -> Any:
         """Drop elements of both."""
-        x, y, ctx.p, ctx.locked, *seeds = args
-        ctx.save_for_backward(*seeds)
+        x, y, ctx.p, ctx.locked, seeds = args
+        ctx.save_for_backward(seeds)
         x, y = x.contiguous(), y.contiguous()
         x_out, y_out = torch.empty_like(x), torch.empty_like(y)
         sizes, own = (_sizes(states, ctx.p, ctx.locked, widest=512) for states in (x, y))
         n_program = sum(triton.cdiv(s["n_row"], sizes["R"]) * triton.cdiv(s["D"], sizes["W"]) for s in (sizes, own))
         sizes |= {"n_other": own["n_row"], "T_other": own["T"], "D_other": own["D"]}  # y has tiles of the same size
-        _launch(pair_kernel, n_program, x, seeds[0], x_out, y, seeds[1], y_out, **sizes)
+        _launch(pair_kernel, n_program, x, seeds, x_out, y, y_out, **sizes)
         return x_out, y_out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         """Drop the same elements of both gradients."""
-        return *DroppedPair.apply(*grad_outputs, ctx.p, ctx.locked, *ctx.saved_tensors), None, None, None, None
-
-
-def _place_of_sums(vectors: Sequence[Tensor | None], n_program: int, like: Tensor) -> tuple[Tensor, bool]:
-    """Return where programs write their partial sums for N vectors, (n_program, N, D), and whether they stay there."""
-    shape = torch.Size((n_program, len(vectors), like.shape[-1]))
-    keepers = {getattr(vector, "late_sums", None) for vector in vectors if vector is not None and vector.requires_grad}
-    late = keepers.pop() if len(keepers) == 1 and shape.numel() <= _MOST_LATE_SUMS else None
-    if late is not None:
-        return late.slot(vectors, shape, like.device), True
-    return torch.empty(shape, dtype=torch.float32, device=like.device), False
+        return *_DroppedPair.apply(*grad_outputs, ctx.p, ctx.locked, *ctx.saved_tensors), None, None, None
 
 
 def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
@@ -419,16 +394,7 @@ def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
     n_program, N, D = sums.shape
     found = [None if vector is None else torch.empty_like(vector) for vector in like]
     sizes = {"n_sum": n_program, "N": N, "D": D, "W": 8, "R": 512}  # most are loaded at once
-    _launch(sum_kernel, N * triton.cdiv(D, 8), sums, *found, *[None] * (3 - N), STACKED=False, **sizes)
-    return found
-
-
-def stacked_totals(sums_LPND: Tensor) -> Tensor:
-    """Return the totals of L kernels' partial sums for N vectors, fp32 (L, N, D)."""
-    L, n_program, N, D = sums_LPND.shape
-    found = torch.empty(L, N, D, dtype=torch.float32, device=sums_LPND.device)
-    sizes = {"n_sum": n_program, "N": N, "D": D, "W": 32, "R": 64}
-    _launch(sum_kernel, L * N * triton.cdiv(D, 32), sums_LPND, found, None, None, STACKED=True, **sizes)
+    _launch(sum_kernel, N * triton.cdiv(D, 8), sums, *found, *[None] * (3 - N), **sizes)
     return found
 
 
@@ -441,18 +407,6 @@ def sum_of_phases(by_phase_XCH: Tensor, n_key: int, n_row: int, dtype: torch.dty
     out = torch.empty(n_row, n_all // 8, H, dtype=dtype, device=by_phase_XCH.device)
     sizes = {"H": H, "W": triton.next_power_of_2(H), "R": 16}
     _launch(phase_kernel, triton.cdiv(n_row, 16) * (n_all // 8), by_phase_XCH, out, n_key, n_row, C, **sizes)
-    return out
-
-
-def joined_states(mem_BMD: Tensor, h_BTD: Tensor) -> Tensor:
-    """Return [mem ; h], (B, M + T, D), in the type of h; without a gradient."""
-    (B, M, D), T = mem_BMD.shape, h_BTD.shape[1]
-    mem_BMD = mem_BMD if mem_BMD.stride(2) == 1 else mem_BMD.contiguous()
-    out = torch.empty(B, M + T, D, dtype=h_BTD.dtype, device=h_BTD.device)
-    sizes = {"n_row": B * (M + T), "T": T, "M": M, "D": D, "W": min(triton.next_power_of_2(D), 512), "R": 4}
-    n_program = triton.cdiv(sizes["n_row"], 4) * triton.cdiv(D, sizes["W"])
-    strides = mem_BMD.stride()[:2]
-    _launch(join_kernel, n_program, mem_BMD, h_BTD.contiguous(), out, *strides, **sizes)
     return out
 
 
