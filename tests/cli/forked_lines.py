@@ -106,7 +106,7 @@ def _prepare(home: str) -> None:
 
     os.environ |= {"HF_HUB_OFFLINE": "1", "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
     for module in pkgutil.walk_packages(transformer_xl.__path__, "transformer_xl."):
-        if not re.search(r"__main__|huggingface|pickle_child|fused|onnx", module.name):
+        if not re.search(r"__main__|huggingface|fused|onnx", module.name):
             importlib.import_module(module.name)
     for name in ("huggingface_hub", "matplotlib.figure", "rich.progress"):
         importlib.import_module(name)

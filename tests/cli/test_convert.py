@@ -212,7 +212,7 @@ def test_ctrl_c_ends_quietly_and_leaves_nothing_behind(txl: Txl, place: Path, mo
         raise KeyboardInterrupt
 
     before = sorted(place.iterdir())
-    monkeypatch.setattr("transformer_xl.conversion.readers.inert.TensorRef.load", interrupt)
+    monkeypatch.setattr("transformer_xl.conversion.readers.tensors.TensorRef.load", interrupt)
     answer = txl("convert", "hf", "native")
     assert (answer.status, answer.out) == (130, "")
     assert sorted(place.iterdir()) == before

@@ -137,16 +137,16 @@ def test_models_know_nothing_of_training_files_or_commands():
 def test_nothing_executes_files():
     for path in sorted(ROOT.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        for call in ("import pickle", "torch.load(", "eval(", "exec("):
+        for call in ("torch.load(", "pickle.load", "pickle.Unpickler(", "eval(", "exec("):
             found = [line for line in text.splitlines() if call in line and ".eval(" not in line and "def " not in line]
             assert not found, f"{path}: {found}"
 
 
 def test_one_file_unpickles():
-    """Whatever can rebuild objects from bytes is imported by the child that reads foreign pickles, and by nothing else."""
+    """Whatever can rebuild objects from bytes is imported by the reader of foreign pickles, and by nothing else."""
     banned = {"pickle", "_pickle", "pickletools", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         if modules := imported_roots(path) & banned:
             found[path.relative_to(ROOT).as_posix()] = modules
-    assert found == {"conversion/readers/pickle_child.py": {"pickle"}}
+    assert found == {"conversion/readers/unpickle.py": {"pickle"}}

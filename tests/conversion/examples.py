@@ -7,8 +7,8 @@ import torch
 from hypothesis import strategies as st
 
 from tests.conversion.readers.test_tensor_bundle import write_bundle
-from transformer_xl.conversion.readers.inert import Stub
 from transformer_xl.conversion.readers.tensor_bundle import read_bundle
+from transformer_xl.conversion.readers.unpickle import Stub
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 

@@ -19,9 +19,9 @@ from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.export import load_model
 from transformer_xl.conversion.key_maps import huggingface
-from transformer_xl.conversion.readers.inert import TensorRef
 from transformer_xl.conversion.readers.tensor_bundle import read_bundle
-from transformer_xl.conversion.readers.torch_files import read_torch
+from transformer_xl.conversion.readers.tensors import TensorRef
+from transformer_xl.conversion.readers.unpickle import unpickle
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import HeadConfig
@@ -403,9 +403,9 @@ def test_a_vocabulary_without_words_is_none(tmp_path, monkeypatch):
     """NVIDIA's copy of GPT-2's has no words; the model is converted all the same."""
     source = copy("nvidia/plain", tmp_path)
     (file,) = source.glob("checkpoint_*.pt")
-    tree = read_torch(file)
+    tree = unpickle(file)
     tree["vocab"].state = {"EOT": 50256, "tokenizer": None}
-    monkeypatch.setattr("transformer_xl.conversion.programs.read_torch", lambda path: tree)
+    monkeypatch.setattr("transformer_xl.conversion.programs.unpickle", lambda path: tree)
     assert convert(source, tmp_path / "native").tokenizer is None
 
 

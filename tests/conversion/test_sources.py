@@ -20,8 +20,8 @@ from tests.conversion.examples import GOLDENS, VALUES, copy
 from transformer_xl.conversion import programs
 from transformer_xl.conversion.key_maps import authors, huggingface, xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.conversion.key_maps.authors import read_module
-from transformer_xl.conversion.readers.inert import Stub, TensorRef
-from transformer_xl.conversion.readers.torch_files import read_torch
+from transformer_xl.conversion.readers.tensors import TensorRef
+from transformer_xl.conversion.readers.unpickle import Stub, unpickle
 from transformer_xl.conversion.sources import open_source
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model_config import TransformerXLConfig
@@ -329,9 +329,9 @@ AUTHORS: list[tuple[Change, str]] = [
 @pytest.mark.parametrize(("change", "message"), AUTHORS)
 def test_modules_that_are_no_model_of_the_authors(change, message, tmp_path, monkeypatch):
     file = copy("authors/plain", tmp_path) / "model.pt"
-    tree = read_torch(file)
+    tree = unpickle(file)
     change(tree)
-    monkeypatch.setattr(programs, "read_torch", lambda path: tree)
+    monkeypatch.setattr(programs, "unpickle", lambda path: tree)
     start = time.process_time()
     with pytest.raises(CheckpointError, match=message) as error:
         open_source(file)
@@ -342,7 +342,7 @@ def test_modules_that_are_no_model_of_the_authors(change, message, tmp_path, mon
 
 def test_wrapped_models_are_unwrapped():
     file = GOLDENS / "authors" / "plain" / "checkpoint" / "model.pt"
-    tree = read_torch(file)
+    tree = unpickle(file)
     bare = read_module(tree, file)
     for name in ("torch.nn.parallel.data_parallel.DataParallel", "fp16_opt.FP16_Module"):
         tree = Stub(name, state={"_modules": {"module": tree}})
@@ -363,7 +363,7 @@ def test_wrapped_models_are_unwrapped():
 )
 def test_what_is_tied_is_told_by_places(golden, tie_weight, tie_projs):
     file = GOLDENS / "authors" / golden / "checkpoint" / "model.pt"
-    flags, tensors = read_module(read_torch(file), file)
+    flags, tensors = read_module(unpickle(file), file)
     assert (flags["tie_weight"], flags["tie_projs"]) == (tie_weight, tie_projs)
     assert all(isinstance(tensor, TensorRef) for tensor in tensors.values())
 
@@ -371,7 +371,7 @@ def test_what_is_tied_is_told_by_places(golden, tie_weight, tie_projs):
 def test_checkpoints_of_nvidia_with_absurd_settings(tmp_path):
     folder = copy("nvidia/plain", tmp_path)
     (file,) = folder.glob("checkpoint_*.pt")
-    tree = read_torch(file)
+    tree = unpickle(file)
     for name, value, message in (
         ("n_layer", 10**9, "says n_layer = 1,000,000,000, but there are only"),
         ("n_token", None, r"n_token \(None\) must be an integer"),
@@ -379,7 +379,7 @@ def test_checkpoints_of_nvidia_with_absurd_settings(tmp_path):
     ):
         changed = {**tree, "model_config": {**tree["model_config"], name: value}}
         with pytest.MonkeyPatch.context() as patch, pytest.raises(CheckpointError, match=message):
-            patch.setattr(programs, "read_torch", lambda path, changed=changed: changed)
+            patch.setattr(programs, "unpickle", lambda path, changed=changed: changed)
             found = open_source(file)
             found.key_map.locate({name: tensor.shape for name, tensor in found.tensors.items()}, str(file))
 
@@ -394,10 +394,10 @@ def test_weights_of_hugging_face_by_any_name(tmp_path):
 def test_learned_positions_keep_their_number_when_lengths_change(monkeypatch):
     """The authors' `reset_length` sets other lengths and leaves the tables."""
     file = GOLDENS / "authors" / "shaw" / "checkpoint" / "model.pt"
-    tree = read_torch(file)
+    tree = unpickle(file)
     before = tree.state["max_klen"]
     tree.state["mem_len"] += 30
-    monkeypatch.setattr(programs, "read_torch", lambda path: tree)
+    monkeypatch.setattr(programs, "unpickle", lambda path: tree)
     config = open_source(file).config
     assert isinstance(config, TransformerXLConfig)
     assert (config.max_klen, config.mem_len) == (before, tree.state["mem_len"])
@@ -441,7 +441,7 @@ PLAIN = GOLDENS / "authors" / "plain" / "checkpoint" / "model.pt"
 
 @pytest.fixture(scope="module")
 def plain() -> Stub:
-    return read_torch(PLAIN)
+    return unpickle(PLAIN)
 
 
 @given(
@@ -453,7 +453,7 @@ def test_whatever_a_module_holds_it_is_taken_or_refused(plain, place, name, valu
     tree = deepcopy(plain)
     set_part(place, name, value)(tree)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(programs, "read_torch", lambda path: tree)
+        patch.setattr(programs, "unpickle", lambda path: tree)
         try:
             found = open_source(PLAIN)
             found.key_map.locate({name: tensor.shape for name, tensor in found.tensors.items()}, str(PLAIN))

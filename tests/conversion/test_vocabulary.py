@@ -14,7 +14,7 @@ from tests.helpers import TINY, random_weights
 from transformer_xl.conversion import programs
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.export import export
-from transformer_xl.conversion.readers.torch_files import read_torch
+from transformer_xl.conversion.readers.unpickle import unpickle
 from transformer_xl.conversion.sources import open_source
 from transformer_xl.conversion.vocabulary import read_vocabulary
 from transformer_xl.data.spiece import SentencePieceTokenizer
@@ -110,8 +110,8 @@ def test_the_corpus_of_a_vocabulary_is_its_own_before_that_beside_it(tmp_path):
 
 def test_the_corpus_of_nvidia_is_among_its_arguments(tmp_path, monkeypatch):
     (file,) = copy("nvidia/plain", tmp_path).glob("checkpoint_*.pt")
-    tree = read_torch(file)
-    monkeypatch.setattr(programs, "read_torch", lambda path: tree)
+    tree = unpickle(file)
+    monkeypatch.setattr(programs, "unpickle", lambda path: tree)
     line_ends = {}
     for dataset in ("wt103", "text8"):
         tree["args"].state["dataset"] = dataset

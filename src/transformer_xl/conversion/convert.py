@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps.entries import Part
 from transformer_xl.conversion.programs import Kind
-from transformer_xl.conversion.readers.inert import TensorRef
+from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.sources import ForeignCheckpoint, open_source
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError

@@ -19,10 +19,9 @@ from transformer_xl.conversion.key_maps import (
 )
 from transformer_xl.conversion.key_maps.authors import read_module
 from transformer_xl.conversion.key_maps.entries import KeyMap
-from transformer_xl.conversion.readers.inert import Stub, TensorRef
-from transformer_xl.conversion.readers.safetensors_files import read_safetensors
 from transformer_xl.conversion.readers.tensor_bundle import read_bundle
-from transformer_xl.conversion.readers.torch_files import read_torch
+from transformer_xl.conversion.readers.tensors import TensorRef, read_safetensors
+from transformer_xl.conversion.readers.unpickle import Stub, unpickle
 from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.model_config import AttentionConfig, XLNetConfig
 from transformer_xl.untrusted import read_json_object
@@ -69,7 +68,7 @@ class Program:
 
 def read_any(weights: Path) -> Contents:
     """Read a file of `torch.save`; its content says which program wrote it."""
-    tree = read_torch(weights)
+    tree = unpickle(weights)
     if isinstance(tree, dict) and labml.EMBEDDING in tree:
         return _labml(tree, weights)
     is_nvidia = isinstance(tree, dict) and "model_state" in tree
@@ -80,7 +79,7 @@ def _huggingface(weights: Path) -> Contents:
     settings = weights.parent / "config.json"
     values = read_json_object(settings)
     is_safe = weights.suffix == ".safetensors"
-    tensors = read_safetensors(weights) if is_safe else _named_tensors(read_torch(weights), weights)
+    tensors = read_safetensors(weights) if is_safe else _named_tensors(unpickle(weights), weights)
     if values.get("model_type") == xlnet_huggingface.MODEL_TYPE:
         config = partial(xlnet_huggingface.config_of, values, tensors.keys())
         key_map = partial(xlnet_huggingface.key_map, prefix=xlnet_huggingface.prefix_of(tensors))
@@ -181,14 +180,14 @@ PROGRAMS: dict[Kind, Program] = {
         "the authors' PyTorch",
         "model.pt",
         _named(("model.pt",), "model*.pt"),
-        lambda weights: _authors(read_torch(weights), weights),
+        lambda weights: _authors(unpickle(weights), weights),
         "give the cache.pt in the directory of their training text with --vocabulary",
     ),
     "nvidia": Program(
         "NVIDIA",
         "checkpoint_*.pt",
         _named(("checkpoint_best.pt", "checkpoint_last.pt"), "checkpoint_*.pt"),
-        lambda weights: _nvidia(read_torch(weights), weights),
+        lambda weights: _nvidia(unpickle(weights), weights),
         "give one with --vocabulary (their byte-pair encoding is GPT-2's, whose pieces no checkpoint of theirs holds)",
     ),
     "tensorflow": Program(
@@ -202,7 +201,7 @@ PROGRAMS: dict[Kind, Program] = {
         "labml",
         "model.pth with info.json",
         lambda names: _named(("model.pth",), "*.pth")(names) if "info.json" in names else [],
-        lambda weights: _labml(read_torch(weights), weights),
+        lambda weights: _labml(unpickle(weights), weights),
         "give the text that it was trained on with --vocabulary, if its tokens are characters",
     ),
 }

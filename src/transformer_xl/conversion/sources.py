@@ -10,7 +10,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config import merge
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.programs import HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Contents, Kind, read_any
-from transformer_xl.conversion.readers.inert import TensorRef
+from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean

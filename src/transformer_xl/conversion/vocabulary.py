@@ -11,21 +11,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.conversion.readers.inert import Stub
-from transformer_xl.conversion.readers.pickles import read_pickle
-from transformer_xl.conversion.readers.torch_files import read_torch
+from transformer_xl.conversion.readers.unpickle import Stub, unpickle
 from transformer_xl.data.characters import is_byte
 from transformer_xl.data.spiece import read_spiece
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError, shown
-from transformer_xl.untrusted import open_regular, read_at, read_json_object
+from transformer_xl.untrusted import read_json_object, read_small
 
 MAX_TEXT_BYTES = 64 * 2**20  # of a file with a word per line
 MAX_WORDS = 1 << 23  # the largest vocabulary that was published with a model has 793,471 words
 MAX_WORD_LENGTH = 1 << 16  # characters
 
 _NAMES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl", "spiece.model")
-_TORCH_STARTS = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")  # zip, or the magic number of 2019
 
 # corpora whose lines end with <eos>, stand between <S>, or are not units
 _LINES_END = ("ptb", "wt2", "wt103")
@@ -85,13 +82,14 @@ def _misfit(origin: Path, n_token: int, vocab_size: int | None) -> CheckpointErr
 
 def _characters_of(path: Path) -> Tokenizer:
     """Return the tokenizer whose ids are the characters of a text, as labml reads and numbers them."""
-    file, size = open_regular(path)
-    with file:
-        if size > MAX_TEXT_BYTES:
-            raise CheckpointError(f"'{path}' has {size} bytes; {MAX_TEXT_BYTES} is the most that is read for a vocabulary")
-        with _naming(path):
-            text = read_at(path, file, 0, size).decode("utf-8")
-            return CharTokenizer(text.replace("\r\n", "\n").replace("\r", "\n"))
+    text = _text_of(path)
+    with _naming(path):
+        return CharTokenizer(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def _text_of(path: Path) -> str:
+    with _naming(path):
+        return read_small(path, most_bytes=MAX_TEXT_BYTES, remedy="give a vocabulary").decode("utf-8")
 
 
 def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | None = None) -> Tokenizer:
@@ -113,20 +111,16 @@ def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | N
             return read_spiece(path, lower_case=lower_case, keep_accents=keep_accents)
         except TokenizerError as error:
             raise CheckpointError(str(error)) from None
-    file, size = open_regular(path)
-    with file:
-        start = read_at(path, file, 0, min(size, max(map(len, _TORCH_STARTS))))
-        if path.suffix == ".txt":
-            if size > MAX_TEXT_BYTES:
-                raise CheckpointError(f"'{path}' has {size} bytes; {MAX_TEXT_BYTES} is the most that a vocabulary may take")
-            data = read_at(path, file, 0, size)
-            if vocab_size is not None and data.count(b"\n") > vocab_size:  # checked before each line becomes a string
-                raise _misfit(path, data.count(b"\n"), vocab_size)
-            lower_case = _beside(path, "tokenizer_config.json", "lower_case", bool) or False
-            dataset = _beside(path, "corpus-info.json", "dataset", str)
-            with _naming(path):
-                return from_vocab_txt(data.decode("utf-8"), lower_case=lower_case, dataset=dataset, moses=moses)
-    tree = read_torch(path) if start.startswith(_TORCH_STARTS) else read_pickle(path)
+    if path.suffix == ".txt":
+        text = _text_of(path)
+        n_lines = text.count("\n")
+        if vocab_size is not None and n_lines > vocab_size:  # checked before each line becomes a string
+            raise _misfit(path, n_lines, vocab_size)
+        lower_case = _beside(path, "tokenizer_config.json", "lower_case", bool) or False
+        dataset = _beside(path, "corpus-info.json", "dataset", str)
+        with _naming(path):
+            return from_vocab_txt(text, lower_case=lower_case, dataset=dataset, moses=moses)
+    tree = unpickle(path)
     if isinstance(tree, Stub) and isinstance(tree.state.get("vocab"), Stub):  # a Corpus
         return _of_state({"dataset": tree.state.get("dataset"), **tree.state["vocab"].state}, path, moses, vocab_size)
     return _of_state(tree.state if isinstance(tree, Stub) else tree, path, moses, vocab_size)

@@ -10,7 +10,8 @@ from typing import Any
 from transformer_xl.conversion.key_maps import pytorch
 from transformer_xl.conversion.key_maps.entries import KeyMap, Sizes
 from transformer_xl.conversion.key_maps.pytorch import Names, positions, shared_entries
-from transformer_xl.conversion.readers.inert import Stub, TensorRef
+from transformer_xl.conversion.readers.tensors import TensorRef
+from transformer_xl.conversion.readers.unpickle import Stub
 from transformer_xl.conversion.values import MAX_CLUSTERS, integer, one_of, truth
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kinds import ATTENTION
@@ -133,7 +134,4 @@ def _own_tensors(module: Stub, prefix: str) -> Iterator[tuple[str, TensorRef]]:
 
 def _same_place(tensors: Mapping[str, TensorRef], a: str, b: str) -> bool:
     """Return whether two tensors are the same numbers in the file."""
-    if a not in tensors or b not in tensors:
-        return False
-    places = [(t.path, t.offset, t.shape, t.stride, t.dtype) for t in (tensors[a], tensors[b])]
-    return places[0] == places[1]
+    return a in tensors and tensors[a] == tensors.get(b)

@@ -13,16 +13,15 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-import google_crc32c
 import torch
 
-from transformer_xl.conversion.readers.inert import TensorRef
+from transformer_xl.conversion.readers.tensors import Storage, TensorRef, contiguous
 from transformer_xl.errors import CheckpointError
 from transformer_xl.untrusted import open_regular
 
@@ -219,11 +218,19 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield key, cursor.take(n_value)
 
 
-def _masked_crc32c(data: bytes | bytearray) -> int:
+def _masked_crc32c(*parts: bytes | bytearray) -> int:
     """Return the CRC-32C as tables store it: rotated by 15 bits, plus a constant."""
-    crc, view, step = 0, memoryview(data), 2**20
-    for start in range(0, len(view), step):
-        crc = google_crc32c.extend(crc, bytes(view[start : start + step]))  # it accepts only bytes
+    try:
+        import google_crc32c
+    except ImportError:
+        raise CheckpointError(
+            "TensorFlow checkpoints are read only with the package that verifies their checksums: "
+            "pip install 'transformer_xl[tensorflow]'"
+        ) from None
+    crc, step = 0, 2**20
+    for view in map(memoryview, parts):
+        for start in range(0, len(view), step):
+            crc = google_crc32c.extend(crc, bytes(view[start : start + step]))  # it accepts only bytes
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -306,9 +313,8 @@ def _tensor_ref(name: str, entry: _Message, data_file: Callable[[int], tuple[Pat
     shard, offset, n_bytes = (entry.last(number, int) for number in (3, 4, 5))
     if n_bytes != math.prod(shape) * dtype.itemsize:
         raise _Unreadable(f"is damaged: {name!r} has {n_bytes} bytes, which is not the size of {dtype} {list(shape)}")
-    # A size of zero counts as one, here and in strides, because these numbers must fit into 64 bits even without any bytes.
-    steps = [math.prod(max(size, 1) for size in shape[i:]) for i in range(len(shape) + 1)]
-    if steps[0] * dtype.itemsize >= 2**63:
+    # A size of zero counts as one, because strides must fit into 64 bits even without any bytes.
+    if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
         raise _Unreadable(f"is damaged: {name!r} has the impossible shape {list(shape)}")
     path, size = data_file(shard)
     if offset + n_bytes > size:
@@ -317,7 +323,7 @@ def _tensor_ref(name: str, entry: _Message, data_file: Callable[[int], tuple[Pat
         )
     checksum = entry.last(6, int)
 
-    def complaint(data: bytearray) -> str | None:
-        return None if _masked_crc32c(data) == checksum else f"{name!r} does not match its checksum"
+    def verify(parts: Iterable[bytes | bytearray]) -> str | None:
+        return None if _masked_crc32c(*parts) == checksum else f"{name!r} does not match its checksum"
 
-    return TensorRef(path, offset, shape, tuple(steps[1:]), dtype, complaint)
+    return TensorRef(Storage(path, n_bytes, offset, verify), 0, shape, contiguous(shape), dtype)

@@ -1,0 +1,146 @@
+"""Tensors of foreign files that have not been read yet: where they lie, and that they fit there."""
+
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from transformer_xl.errors import CheckpointError, one_line
+from transformer_xl.untrusted import open_regular, read_at
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8),
+        *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
+    )
+}
+"""Types of elements by their names in PyTorch."""
+
+_OF_SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"}
+_OF_SAFETENSORS |= {
+    f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
+}
+
+MAX_DIMENSIONS = 16  # the model needs 4
+
+
+@dataclass(eq=False)
+class Storage:
+    """Bytes of a file, which tensors may share."""
+
+    path: Path
+    size: int
+    offset: int = 0  # in the file; in files before PyTorch 1.6, known only when all tensors are
+    verify: Callable[[Iterable[bytes | bytearray]], str | None] | None = None  # of all bytes, in parts: what is wrong, or None
+
+
+@dataclass(frozen=True)
+class TensorRef:
+    """A tensor that has not been read yet; `place` makes it."""
+
+    storage: Storage
+    start: int  # of the first element in the storage (bytes)
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]  # elements, never negative
+    dtype: torch.dtype  # little endian
+
+    @property
+    def path(self) -> Path:
+        """The file that holds it."""
+        return self.storage.path
+
+    @property
+    def offset(self) -> int:
+        """Where its first element lies in the file (bytes)."""
+        return self.storage.offset + self.start
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes between the first element and the end of the last."""
+        if 0 in self.shape:
+            return 0
+        return (1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))) * self.dtype.itemsize
+
+    def load(self) -> Tensor:
+        """Read the tensor into new memory; refuse a file that ends early or, of a whole storage, a wrong checksum."""
+        if self.n_bytes == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
+        data = bytearray(self.n_bytes)
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            n = file.readinto(data)
+        if n != len(data):
+            raise CheckpointError(f"'{self.path}' ends {len(data) - n} bytes too early; copy or download it again")
+        complaint = self.storage.verify([data]) if self.storage.verify and n == self.storage.size else None
+        if complaint:
+            raise CheckpointError(f"'{self.path}' is damaged: {complaint}; copy or download it again")
+        return torch.frombuffer(data, dtype=self.dtype).as_strided(self.shape, self.stride).contiguous()
+
+
+def place(
+    storage: Storage, dtype: torch.dtype, start: int, end: int, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> TensorRef | None:
+    """Return a tensor that begins at a byte of a storage, or None if it is larger than what follows to `end`.
+
+    No argument is negative.
+    """
+    if len(shape) != len(stride) or len(shape) > MAX_DIMENSIONS or math.prod(filter(None, shape)) >= 2**60:
+        return None
+    tensor = TensorRef(storage, start, shape, stride, dtype)
+    # With strides of 0, four bytes could become terabytes. So there must be room for every element.
+    needed = max(tensor.n_bytes, math.prod(shape) * dtype.itemsize)
+    return tensor if start + needed <= end else None
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a tensor whose elements lie one after another."""
+    return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
+
+
+def crc32(expected: int) -> Callable[[Iterable[bytes | bytearray]], str | None]:
+    """Return a function that compares bytes, in parts, with their CRC-32."""
+
+    def verify(parts: Iterable[bytes | bytearray]) -> str | None:
+        found = 0
+        for part in parts:
+            found = zlib.crc32(part, found)
+        return None if found == expected else "the checksum of a tensor or pickle does not match its bytes"
+
+    return verify
+
+
+def read_safetensors(path: Path) -> dict[str, TensorRef]:
+    """Read the header of a safetensors file; return its tensors by name. The format has no checksums.
+
+    Raises:
+        CheckpointError: it cannot be read or is damaged.
+    """
+    file, _ = open_regular(path)
+    with file:
+        try:
+            with safe_open(path, framework="pt"):  # checks that all tensors lie in the file, without gaps or overlaps
+                pass
+        except (SafetensorError, OSError, ValueError) as error:
+            raise CheckpointError(
+                f"'{path}' is not a sound safetensors file: {one_line(error)}; copy or download it again"
+            ) from None
+        n = int.from_bytes(read_at(path, file, 0, 8), "little")
+        header = json.loads(read_at(path, file, 8, n))
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        if entry["dtype"] not in _OF_SAFETENSORS:
+            raise CheckpointError(f"'{path}' holds a tensor of type {entry['dtype']!a}, which no Transformer-XL has")
+        begin, end = entry["data_offsets"]
+        shape = tuple(entry["shape"])
+        storage = Storage(path, end - begin, 8 + n + begin)
+        tensors[name] = TensorRef(storage, 0, shape, contiguous(shape), DTYPES[_OF_SAFETENSORS[entry["dtype"]]])
+    return tensors
