@@ -66,10 +66,9 @@ def make_doors(folder: Path) -> tuple[list[Hostile], list[Hostile]]:
     attacked = Path(shutil.copytree(prepared, writable / "attacked"))
     header = b"\x93NUMPY\x01\x00\x46\x00" + b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(69) + b"\n"
     attack = call(name("os", "system"), value(f"touch '{files / CANARIES / 'numpy'}'"))
-    arrays = sorted(attacked.rglob("*.npy"))
-    assert arrays
-    for path in arrays:
-        path.write_bytes(header + whole(attack))
+    for path in attacked.rglob("*"):
+        if path.is_file() and path.suffix != ".json":
+            path.write_bytes(header + whole(attack))
     cases.append(Hostile("prepared: a pickle", attacked, "run a shell", "prepared", "the text is prepared again"))
     return cases, [Hostile(f"{reader}: sound", path, "", reader, "it is sound") for reader, path in sound.items()]
 

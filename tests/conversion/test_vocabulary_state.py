@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from transformer_xl.config import TokenizerConfig
-from transformer_xl.conversion import vocabulary
 from transformer_xl.conversion.vocabulary import from_vocab_state, from_vocab_txt, to_vocab_state
 from transformer_xl.data.tokenizers import (
     ByteTokenizer,
@@ -194,14 +193,6 @@ def test_states_that_cannot_be_used(state, message: str) -> None:
     with pytest.raises(TokenizerError, match=message) as error:
         from_vocab_state(state)
     assert "\n" not in str(error.value)
-
-
-def test_absurd_sizes_are_refused(monkeypatch) -> None:
-    with pytest.raises(TokenizerError, match="a word has more than 65,536 characters"):
-        from_vocab_state({"idx2sym": ["<eos>", "<unk>", "a" * 70_000]})
-    monkeypatch.setattr(vocabulary, "MAX_WORDS", 2)
-    with pytest.raises(TokenizerError, match="3 words are more than the 2 of any vocabulary"):
-        from_vocab_state({"idx2sym": ["<eos>", "<unk>", "a"]})
 
 
 def test_vocabulary_files() -> None:

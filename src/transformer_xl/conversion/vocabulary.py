@@ -6,7 +6,7 @@ a character. That follows from the corpus of the vocabulary.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from transformer_xl.errors import CheckpointError, TokenizerError, shown
 from transformer_xl.untrusted import read_json_object, read_small
 
 MAX_TEXT_BYTES = 64 * 2**20  # of a file with a word per line
-MAX_WORDS = 1 << 23  # the largest vocabulary that was published with a model has 793,471 words
-MAX_WORD_LENGTH = 1 << 16  # characters
 
 _NAMES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl", "spiece.model")
 
@@ -60,24 +58,20 @@ def find_tokenizer(
     if given is not None and is_text:
         tokenizer, origin = _characters_of(given), given
     elif given is not None:
-        tokenizer, origin = read_vocabulary(given, moses=moses, vocab_size=vocab_size), given
+        tokenizer, origin = read_vocabulary(given, moses=moses), given
     elif state is not None and ("idx2sym" in state or "sym2idx" in state):  # NVIDIA's copy of GPT-2's has no words
-        tokenizer, origin = _of_state(state, weights, moses, vocab_size), weights
+        tokenizer, origin = _of_state(state, weights, moses), weights
     else:
         origin = next((folder / name for name in _NAMES if os.path.lexists(folder / name)), None)
         if origin is None:
             return None
-        tokenizer = read_vocabulary(origin, moses=moses, vocab_size=vocab_size)
+        tokenizer = read_vocabulary(origin, moses=moses)
     if tokenizer.vocab_size != vocab_size:
-        raise _misfit(origin, tokenizer.vocab_size, vocab_size)
+        raise CheckpointError(
+            f"the vocabulary of '{origin}' has {tokenizer.vocab_size:,} tokens, the model {vocab_size:,}; "
+            "they do not belong together, give the right one with --vocabulary"
+        )
     return tokenizer
-
-
-def _misfit(origin: Path, n_token: int, vocab_size: int | None) -> CheckpointError:
-    return CheckpointError(
-        f"the vocabulary of '{origin}' has {n_token:,} tokens, the model {vocab_size:,}; "
-        "they do not belong together, give the right one with --vocabulary"
-    )
 
 
 def _characters_of(path: Path) -> Tokenizer:
@@ -92,7 +86,7 @@ def _text_of(path: Path) -> str:
         return read_small(path, most_bytes=MAX_TEXT_BYTES, remedy="give a vocabulary").decode("utf-8")
 
 
-def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | None = None) -> Tokenizer:
+def read_vocabulary(path: Path, *, moses: str | None = None) -> Tokenizer:
     """Read a foreign vocabulary: cache.pt, cache.pkl, vocab.pkl, vocab.bin, vocab.txt, 1b_word_vocab.txt, spiece.model.
 
     Files beside it say what it does not: `tokenizer_config.json` (`lower_case`, or of a spiece.model `do_lower_case` and
@@ -101,7 +95,6 @@ def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | N
     Args:
         path: the file.
         moses: see `convert`.
-        vocab_size: size of the model's vocabulary; one with more words is refused before they are looked at.
     """
     path = Path(path)
     if path.suffix == ".model":
@@ -113,23 +106,17 @@ def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | N
             raise CheckpointError(str(error)) from None
     if path.suffix == ".txt":
         text = _text_of(path)
-        n_lines = text.count("\n")
-        if vocab_size is not None and n_lines > vocab_size:  # checked before each line becomes a string
-            raise _misfit(path, n_lines, vocab_size)
         lower_case = _beside(path, "tokenizer_config.json", "lower_case", bool) or False
         dataset = _beside(path, "corpus-info.json", "dataset", str)
         with _naming(path):
             return from_vocab_txt(text, lower_case=lower_case, dataset=dataset, moses=moses)
     tree = unpickle(path)
     if isinstance(tree, Stub) and isinstance(tree.state.get("vocab"), Stub):  # a Corpus
-        return _of_state({"dataset": tree.state.get("dataset"), **tree.state["vocab"].state}, path, moses, vocab_size)
-    return _of_state(tree.state if isinstance(tree, Stub) else tree, path, moses, vocab_size)
+        return _of_state({"dataset": tree.state.get("dataset"), **tree.state["vocab"].state}, path, moses)
+    return _of_state(tree.state if isinstance(tree, Stub) else tree, path, moses)
 
 
-def _of_state(state: Any, path: Path, moses: str | None, vocab_size: int | None) -> Tokenizer:
-    words = state.get("idx2sym") or state.get("sym2idx") if isinstance(state, Mapping) else None
-    if vocab_size is not None and isinstance(words, Sized) and len(words) > vocab_size:  # before each word is checked
-        raise _misfit(path, len(words), vocab_size)
+def _of_state(state: Any, path: Path, moses: str | None) -> Tokenizer:
     with _naming(path):
         known = _attributes(state)
         if known.get("dataset") is None:
@@ -224,12 +211,6 @@ def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, mo
     if not isinstance(state, Mapping):
         raise TokenizerError(f"a vocabulary's state is a mapping of its attributes, not {type(state).__name__}")
     words = _words(state)
-    if len(words) > MAX_WORDS:
-        raise TokenizerError(
-            f"{len(words):,} words are more than the {MAX_WORDS:,} of any vocabulary; convert the original file"
-        )
-    if any(isinstance(word, str) and len(word) > MAX_WORD_LENGTH for word in words):
-        raise TokenizerError(f"a word has more than {MAX_WORD_LENGTH:,} characters; convert the original file")
     lower_case, delimiter = state.get("lower_case", False), state.get("delimiter")
     dataset = state.get("dataset") if dataset is None else dataset
     unknown = _unknown(state, words)
