@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,50 +19,40 @@ from typing import Any
 import torch
 from common.machine import describe
 from common.report import facts
-from torch import Tensor
 
 from transformer_xl.console import progress, table
 from transformer_xl.files import replace_file
-from transformer_xl.model.memory import Memory
-from transformer_xl.model.sequence_model import SequenceModel, make_model
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model_config import LstmConfig, ModelConfig, TransformerXLConfig
 from transformer_xl.pictures import line_style, new_figure, save_with_legend
 
-N_KEY, N_VALUE, N_OTHER, N_PAIR = 16, 16, 8, 8
-VOCABULARY = N_KEY + N_VALUE + N_OTHER
-WINDOW = T = 16
-"""Positions of memory, and tokens of a segment; a query sees at most both."""
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
+from memory_matrix import N_VALUE, SIZES, WINDOW, MatrixConfig, read, texts
+
 FARTHEST = 96
 """In training."""
-SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "n_layer": 2, "d_model": 64, "dropout": 0.0}
-OURS: dict[str, Any] = {**SIZES, "n_head": 2, "d_head": 32, "d_inner": 128, "pre_lnorm": True, "final_norm": True}
-PAIRS: dict[str, Any] = {"ngram_rows": ((VOCABULARY + 1) ** 2,)}
-MATRIX: dict[str, Any] = {**OURS, "mem_len": WINDOW, "compression": 8}
+LSTM: dict[str, Any] = {"vocab_size": SIZES["vocab_size"], "n_layer": SIZES["n_layer"], "dropout": 0.0}
+WITHOUT_PAIRS: dict[str, Any] = {**SIZES, "ngram_rows": ()}
 
 
-def n_slot(reserved: int = 0) -> int:
-    """Return how many hidden states take as much room as what the matrices keep."""
-    kept = make_model(TransformerXLConfig(**MATRIX, beyond="delta")).init_mems(1).n_bytes
-    return round(kept / (4 * OURS["n_layer"] * OURS["d_model"])) - reserved
+def n_slot() -> int:
+    """Return how many positions of a plain memory take as much room as matrices and the window before them."""
+    kept = make_model(MatrixConfig(**SIZES, mem_len=WINDOW)).init_mems(1).n_bytes
+    return kept // (4 * SIZES["n_layer"] * SIZES["d_model"])
 
 
 def xlstm() -> ModelConfig:
     """Return an xLSTM whose state is as large as what the matrices keep; its width gives it as many parameters."""
     from rivals import XlstmConfig
 
-    sizes: dict[str, Any] = {**SIZES, "d_model": 84}
-    return XlstmConfig(**sizes, n_head=1, d_inner=248, chunk_size=T)
+    return XlstmConfig(**LSTM, d_model=84, n_head=1, d_inner=248, chunk_size=WINDOW)
 
 
 SIDES: dict[str, Callable[[], ModelConfig]] = {
-    "delta": lambda: TransformerXLConfig(**MATRIX, **PAIRS, beyond="delta"),
-    "linear": lambda: TransformerXLConfig(**MATRIX, **PAIRS, beyond="linear"),
-    "mean": lambda: TransformerXLConfig(
-        **OURS, **PAIRS, mem_len=WINDOW, beyond="mean", compression=4, compressed_len=n_slot(reserved=WINDOW + 3)
-    ),
-    "plain": lambda: TransformerXLConfig(**OURS, **PAIRS, mem_len=n_slot()),
-    "delta without pairs": lambda: TransformerXLConfig(**MATRIX, beyond="delta"),
-    "lstm": lambda: LstmConfig(**SIZES, d_hidden=150),
+    "delta": lambda: MatrixConfig(**SIZES, mem_len=WINDOW),
+    "plain": lambda: TransformerXLConfig(**SIZES, mem_len=n_slot()),
+    "delta without pairs": lambda: MatrixConfig(**WITHOUT_PAIRS, mem_len=WINDOW),
+    "lstm": lambda: LstmConfig(**LSTM, d_model=64, d_hidden=150),
     "xlstm": xlstm,
 }
 OF_THIS_PROJECT = [side for side in SIDES if side != "xlstm"]
@@ -98,32 +89,6 @@ def main() -> None:
             replace_file(file, json.dumps(asdict(result)).encode())
     results = [Result(**json.loads(file.read_text())) for file in sorted(options.out.glob("*-*.json"))]
     show(results, options.out / "recall.png")
-
-
-def texts(n: int, distance: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return ids (n, L) and labels: pairs of a key and its value, `distance` other tokens, keys and what follows them."""
-    keys, order = (torch.rand(n, size, generator=generator).argsort(dim=1)[:, :N_PAIR] for size in (N_KEY, N_PAIR))
-    values = N_KEY + torch.randint(N_VALUE, (n, N_PAIR), generator=generator)
-    between = N_KEY + N_VALUE + torch.randint(N_OTHER, (n, distance), generator=generator)
-    told = torch.stack([keys, values], dim=2).flatten(1)
-    asked = torch.stack([keys.gather(1, order), values.gather(1, order)], dim=2).flatten(1)
-    ids = torch.cat([told, between, asked], dim=1)
-    labels = torch.full_like(ids, -100)
-    labels[:, -2 * N_PAIR :: 2] = ids[:, 1 - 2 * N_PAIR :: 2]
-    return ids, labels
-
-
-def read(model: SequenceModel, ids: Tensor, labels: Tensor, *, keep_graph: bool) -> tuple[Tensor, Tensor]:
-    """Read texts segment by segment; return the nats of all answers, and which of them are right."""
-    mems: Memory | None = None
-    nats, right = [], []
-    for piece, answers in zip(ids.split(T, dim=1), labels.split(T, dim=1), strict=True):
-        out = model(piece, mems=mems, keep_graph=keep_graph)
-        mems, asked = out.mems, answers >= 0
-        if asked.any():
-            nats.append(torch.nn.functional.cross_entropy(out.logits[asked], answers[asked], reduction="none"))
-            right.append(out.logits[asked].argmax(dim=1) == answers[asked])
-    return torch.cat(nats), torch.cat(right)
 
 
 def run(side: str, seed: int, options: argparse.Namespace) -> Result:

@@ -305,7 +305,6 @@ def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None
         ({"n_layer": 2, "mem_len": []}, "mem_len"),
         ({"n_layer": 2, "mem_len": 4, "mem_lens": [4, 8]}, r"mem_lens \(\[4, 8\]\) must have mem_len \(4\) as its longest"),
         ({"n_layer": 2, "mem_len": [4, 8], "same_length": True}, r"same_length \(True\) needs layers with equal memories"),
-        ({"n_layer": 2, "mem_len": [4, 8], "beyond": "mean"}, r"beyond \('mean'\) needs layers with equal memories"),
         ({"n_layer": 2, "mem_len": [2, 8], "shift": "conv"}, r"farther than mem_len \(2\); make it at most 3"),
         ({"ngram_rows": [4] * 9}, "ngram_rows"),
         ({"shift": "averages", "d_model": 12}, r"d_model \(12\) must be a multiple of 8.*; use 16"),

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from transformer_xl.generation.requests import Request
     from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.writing import Scheduler
-    from transformer_xl.kinds import AttentionKind, BeyondKind, register_attention, register_beyond
-    from transformer_xl.model.beyond.model import BeyondTransformerXL
+    from transformer_xl.kinds import AttentionKind, register_attention
     from transformer_xl.model.body import TransformerXLBody
     from transformer_xl.model.call import Execution, Regularizers, Rows
     from transformer_xl.model.key_value_memory import KeyValueMemory
@@ -72,8 +71,7 @@ _NAMES = {
     "generation.requests": "Request",
     "generation.sampling": "Sampling",
     "generation.writing": "Scheduler",
-    "kinds": "AttentionKind BeyondKind register_attention register_beyond",
-    "model.beyond.model": "BeyondTransformerXL",
+    "kinds": "AttentionKind register_attention",
     "model.body": "TransformerXLBody",
     "model.call": "Execution Regularizers Rows",
     "model.key_value_memory": "KeyValueMemory",
@@ -98,12 +96,12 @@ _NAMES = {
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "Answer", "AttentionKind", "BeyondKind", "BeyondTransformerXL", "Cache", "Converted", "Decoder", "Dynamic", "Example",
+    "Answer", "AttentionKind", "Cache", "Converted", "Decoder", "Dynamic", "Example",
     "Execution", "HeadConfig", "Hypothesis", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Memory", "Mems",
     "ModelOutput", "Order", "Prediction", "Reader", "Regularizers", "Request", "Rows", "RunConfig", "Sampling", "Scheduler",
     "Score", "SegmentStream", "TaskModel", "TaskScore", "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "Tuned",
     "TxlError", "Vanilla", "VanillaConfig", "XLNet", "XLNetConfig", "beam_search", "convert", "evaluate", "finetune",
-    "generate", "load", "load_recipe", "mean_squares", "predict", "prepare", "register_attention", "register_beyond",
+    "generate", "load", "load_recipe", "mean_squares", "predict", "prepare", "register_attention",
     "register_model", "train",
 ]  # fmt: skip
 

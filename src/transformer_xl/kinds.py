@@ -1,4 +1,4 @@
-"""The tables of kinds of attention and of what becomes of positions that leave the memory, as settings and others know them.
+"""The table of kinds of attention, as settings and others know it.
 
 The code of a kind is imported when a model is built, so looking a kind up does not load torch. A kind of your own is a class of
 blocks (see `model/attention/block.py`) and a line of this table, which you add with `register_attention`.
@@ -137,46 +137,3 @@ def register_attention(kind: AttentionKind) -> None:
     """
     if ATTENTION.setdefault(kind.name, kind) != kind:
         raise ConfigError(f"there is another kind of attention '{kind.name}' already; choose another name")
-
-
-@dataclass(frozen=True)
-class BeyondKind:
-    """What becomes of positions that leave the memory: a line of the table of such kinds.
-
-    Attributes:
-        name: its name in settings, `model.beyond`.
-        layer: the place of its class, `module:Class`; a subclass of `Beyond`.
-        allows_window: with `same_length`, it reads what a query's window hides and the memory still holds.
-    """
-
-    name: str
-    layer: str
-    allows_window: bool = False
-
-
-_BEYOND = "transformer_xl.model.beyond"
-
-BEYOND: dict[str, BeyondKind] = {
-    kind.name: kind
-    for kind in (
-        BeyondKind("linear", f"{_BEYOND}.matrix:LinearMatrix", allows_window=True),
-        BeyondKind("delta", f"{_BEYOND}.matrix:DeltaMatrix"),
-        BeyondKind("mean", f"{_BEYOND}.compressed:MeanPooling"),
-        BeyondKind("max", f"{_BEYOND}.compressed:MaxPooling"),
-        BeyondKind("conv", f"{_BEYOND}.compressed:Convolution"),
-    )
-}
-"""All kinds by their names; those that were registered come last."""
-
-
-def register_beyond(kind: BeyondKind) -> None:
-    """Add a kind of what becomes of positions that leave the memory, so that settings may name it.
-
-    Args:
-        kind: its line of the table.
-
-    Raises:
-        ConfigError: another kind has that name.
-    """
-    if BEYOND.setdefault(kind.name, kind) != kind:
-        raise ConfigError(f"there is another kind of beyond '{kind.name}' already; choose another name")

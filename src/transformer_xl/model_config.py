@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveFloat, ValidationInfo, field_validator, model_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from transformer_xl.errors import ConfigError, did_you_mean, shown
-from transformer_xl.kinds import ATTENTION, BEYOND, AttentionKind, BeyondKind
+from transformer_xl.kinds import ATTENTION, AttentionKind
 from transformer_xl.settings import Natural, Positive, Probability, Settings
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2"]
@@ -156,11 +156,6 @@ class ModelConfig(Settings):
     def attention_kind(self) -> AttentionKind | None:
         """Kind of attention, a line of the table; None: this kind of model has no choice of attention."""
         return None
-
-    @property
-    def built_as(self) -> str:
-        """Where the class of a model with these settings is, `module:Class`."""
-        return self.model_class
 
     @property
     def kind_in_words(self) -> str:
@@ -375,17 +370,6 @@ class TransformerXLConfig(AttentionConfig):
         default="sum",
         description="how a layer joins its states and what a block found: added, or by a gate as in GTrXL (pre_lnorm)",
     )
-    beyond: str | None = Field(
-        default=None,
-        description="what becomes of positions that leave the memory: linear, delta: a matrix per head; mean, max, conv: "
-        "compressed states; None: nothing",
-    )
-    compression: Annotated[int, Field(gt=0, le=2**31)] = Field(
-        default=4, description="beyond: so many positions leave together; mean, max and conv make one state of them"
-    )
-    compressed_len: Annotated[int, Field(gt=0, le=2**31)] | None = Field(
-        default=None, description="mean, max, conv: compressed states kept per layer; None: mem_len"
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -397,12 +381,11 @@ class TransformerXLConfig(AttentionConfig):
             raise ValueError(f"mem_len ({list(lengths)}) must have numbers of at least 1; only one number for all may be 0")
         return {**values, "mem_len": max(lengths), "mem_lens": lengths}
 
-    @field_validator("attention", "beyond", mode="before")
+    @field_validator("attention", mode="before")
     @classmethod
-    def _known(cls, name: Any, info: ValidationInfo) -> Any:
-        table, optional = (ATTENTION, []) if info.field_name == "attention" else (BEYOND, [None])
-        if name not in optional and (not isinstance(name, str) or name not in table):
-            *names, last = map(repr, [*table, *optional])
+    def _known(cls, name: Any) -> Any:
+        if not isinstance(name, str) or name not in ATTENTION:
+            *names, last = map(repr, ATTENTION)
             kinds = f"{', '.join(names)} or {last}"
             raise ValueError(f"must be {kinds}; no other is registered: if it is your own, import its module first (--import)")
         return name
@@ -457,8 +440,6 @@ class TransformerXLConfig(AttentionConfig):
                 f"ngram_rows ({list(self.ngram_rows)}) and zero_first_memory (True) exclude each other: programs whose memory "
                 "begins with zeros know no n-grams; leave one of them out"
             )
-        if self.beyond is not None:
-            self._check_beyond(self.beyond)
         return self
 
     def _check_mem_lens(self, lengths: list[int]) -> None:
@@ -470,31 +451,11 @@ class TransformerXLConfig(AttentionConfig):
                 f"mem_lens ({lengths}) must have mem_len ({self.mem_len}) as its longest; give mem_len the list itself, or set "
                 "mem_lens to None"
             )
-        others = {"same_length": self.same_length, "zero_first_memory": self.zero_first_memory, "beyond": self.beyond}
+        others = {"same_length": self.same_length, "zero_first_memory": self.zero_first_memory}
         if taken := next((name for name, value in others.items() if value), None):
             raise ValueError(
                 f"{taken} ({others[taken]!r}) needs layers with equal memories; make mem_len ({lengths}) one number"
             )
-
-    def _check_beyond(self, beyond: str) -> None:
-        """Refuse settings that leave nothing for `beyond`, or that it cannot read."""
-        what = f"beyond ('{beyond}')"
-        if self.mem_len == 0:
-            raise ValueError(f"{what} needs mem_len (0) of at least 1: it keeps what leaves the memory")
-        if not self.attention_kind.keeps_keys:
-            raise ValueError(
-                f"{what} needs keys without absolute positions, and attention '{self.attention}' adds them; use "
-                "attention='transformer_xl'"
-            )
-        if self.zero_first_memory:
-            raise ValueError(f"{what} would keep the zeros of zero_first_memory (True); set it to False")
-        self.check_window(self.same_length)
-
-    def check_window(self, same_length: bool) -> None:
-        """Refuse `same_length` where positions that it hides would be read by nobody."""
-        if same_length and self.beyond_kind is not None and not self.beyond_kind.allows_window:
-            able = ", ".join(repr(kind.name) for kind in BEYOND.values() if kind.allows_window)
-            raise ValueError(f"beyond ('{self.beyond}') has no same_length (True); set it to False, or use beyond={able}")
 
     @property
     def shift_reach(self) -> int:
@@ -523,41 +484,16 @@ class TransformerXLConfig(AttentionConfig):
         return ATTENTION[self.attention]
 
     @property
-    def beyond_kind(self) -> BeyondKind | None:
-        """What becomes of positions that leave the memory, a line of the table; None: nothing."""
-        return None if self.beyond is None else BEYOND[self.beyond]
-
-    @property
-    def built_as(self) -> str:
-        """Where the class is, `module:Class`; with `beyond` it is `BeyondTransformerXL`."""
-        if self.beyond is None or self.model_class != TransformerXLConfig.model_class:
-            return self.model_class
-        return "transformer_xl.model.beyond.model:BeyondTransformerXL"
-
-    @property
     def kind_in_words(self) -> str:
-        """The kind, `beyond`, and memories that differ."""
-        if self.mem_lens:
-            return f"{self.kind} with a memory per layer"
-        return self.kind if self.beyond is None else f"{self.kind} with beyond '{self.beyond}'"
-
-    @property
-    def keeps_keys(self) -> bool:
-        """True if inference could keep keys and values; what lies beyond the memory is not among them."""
-        return super().keeps_keys and self.beyond is None
-
-    @property
-    def reads_by(self) -> str:
-        """The kind of attention, and `beyond`, in words, for messages."""
-        return super().reads_by if self.beyond is None else f"{super().reads_by} with beyond '{self.beyond}'"
+        """The kind, and memories that differ."""
+        return f"{self.kind} with a memory per layer" if self.mem_lens else self.kind
 
     @property
     def memory_in_words(self) -> str:
         """What a model remembers of the text, in words."""
         if self.mem_lens:
             return f"a memory of {', '.join(map(str, self.mem_lens))} tokens in its layers"
-        own = super().memory_in_words
-        return own if self.beyond is None else f"{own}, and beyond it what '{self.beyond}' keeps"
+        return super().memory_in_words
 
     @property
     def begins_with_zeros(self) -> bool:

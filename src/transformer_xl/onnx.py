@@ -58,8 +58,6 @@ def export_onnx(model: TransformerXL, path: str | Path, *, batch_size: int | Non
         raise ConfigError(f"export to ONNX needs onnx and onnxscript ({error}); in a clone: pip install -e '.[onnx]'") from None
     if tgt_len < 1 or (batch_size is not None and batch_size < 1):
         raise ConfigError(f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1")
-    if model.config.beyond is not None:
-        raise ConfigError(f"beyond ('{model.config.beyond}') has no place in the ONNX file; export a model without it")
     if model.mem_len < 1:
         raise ConfigError("a model without memory (mem_len 0) has no segments to go on from; give it one by with_context")
     path = Path(path)

@@ -16,8 +16,6 @@ from transformer_xl.checkpoint.run_directory import load
 KINDS = {
     "vanilla": ("model.kind=vanilla", "model.intermediate_losses=true", "model.n_target=2"),
     "lstm": ("model.kind=lstm", "model.n_layer=2", "model.dropweight=0.2"),
-    "delta": ("model.beyond=delta", "model.compression=3"),
-    "conv": ("model.beyond=conv", "model.compressed_len=4"),
 }
 
 
@@ -81,12 +79,9 @@ def test_a_session_goes_on(txl: Txl, run2: Path) -> None:
 
 
 def test_what_a_kind_does_not_have_is_one_line(txl: Txl, run2: Path, kind: str) -> None:
-    if kind in ("vanilla", "lstm"):
-        assert kind in txl("eval", "run2", "--mem-len", "9").complaint
-        assert kind in txl("eval", "run2", "--clamp-len", "9").complaint
-    else:
-        assert kind in txl("eval", "run2", "--same-length").complaint
-        assert kind in txl("generate", "run2", "--precision", "int8").complaint
+    assert kind in txl("eval", "run2", "--mem-len", "9").complaint
+    assert kind in txl("eval", "run2", "--clamp-len", "9").complaint
+    assert kind in txl("generate", "run2", "--precision", "int8").complaint
     assert kind in txl("convert", "run2", "out", "--to", "huggingface").complaint
     if kind == "vanilla":
         assert "6 tokens is longer than the 5 positions" in txl("eval", "run2", "--tgt-len", "6").complaint
@@ -220,8 +215,7 @@ def test_no_file_can_say_what_is_imported(txl: Txl, workbench: Path, mine: str) 
 
 def test_what_is_not_counted_is_said(txl: Txl, kind: str) -> None:
     answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--dry-run", "--set", "model.vocab_size=99", *sets(kind))
-    name = f"transformer_xl with beyond '{kind}'" if kind in ("delta", "conv") else kind
-    assert f"parameters of kind {name}, " in answer.out
-    assert answer.out.endswith(f"memory, operations and time cannot be planned for models of kind {name}\n")
+    assert f"parameters of kind {kind}, " in answer.out
+    assert answer.out.endswith(f"memory, operations and time cannot be planned for models of kind {kind}\n")
     refused = txl("plan", "tiny.toml", "--set", "model.vocab_size=99", *sets(kind)).complaint
-    assert refused.startswith("only transformer_xl models can be planned, and ") and name in refused
+    assert refused.startswith("only transformer_xl models can be planned, and ") and kind in refused

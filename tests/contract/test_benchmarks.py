@@ -73,12 +73,12 @@ def test_memory(tmp_path):
 @pytest.mark.benchmarks
 def test_recall(tmp_path):
     arguments = ("--out", tmp_path, "--steps", 2, "--distances", 10, 40)
-    done = run("recall.py", *arguments, "--sides", "delta", "mean")
+    done = run("recall.py", *arguments, "--sides", "delta", "plain")
     assert (tmp_path / "recall.png").read_bytes().startswith(b"\x89PNG")
     again = run("recall.py", *arguments, "--sides", "lstm")
     assert "delta" in done.stdout
-    assert [line.split()[0] for line in again.stdout.splitlines()[-4:-1]] == ["delta", "mean", "lstm"]
-    kept = {json.loads(file.read_text())["kept_bytes"] for file in tmp_path.glob("[dm]*.json")}
+    assert [line.split()[0] for line in again.stdout.splitlines()[-4:-1]] == ["delta", "plain", "lstm"]
+    kept = {json.loads(file.read_text())["kept_bytes"] for file in tmp_path.glob("[dp]*.json")}
     assert max(kept) < 1.01 * min(kept)
 
 

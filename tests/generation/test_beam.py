@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import TINY, random_weights, tiny_model
+from tests.helpers import random_weights, tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.generate import generate
 from transformer_xl.generation.scores import Scores
-from transformer_xl.model.beyond.model import BeyondTransformerXL
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
-from transformer_xl.model_config import LstmConfig, TransformerXLConfig
+from transformer_xl.model_config import LstmConfig
 
 PROMPTS = [[1, 2, 3], [4] * 9, [5], [6, 7], [8, 9, 10, 11, 12, 0], [3, 1]]
 KINDS: dict[str, dict[str, Any]] = {
@@ -29,8 +28,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "zero_first_memory": {"zero_first_memory": True},
     "reads again": {"attention": "vaswani"},
     "no memory": {"mem_len": 0},
-    "matrices": {"beyond": "delta", "mem_len": 2},
-    "compressed": {"beyond": "mean", "compression": 2, "compressed_len": 2, "mem_len": 2},
     "lstm": {},
 }
 Text = tuple[tuple[int, ...], float]
@@ -41,8 +38,6 @@ def model_of(kind: str) -> LanguageModel:
     torch.manual_seed(3)
     if kind == "lstm":
         return random_weights(Lstm(LstmConfig(vocab_size=13, n_layer=2, d_model=10)).eval())
-    if "beyond" in KINDS[kind]:
-        return random_weights(BeyondTransformerXL(TransformerXLConfig(**{**TINY, **KINDS[kind]})).eval())
     return tiny_model(**KINDS[kind])
 
 

@@ -27,7 +27,7 @@ def test_shapes_that_do_not_fit_are_named():
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"beyond": "delta", "compression": 2}, {"kind": "vanilla"}, {"kind": "lstm"}],
+    [{}, {"kind": "vanilla"}, {"kind": "lstm"}],
     ids=str,
 )
 def test_hidden_states_are_those_of_the_memory_and_the_softmax_reads_the_last(options: dict[str, Any]) -> None:

@@ -27,10 +27,7 @@ SHORT: Cases = {
         "model": {"cutoffs": [4, 10], "div_val": 2, "d_embed": 6},
         "train": {"reset_at_documents": True},
     },
-    "fsdp, a shift, and what leaves the memory": {
-        "model": {"shift": "conv", "beyond": "mean", "compression": 2},
-        "train": {"parallel": "fsdp"},
-    },
+    "fsdp, a shift": {"model": {"shift": "averages"}, "train": {"parallel": "fsdp"}},
     "n-grams, sgd, clipped": {
         "model": {"ngram_rows": [40, 50]},
         "train": {"reset_at_documents": True},

@@ -34,7 +34,6 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 
 COMPATIBLE: dict[str, Any] = {
     "attention": "transformer_xl",
-    "beyond": None,
     "activation": "relu",
     "final_norm": False,
     "gate": "sum",

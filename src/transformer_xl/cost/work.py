@@ -118,8 +118,9 @@ def clusters(model: LanguageModel, shares: Sequence[float]) -> list[Cluster]:
 
 def is_counted(settings: ModelConfig | type[ModelConfig]) -> bool:
     """Return whether operations and memory of such models are counted here, so that `txl plan` can plan their runs."""
-    place = settings.built_as if isinstance(settings, ModelConfig) else settings.model_class
-    return place == TransformerXLConfig.model_class and not (isinstance(settings, TransformerXLConfig) and settings.mem_lens)
+    return settings.model_class == TransformerXLConfig.model_class and not (
+        isinstance(settings, TransformerXLConfig) and settings.mem_lens
+    )
 
 
 def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:

@@ -31,8 +31,8 @@ class Decoder:
     """Read streams with a memory of fixed size; a token costs the same however much was read before.
 
     Rows start, stop and reset independently. Every token sees exactly the `mem_len` tokens before it (with `same_length` the
-    model's window), so it makes no difference how a text is cut into pieces; with `beyond`, a token of a longer piece
-    sees more. Weights must not change while a decoder is in use, and only one thread at a time may call it.
+    model's window), so it makes no difference how a text is cut into pieces. Weights must not change while a decoder is
+    in use, and only one thread at a time may call it.
 
     Args:
         model: put in evaluation mode.

@@ -285,8 +285,6 @@ def _with_prefix(module: Any, state_dict: dict[str, Any], *_: Any) -> None:
 
 def _check_head(config: TransformerXLPretrainedConfig, gives: tuple[str | None, ...], source: str) -> None:
     """Refuse a model of another task than a class is for."""
-    if getattr(config.native, "beyond", None) is not None:
-        raise ConfigError(f"'{source}' is {config.native.reads_by}, which transformers cannot carry; use txl.load")
     kind = None if config.native.head is None else config.native.head.kind
     if kind in gives:
         return

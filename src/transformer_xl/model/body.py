@@ -27,7 +27,7 @@ class TransformerXLBody(nn.Module):
         d_input: F, features of a vector; a linear map brings them to d_model. None: vectors have D features already.
 
     Raises:
-        ConfigError: settings that only tokens can have (`ngram_rows`, `dropemb`, and `beyond="conv"`, whose loss needs labels).
+        ConfigError: settings that only tokens can have (`ngram_rows` and `dropemb`).
 
     Example:
         >>> import torch
@@ -40,7 +40,7 @@ class TransformerXLBody(nn.Module):
 
     def __init__(self, config: TransformerXLConfig, *, d_input: int | None = None) -> None:
         super().__init__()
-        fits = {"ngram_rows": not config.ngram_rows, "dropemb": not config.dropemb, "beyond": config.beyond != "conv"}
+        fits = {"ngram_rows": not config.ngram_rows, "dropemb": not config.dropemb}
         if name := next((name for name, is_fine in fits.items() if not is_fine), None):
             raise ConfigError(f"{name} ({getattr(config, name)}) is for tokens, and this model reads vectors; leave it out")
         plain = {"vocab_size": 1, "cutoffs": (), "div_val": 1, "d_embed": None}

@@ -6,7 +6,7 @@ kind of your own only has to define how it becomes such tensors and is made from
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -176,7 +176,7 @@ class Mems(Memory):
         """Return this memory with some rows emptied, as those of a new text are; the argument is that of `Memory.reset`."""
         emptied = super().reset(rows)
         n_valid = torch.where(rows.to(self.n_valid.device), self.length if self.valid_when_empty else 0, emptied.n_valid)
-        return type(self)(emptied.hidden, n_valid, emptied.tokens)
+        return replace(emptied, n_valid=n_valid)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the numbers of valid positions, the states of each layer, and the last tokens."""

@@ -271,7 +271,7 @@ def make_model(config: ModelConfig) -> SequenceModel:
         from transformer_xl.model.task_model import TaskModel  # which makes its backbone here
 
         return TaskModel(config)
-    return import_class(config.built_as)(config)
+    return import_class(config.model_class)(config)
 
 
 _LAYER_BYTES = 50_000

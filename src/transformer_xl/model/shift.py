@@ -6,8 +6,7 @@
 
 Both blocks of a layer read such an x_t instead of h_t, and add their output to h_t. The earlier h are inputs of the layer, for
 the feed-forward network too: they are what the memory keeps, so segments need nothing new to read on as one text. Memory is
-longer by these k positions, which only its oldest key needs. (Where `beyond` keeps something of what leaves, it keeps what the
-shift made, and the last k inputs.)
+longer by these k positions, which only its oldest key needs.
 
 Reference: `time_shift` of Peng et al. 2023 (RWKV, arXiv 2305.13048); the moving averages of Ma et al. 2022 (Mega, arXiv
 2209.10655), here with fixed decays; Canon layers of Allen-Zhu 2025 (arXiv 2512.17351). They read the input of each block.

@@ -14,7 +14,7 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 """
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,15 +27,12 @@ from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.gates import FIRST_BIAS
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layers import DecoderLayer, make_layer
+from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered
 from transformer_xl.model.ngrams import earlier_tokens, make_ngrams
 from transformer_xl.model.sequence_model import make_softmax
 from transformer_xl.model.shift import first_positions, without_oldest
 from transformer_xl.model_config import TransformerXLConfig
-
-if TYPE_CHECKING:
-    from transformer_xl.model.beyond.memory import BeyondMems
 
 
 class TransformerXL(LanguageModel):
@@ -56,15 +53,9 @@ class TransformerXL(LanguageModel):
 
     kind = TransformerXLConfig.kind
     config: TransformerXLConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
-    goes_beyond: ClassVar[bool] = False
-    """Whether it keeps anything of positions that leave its memory, as `beyond` says."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
-        if config.beyond is not None and not self.goes_beyond:
-            raise ConfigError(
-                f"beyond ('{config.beyond}') is no part of {type(self).__name__}; build a BeyondTransformerXL of these settings"
-            )
         self.clamp_len, self.same_length = config.clamp_len, config.same_length
         self.block_class: type[AttentionBlock] = import_class(config.attention_kind.block)
         if config.keeps_keys and self.block_class.frozen is AttentionBlock.frozen:
@@ -73,7 +64,7 @@ class TransformerXL(LanguageModel):
                 "'frozen'; define it, or register the kind with keeps_keys=False"
             )
         self.ngrams = make_ngrams(config)
-        self.layers = nn.ModuleList(self.make_layer() for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(make_layer(self.block_class, config) for _ in range(config.n_layer))
         shapes = self.block_class.shapes(config)
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
@@ -82,10 +73,6 @@ class TransformerXL(LanguageModel):
         self.final_norm = norm if config.final_norm else nn.Identity()
         self.softmax = make_softmax(config)
         self.init_weights()
-
-    def make_layer(self) -> DecoderLayer:
-        """Return one of its layers."""
-        return make_layer(self.block_class, self.config)
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
         """Return an empty memory of hidden states."""
@@ -184,7 +171,7 @@ class TransformerXL(LanguageModel):
         n_valid = (longest.n_own - self.ext_len).clamp(min=0, max=hidden[longest.layer].shape[1])
         return h_BTD, self.mems_class(tuple(hidden), n_valid, tokens)
 
-    def last_tokens(self, mems: "Mems | BeyondMems") -> Tensor:
+    def last_tokens(self, mems: Mems) -> Tensor:
         """Return the last tokens that a memory holds, int64 (B, K); a ValueError if these are not what n-grams need."""
         K = self.config.n_earlier
         if mems.tokens is None or mems.tokens.shape[1] != K:
@@ -192,7 +179,7 @@ class TransformerXL(LanguageModel):
             raise ValueError(f"these mems hold {found} tokens, and n-grams begin with the last {K}; use model.init_mems")
         return mems.tokens
 
-    def embed_after(self, mems: "Mems | BeyondMems", ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
+    def embed_after(self, mems: Mems, ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Return the vectors of ids, (B, T, D), with those of their n-grams, and the last tokens for the next segment."""
         h_BTD = self.embedding(ids)
         if self.ngrams is None:

@@ -450,7 +450,7 @@ def check_settings(
     if (asked := next((name for name, factor in penalties.items() if factor), None)) and not is_plain:
         raise ConfigError(
             f"train.{asked} ({penalties[asked]:g}) needs a model without losses besides that of the next token; leave it "
-            "out, or what adds them (model.intermediate_losses, model.n_target, model.beyond=conv)"
+            "out, or what adds them (model.intermediate_losses, model.n_target)"
         )
     if train.compile:
         if problem := cannot_compile(device):

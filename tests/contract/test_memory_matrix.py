@@ -1,0 +1,95 @@
+"""The example of a memory from outside: its matrix is that of plain loops, and it is saved and decoded like the others."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import transformer_xl as txl
+from tests.training.helpers import resumed_losses
+from transformer_xl.model.call import Rows
+from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model_config import KINDS
+
+SIZES: dict[str, Any] = {"vocab_size": 11, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12, "mem_len": 3}
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples"))
+    yield importlib.import_module("memory_matrix")
+    del sys.modules["memory_matrix"], KINDS["memory_matrix"]
+
+
+def model_of(example: Any, **changes: Any) -> txl.TransformerXL:
+    torch.manual_seed(1)
+    model = make_model(example.MatrixConfig(**{**SIZES, "init_std": 0.5, **changes})).double().eval()
+    assert isinstance(model, txl.TransformerXL)
+    return model
+
+
+def written(model: Any, states: list[torch.Tensor], layer: int, blocks: list[list[int]]) -> torch.Tensor:
+    """The matrix of a row, (N, H, H + 1), after the states at some places were written, block after block."""
+    block, N, H = model.layers[layer].attention, model.config.n_head, model.config.d_head
+    matrix = torch.zeros(N, H, H + 1).double()
+    for places in blocks:
+        before = matrix.clone()
+        for place in places:
+            _, k, v = (block.qkv_net.weight @ states[layer][place]).view(3, N, H)
+            for head in range(N):
+                phi = torch.where(k[head] > 0, k[head], k[head].exp() - 1) + 1
+                total = phi @ before[head]
+                news = v[head] - (total[:H] / total[H] if total[H] > 0 else 0)
+                matrix[head] += torch.outer(phi, torch.cat([news, torch.ones(1).double()]))
+    return matrix
+
+
+@torch.no_grad()
+def test_what_leaves_the_memory_is_written_as_loops_write_it(example: Any) -> None:
+    """Rows of one age, with padding, and where a document begins; T = 2, 5, 4 after a memory of 3."""
+    model = model_of(example)
+    ids, starts = torch.randint(11, (3, 11)), torch.zeros(3, 11, dtype=torch.bool)
+    starts[1, 6] = True
+    n_pad, mems, states = torch.tensor([0, 0, 2]), None, [[] for _ in range(SIZES["n_layer"])]
+    for piece, pad in ((slice(0, 2), None), (slice(2, 7), n_pad), (slice(7, 11), None)):
+        rows = Rows(n_pad=pad, document_starts=starts[:, piece])
+        own, new = model.hidden_states(ids[:, piece], mems=mems, rows=rows)
+        assert isinstance(new, example.MatrixMems)
+        mems, states = new, [[*before, h_BTD] for before, h_BTD in zip(states, own, strict=False)]
+    joined = [torch.cat(each, dim=1) for each in states]
+    for layer in range(SIZES["n_layer"]):
+        every = [[own[row] for own in joined] for row in range(3)]
+        for row, blocks in enumerate([[[0, 1, 2, 3], [4, 5, 6, 7]], [[6, 7]], [[0, 1], [4, 5, 6, 7]]]):
+            expected = written(model, every[row], layer, blocks)
+            torch.testing.assert_close(mems.matrices[layer][row], expected)
+    assert mems.n_valid.tolist() == [3, 3, 3]
+
+
+def test_it_is_trained_saved_loaded_and_decoded(example: Any, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"model": {"kind": "memory_matrix", "dropout": 0.2}, "train": {"checkpoint_layers": True}}
+    changes["train"] |= {"tbptt_segments": 2, "reset_at_documents": True}
+    losses = resumed_losses(2, 2, **changes)
+    assert losses[-1] < losses[0]
+    model = model_of(example).float()
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    ids = torch.randint(11, (9,))
+    decoder, mems = txl.Decoder(again, batch_size=1, tgt_len=4), model.init_mems(1)
+    for token in ids:
+        logits, mems = (out := model(token[None, None], mems=mems)).logits, out.mems
+        torch.testing.assert_close(decoder.feed([[int(token)]]).log_softmax(-1), logits[:, 0].log_softmax(-1))
+    with torch.no_grad():
+        mems = mems.reset(torch.tensor([True]))
+    assert all(not x.any() for x in mems.state_dict().values())
+
+
+def test_the_figure_is_printed(example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["memory_matrix.py", "--steps", "1", "--distances", "10", "40"])
+    example.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(", ")[0] for line in lines] == ["memory_matrix", "transformer_xl"]
+    assert len({line.split(", ")[1] for line in lines}) == 1, "both keep as many bytes"
