@@ -1,5 +1,6 @@
 """Recipes and overrides: the settings that they make, and mistakes in one line with key, value and remedy."""
 
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,6 +24,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.errors import ConfigError, TxlError
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.settings import REMOVED
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -289,23 +291,16 @@ def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None
     ("settings", "message"),
     [
         (
-            {"shift": "conv", "mem_len": 2},
-            r"conv_width \(4\) reaches 3 tokens back, farther than mem_len \(2\); make it at most 3",
+            {"shift": "averages", "zero_first_memory": True},
+            r"shift \('averages'\) and zero_first_memory \(True\) exclude each other",
         ),
-        ({"shift": "conv", "conv_width": 1}, "conv_width"),
-        ({"shift": "token", "zero_first_memory": True}, r"shift \('token'\) and zero_first_memory \(True\) exclude each other"),
         ({"shift": "half"}, "shift"),
         (
             {"ngram_rows": [4], "zero_first_memory": True},
             r"ngram_rows \(\[4\]\) and zero_first_memory \(True\) exclude each other",
         ),
         ({"ngram_rows": [0]}, "ngram_rows"),
-        ({"n_layer": 3, "mem_len": [4, 8]}, r"mem_len \(\[4, 8\]\) has 2 numbers, and n_layer \(3\) needs as many"),
-        ({"n_layer": 2, "mem_len": [4, 0]}, r"mem_len \(\[4, 0\]\) must have numbers of at least 1"),
-        ({"n_layer": 2, "mem_len": []}, "mem_len"),
-        ({"n_layer": 2, "mem_len": 4, "mem_lens": [4, 8]}, r"mem_lens \(\[4, 8\]\) must have mem_len \(4\) as its longest"),
-        ({"n_layer": 2, "mem_len": [4, 8], "same_length": True}, r"same_length \(True\) needs layers with equal memories"),
-        ({"n_layer": 2, "mem_len": [2, 8], "shift": "conv"}, r"farther than mem_len \(2\); make it at most 3"),
+        ({"n_layer": 2, "mem_len": [4, 8]}, r"mem_len \(\[4, 8\]\) must be a valid integer"),
         ({"ngram_rows": [4] * 9}, "ngram_rows"),
         ({"shift": "averages", "d_model": 12}, r"d_model \(12\) must be a multiple of 8.*; use 16"),
         ({"gate": "gru"}, r"gate \('gru'\) needs pre_lnorm \(False\)"),
@@ -314,16 +309,36 @@ def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None
 def test_shifts_and_gates_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TransformerXLConfig(**settings)
-    assert TransformerXLConfig(shift="conv", mem_len=0).shift_reach == 3
 
 
-def test_another_memory_replaces_a_list() -> None:
-    values = load_recipe("quickstart", ["model.mem_len=[8,8,8,16]"]).model_dump(mode="json")
-    assert values["model"]["mem_len"] == 16 and values["model"]["mem_lens"] == [8, 8, 8, 16]
-    assert apply_overrides(values, []).model.mem_lens == (8, 8, 8, 16)  # pyright: ignore[reportAttributeAccessIssue]
-    for new, mem_len, mem_lens in (("16", 16, None), ("0", 0, None), ("[4,4,4,4]", 4, (4, 4, 4, 4))):
-        model = apply_overrides(values, [f"model.mem_len={new}"]).model
-        assert (model.mem_len, getattr(model, "mem_lens", None)) == (mem_len, mem_lens)
+@pytest.mark.parametrize(
+    ("setting", "used"),
+    [
+        ("model.beyond", "delta"),
+        ("model.compressed_len", 64),
+        ("model.compression", 8),
+        ("model.conv_width", 3),
+        ("model.mem_lens", [8, 8, 8, 16]),
+        ("model.shift", "token"),
+        ("model.shift", "conv"),
+        ("model.gate", "output"),
+        ("model.mask_alpha", 4),
+        ("model.mask_beta", 2),
+        ("train.tgt_len_start", 8),
+        ("train.tgt_len_warmup", 0.5),
+        ("train.tgt_len_increment", 4),
+    ],
+)
+def test_a_run_of_0_2_is_refused_only_if_it_used_what_is_gone(setting: str, used: Any) -> None:
+    section, name = setting.split(".")
+    plain = load_recipe("xlnet-quick" if name.startswith("mask") else "quickstart")
+    values = plain.model_dump(mode="json")
+    if name in REMOVED:
+        values[section] |= REMOVED
+        assert apply_overrides(values, []) == plain
+    with pytest.raises(ConfigError) as caught:
+        apply_overrides(merge(values, {section: {name: used}}), [])
+    assert re.fullmatch(rf"{section}: {name} \(.*\) is a setting of 0\.2 that 0\.3 does not have; .*", str(caught.value))
 
 
 def test_known_keys_are_listed_once() -> None:

@@ -37,7 +37,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shaw": {"attention": "shaw", "max_klen": 9, "final_norm": True},
     "rotary": {"attention": "rotary", "pre_lnorm": True},
     "alibi": {"attention": "alibi", "clamp_len": 4},
-    "memory per layer": {"mem_len": [2, 6], "shift": "token"},
     "averages, gates": {"shift": "averages", "d_model": 16, "gate": "gru", "pre_lnorm": True},
 }
 
@@ -79,8 +78,8 @@ class Runner:
         n_valid = model.mem_len if model.config.zero_first_memory else 0
         self.memory: dict[str, np.ndarray] = {"n_valid": np.full(batch_size, n_valid, np.int64)}
         shapes = {node.name: node.shape for node in self.session.get_inputs()}
-        for name, n in zip(names[3 : 3 + model.config.n_layer], model.memory_lengths, strict=True):
-            assert shapes[name][1] == model.n_kept_of(n)
+        for name in names[3 : 3 + model.config.n_layer]:
+            assert shapes[name][1] == model.n_kept
             self.memory[name] = np.zeros((batch_size, *shapes[name][1:]), np.float32)
         if model.config.n_earlier:
             self.memory["tokens"] = np.zeros((batch_size, model.config.n_earlier), np.int64)

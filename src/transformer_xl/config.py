@@ -162,13 +162,6 @@ class TrainConfig(Settings):
     tbptt_segments: Positive = Field(
         default=1, description="consecutive segments per update; gradients reach back through the memory between them"
     )
-    tgt_len_start: Positive | None = Field(
-        default=None, description="tokens of the first segments, which grow to tgt_len; None: tgt_len from the start"
-    )
-    tgt_len_warmup: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=0.25, description="share of the budget over which segments grow from tgt_len_start"
-    )
-    tgt_len_increment: Positive = Field(default=8, description="tokens by which they grow at a time")
     loss: Literal["full", "half", "answer"] = Field(
         default="full",
         description="half: only tokens of the later half of each segment are learned from (the paper's table 6); answer: only "
@@ -215,10 +208,6 @@ class TrainConfig(Settings):
     def _consistent(self) -> "TrainConfig":
         if self.batch_size % self.accumulate:
             raise ValueError(f"accumulate ({self.accumulate}) must divide batch_size ({self.batch_size})")
-        if self.tgt_len_start is not None and self.tgt_len_start > self.tgt_len:
-            raise ValueError(
-                f"tgt_len_start ({self.tgt_len_start}) must be at most tgt_len ({self.tgt_len}), to which segments grow"
-            )
         if self.lora_rank is not None and self.parallel == "fsdp":
             raise ValueError(f"lora_rank ({self.lora_rank}) cannot be combined with parallel (fsdp); use ddp")
         if not (self.max_steps or self.max_tokens or self.max_epochs or self.max_minutes):
@@ -324,7 +313,6 @@ class RunConfig(Settings):
     def _check_rows(self, what: str) -> None:
         """Refuse settings of streams that are cut into segments, where rows are read whole; `what` reads them."""
         plain = {
-            "train.tgt_len_start": self.train.tgt_len_start is None,
             "train.varlen": not self.train.varlen,
             "train.loss": self.train.loss == "full",
             "train.label_smoothing": not self.train.label_smoothing,
@@ -485,9 +473,6 @@ def _of_kind(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     model, read, change = values.get("model", {}), values.get("eval", {}), changes.get("model", {})
     if not all(isinstance(each, dict) for each in (model, read, change)):  # which validation refuses
         return values
-    if "mem_len" in change and "mem_lens" not in change:  # a new one, whether it is a number or a list
-        model = {key: value for key, value in model.items() if key != "mem_lens"}
-        values = {**values, "model": model}
     old = model.get("kind", TransformerXLConfig.kind)
     kind = change.get("kind", old)
     if kind == old or not isinstance(kind, str) or kind not in KINDS:

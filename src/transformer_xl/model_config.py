@@ -17,7 +17,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "relu2"]
 """Names of the non-linearities of a feed-forward network."""
 
 
-GateKind = Literal["sum", "output", "gru"]
+GateKind = Literal["sum", "gru"]
 """How a layer joins its states and what a block found for them; see `model/gates.py`."""
 
 
@@ -155,16 +155,6 @@ class ModelConfig(Settings):
     @property
     def attention_kind(self) -> AttentionKind | None:
         """Kind of attention, a line of the table; None: this kind of model has no choice of attention."""
-        return None
-
-    @property
-    def kind_in_words(self) -> str:
-        """The kind, and what makes a model of these settings another one than its kind usually is."""
-        return self.kind
-
-    @property
-    def most_memory(self) -> int | None:
-        """The longest memory that it can be read with; None: any."""
         return None
 
     @property
@@ -336,12 +326,7 @@ class TransformerXLConfig(AttentionConfig):
     clamp_len: Positive | None = Field(
         default=None, description="largest distance told apart (tokens), except by al_rfou; None, as for rotary: no limit"
     )
-    mem_len: Natural = Field(
-        default=512, description="positions of memory kept per layer (tokens); a list: one number for each layer"
-    )
-    mem_lens: tuple[Positive, ...] | None = Field(
-        default=None, strict=False, description="what mem_len was as a list; mem_len is then the longest of them"
-    )
+    mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
     same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")
     same_length_besides_self: bool = Field(
         default=False, description="same_length: mem_len keys besides the query's own, as in TensorFlow, instead of with it"
@@ -351,13 +336,9 @@ class TransformerXLConfig(AttentionConfig):
         description="a stream begins with a memory of mem_len zeros that queries attend to, as in Hugging Face and TF",
     )
     untie_r: bool = Field(default=False, description="transformer_xl: u and v per layer instead of shared by all layers")
-    shift: Literal["none", "token", "averages", "conv"] = Field(
+    shift: Literal["none", "averages"] = Field(
         default="none",
-        description="what layers read of the tokens right before each: token = half of its channels; averages = it and means "
-        "that fade; conv = a convolution",
-    )
-    conv_width: Annotated[int, Field(ge=2, le=2**31)] = Field(
-        default=4, description="shift = conv: tokens that it reads, the own one included"
+        description="what layers read of the tokens right before each: averages = the last one and means that fade",
     )
     ngram_rows: tuple[Annotated[int, Field(gt=0, le=2**31)], ...] = Field(
         default=(),
@@ -370,16 +351,6 @@ class TransformerXLConfig(AttentionConfig):
         default="sum",
         description="how a layer joins its states and what a block found: added, or by a gate as in GTrXL (pre_lnorm)",
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_mem_len_per_layer(cls, values: Any) -> Any:
-        lengths = values.get("mem_len") if isinstance(values, dict) else None
-        if not isinstance(lengths, list | tuple) or not lengths or not all(type(n) is int for n in lengths):
-            return values
-        if min(lengths) < 1:
-            raise ValueError(f"mem_len ({list(lengths)}) must have numbers of at least 1; only one number for all may be 0")
-        return {**values, "mem_len": max(lengths), "mem_lens": lengths}
 
     @field_validator("attention", mode="before")
     @classmethod
@@ -412,8 +383,6 @@ class TransformerXLConfig(AttentionConfig):
                 f"use {self.d_head + 1}"
             )
         self.check_clamp_len(self.clamp_len)
-        if self.mem_lens is not None:
-            self._check_mem_lens(list(self.mem_lens))
         if self.gate != "sum" and not self.pre_lnorm:
             raise ValueError(
                 f"gate ('{self.gate}') needs pre_lnorm (False): with a norm behind it, a closed gate would change states; "
@@ -423,12 +392,6 @@ class TransformerXLConfig(AttentionConfig):
             raise ValueError(
                 f"d_model ({self.d_model}) must be a multiple of 8, because shift 'averages' divides it in eighths; "
                 f"use {-(-self.d_model // 8) * 8}"
-            )
-        shortest = min(self.mem_lens or (self.mem_len,))
-        if self.shift == "conv" and self.shift_reach > shortest > 0:
-            raise ValueError(
-                f"conv_width ({self.conv_width}) reaches {self.shift_reach} tokens back, farther than mem_len "
-                f"({shortest}); make it at most {shortest + 1}"
             )
         if self.shift_reach and self.zero_first_memory:
             raise ValueError(
@@ -442,36 +405,16 @@ class TransformerXLConfig(AttentionConfig):
             )
         return self
 
-    def _check_mem_lens(self, lengths: list[int]) -> None:
-        """Refuse a list of memories that does not fit the model."""
-        if len(lengths) != self.n_layer:
-            raise ValueError(f"mem_len ({lengths}) has {len(lengths)} numbers, and n_layer ({self.n_layer}) needs as many")
-        if max(lengths) != self.mem_len:
-            raise ValueError(
-                f"mem_lens ({lengths}) must have mem_len ({self.mem_len}) as its longest; give mem_len the list itself, or set "
-                "mem_lens to None"
-            )
-        others = {"same_length": self.same_length, "zero_first_memory": self.zero_first_memory}
-        if taken := next((name for name, value in others.items() if value), None):
-            raise ValueError(
-                f"{taken} ({others[taken]!r}) needs layers with equal memories; make mem_len ({lengths}) one number"
-            )
-
     @property
     def shift_reach(self) -> int:
         """How many tokens before its own each block of a layer reads, besides what attention sees."""
         # 32: what is left out of a moving average is less than a thousandth of it
-        return {"none": 0, "token": 1, "averages": 32}.get(self.shift, self.conv_width - 1)
+        return 0 if self.shift == "none" else 32
 
     @property
     def n_earlier(self) -> int:
         """How many tokens before the first of a segment its n-grams reach back."""
         return len(self.ngram_rows)
-
-    @property
-    def most_memory(self) -> int | None:
-        """The longest memory that it can be read with: memories per layer are shortened, but not lengthened."""
-        return self.mem_len if self.mem_lens else None
 
     @property
     def least_tensors(self) -> int:
@@ -482,18 +425,6 @@ class TransformerXLConfig(AttentionConfig):
     def attention_kind(self) -> AttentionKind:
         """Kind of attention, a line of the table."""
         return ATTENTION[self.attention]
-
-    @property
-    def kind_in_words(self) -> str:
-        """The kind, and memories that differ."""
-        return f"{self.kind} with a memory per layer" if self.mem_lens else self.kind
-
-    @property
-    def memory_in_words(self) -> str:
-        """What a model remembers of the text, in words."""
-        if self.mem_lens:
-            return f"a memory of {', '.join(map(str, self.mem_lens))} tokens in its layers"
-        return super().memory_in_words
 
     @property
     def begins_with_zeros(self) -> bool:
@@ -636,8 +567,6 @@ class XLNetConfig(AttentionConfig):
     spans: Literal["words", "pieces"] = Field(
         default="words", description="spans of 1 to max_gram whole words; pieces: what the authors' code draws instead"
     )
-    mask_alpha: Positive = Field(default=6, description="a span lies in a window of mask_alpha / mask_beta times its length")
-    mask_beta: Positive = Field(default=1, description="see mask_alpha")
     max_gram: Positive = Field(default=5, description="words of the longest span of targets")
     bi_data: bool = Field(default=True, description="half of the rows are read from their end")
     second_segment: Literal["lane", "text"] = Field(

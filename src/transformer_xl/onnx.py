@@ -7,7 +7,7 @@ The program that runs the graph keeps the memory: it begins with zeros and passe
 | `ids` | int64 | B, T | token ids |
 | `n_pad` | int64 | B | padding at the left of each row, so that texts of any length fit T |
 | `n_valid` | int64 | B | valid positions of the memory; 0 at the beginning (`mem_len` for `zero_first_memory`) |
-| `mems.0` … | float | B, M, D | memory of each layer, zeros at the beginning; M may differ, the file's shapes tell |
+| `mems.0` … | float | B, M, D | memory of each layer, zeros at the beginning |
 | `tokens` | int64 | B, K | of a model with n-grams: the last tokens, zeros at the beginning |
 
 | output | type | shape | |
@@ -71,8 +71,7 @@ def describe(model: TransformerXL, tgt_len: int) -> dict[str, int]:
     """Return what a program must know to run the file; it is stored in the file's metadata.
 
     Returns:
-        mem_len and tgt_len: M, of the longest memory, and T; with a `shift`, M includes the tokens that it reads before the
-        memory. vocab_size: V.
+        mem_len and tgt_len: M and T; with a `shift`, M includes the tokens that it reads before the memory. vocab_size: V.
         first_n_valid: `n_valid` of every row when a stream begins; above 0 for models that begin with a memory of zeros and
         attend to it.
     """

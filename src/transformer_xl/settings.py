@@ -3,13 +3,30 @@
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from transformer_xl.errors import ConfigError, did_you_mean, shown
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
+
+REMOVED: dict[str, Any] = {
+    "beyond": None,
+    "compressed_len": None,
+    "compression": 4,
+    "conv_width": 4,
+    "mask_alpha": 6,
+    "mask_beta": 1,
+    "mem_lens": None,
+    "tgt_len_increment": 8,
+    "tgt_len_start": None,
+    "tgt_len_warmup": 0.25,
+}
+"""Settings of 0.2 that are gone, with the value at which they did nothing; files of 0.2 name them all."""
+
+REMOVED_VALUES: dict[str, tuple[str, ...]] = {"gate": ("output",), "shift": ("token", "conv")}
+"""Values of 0.2 that are gone, by the setting that had them."""
 
 _MOST_PROBLEMS = 5
 """How many problems a message lists."""
@@ -31,6 +48,20 @@ class Settings(BaseModel):
             first, n_more = error.errors()[:_MOST_PROBLEMS], error.error_count() - _MOST_PROBLEMS
             more = [f"and {n_more:,} more"] if n_more > 0 else []
             raise ConfigError("; ".join([*_told_once(_problem(type(self), problem) for problem in first), *more])) from None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_removed(cls, values: Any) -> Any:
+        """Drop settings of 0.2 that did nothing, and refuse those that did something."""
+        if not isinstance(values, dict):
+            return values
+        gone = {name: value for name, value in values.items() if name in REMOVED and name not in cls.model_fields}
+        used = {name: value for name, value in gone.items() if value != REMOVED[name]}
+        used |= {name: values[name] for name, removed in REMOVED_VALUES.items() if values.get(name) in removed}
+        if used:
+            name, value = next(iter(used.items()))
+            raise ValueError(f"{name} ({shown(value)}) is a setting of 0.2 that 0.3 does not have; use 0.2, or leave it out")
+        return {name: value for name, value in values.items() if name not in gone}
 
 
 def _told_once(problems: Iterable[str]) -> Iterator[str]:

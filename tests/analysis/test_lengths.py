@@ -2,11 +2,8 @@
 
 from pathlib import Path
 
-import pytest
-
 from transformer_xl.analysis.lengths import lengths_of, readings, trained_length
 from transformer_xl.config import RunConfig, load_recipe
-from transformer_xl.errors import ConfigError
 from transformer_xl.reading.evaluation import Reading
 
 
@@ -46,10 +43,3 @@ def test_a_vanilla_model_reads_no_more_than_its_positions() -> None:
 
 def test_an_lstm_has_no_length(tmp_path: Path) -> None:
     assert readings(of_kind("lstm"), [0, 8]) == []
-
-
-def test_memories_per_layer_are_not_lengthened() -> None:
-    config = load_recipe("quickstart", ["model.mem_len=[8,8,8,32]"])
-    assert [reading.length for reading in readings(config)] == [0, 16, 32]
-    with pytest.raises(ConfigError, match=r"length of 64 is more than this model can remember \(32\)"):
-        readings(config, [0, 64])

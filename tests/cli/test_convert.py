@@ -258,10 +258,6 @@ def test_a_compatible_run_is_written_for_all_others(txl: Txl, place: Path) -> No
     )
     complaint = txl(*train, "--out", "new", "--compatible", "--set", "model.activation=gelu").complaint
     assert complaint == "--set model.activation=gelu contradicts --compatible, which needs relu; leave one of them out"
-    complaint = txl(
-        *train, "--out", "new", "--compatible", "--set", "model.mem_len=[4,8]", "--set", "model.same_length=false"
-    ).complaint
-    assert "mem_len ([4, 8]) contradicts --compatible" in complaint
     complaint = txl("train", "lstm-ptb", "--compatible").complaint
     assert complaint == "'lstm-ptb' is of kind 'lstm', which no other program has; leave --compatible out"
 

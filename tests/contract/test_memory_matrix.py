@@ -54,7 +54,8 @@ def test_what_leaves_the_memory_is_written_as_loops_write_it(example: Any) -> No
     model = model_of(example)
     ids, starts = torch.randint(11, (3, 11)), torch.zeros(3, 11, dtype=torch.bool)
     starts[1, 6] = True
-    n_pad, mems, states = torch.tensor([0, 0, 2]), None, [[] for _ in range(SIZES["n_layer"])]
+    n_pad, states = torch.tensor([0, 0, 2]), [[] for _ in range(SIZES["n_layer"])]
+    mems: Any = None
     for piece, pad in ((slice(0, 2), None), (slice(2, 7), n_pad), (slice(7, 11), None)):
         rows = Rows(n_pad=pad, document_starts=starts[:, piece])
         own, new = model.hidden_states(ids[:, piece], mems=mems, rows=rows)

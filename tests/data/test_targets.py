@@ -229,8 +229,8 @@ def test_draws_do_not_depend_on_how_many_are_taken_at_once(sizes) -> None:
             r"model.num_predict \(32\) must be at least 1 and leave tokens to see in a row of 32 with reuse_len 16",
         ),
         ({"num_predict": 0}, r"model.num_predict \(0\)"),
-        ({"mask_alpha": 1, "mask_beta": 2}, r"model.mask_beta \(2\) must be at least 1 and at most mask_alpha \(1\)"),
-        ({"mask_beta": 0}, r"model.mask_beta \(0\)"),
+        ({"mask_alpha": 1, "mask_beta": 2}, r"mask_beta \(2\) must be at least 1 and at most mask_alpha \(1\)"),
+        ({"mask_beta": 0}, r"mask_beta \(0\)"),
     ],
 )
 def test_errors(changes, message: str) -> None:

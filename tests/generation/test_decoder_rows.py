@@ -116,7 +116,7 @@ def test_rows_go_on_where_others_were_as_if_they_were_taken_and_put(kind: str, l
 
 
 def test_a_row_goes_back_as_far_as_the_one_that_it_goes_on_from() -> None:
-    decoder = Decoder(tiny_model(shift="token"), batch_size=3, tgt_len=4)
+    decoder = Decoder(tiny_model(shift="averages", d_model=16), batch_size=3, tgt_len=4)
     decoder.feed([TEXT[:3], TEXT[:5], TEXT[:2]])
     decoder.put(1, decoder.take(1))  # nothing is known any more of what lies before
     assert [decoder.n_rewindable(row) for row in range(3)] == [3, 0, 2]

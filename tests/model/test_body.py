@@ -19,7 +19,6 @@ KINDS: list[dict[str, Any]] = [
     {},
     {"gate": "gru", "pre_lnorm": True, "final_norm": True},
     {"shift": "averages"},
-    {"mem_len": [3, 5]},
     {"attention": "rotary"},
 ]
 
@@ -51,7 +50,7 @@ def test_it_reads_as_the_whole_model_does_behind_its_embedding(options: dict[str
             torch.testing.assert_close(own.state_dict()[name], state)
 
 
-@pytest.mark.parametrize("options", KINDS[:3] + KINDS[4:], ids=str)
+@pytest.mark.parametrize("options", KINDS, ids=str)
 def test_with_the_same_length_acting_step_by_step_is_learning_from_windows(options: dict[str, Any]) -> None:
     body = TransformerXLBody(TransformerXLConfig(**SIZES | options, same_length=True), d_input=3).double().eval()
     x, starts = torch.randn(4, 23, 3, dtype=torch.float64), torch.rand(4, 23) < 0.2

@@ -23,7 +23,7 @@ WAITS = {
 }  # fmt: skip
 """Operations that read a value on the host, or make a tensor of the host's values."""
 
-NAMES = ("paper", "cutoffs, div_val 2", "shaw", "rotary", "alibi", "convolution", "averages", "gru gate, token shift")
+NAMES = ("paper", "cutoffs, div_val 2", "shaw", "rotary", "alibi", "averages", "gru gate, averages")
 
 
 class Strict(TorchDispatchMode):

@@ -37,22 +37,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "shaw, table as long as memory": {"attention": "shaw", "max_klen": 5, "same_length": True},
     "shaw, no memory": {"attention": "shaw", "max_klen": 5, "mem_len": 0},
     "shaw, zero first memory": {"attention": "shaw", "max_klen": 9, "zero_first_memory": True},
-    "token shift": {"shift": "token", "pre_lnorm": True},
-    "token shift, same_length": {"shift": "token", "same_length": True, "attention": "shaw", "max_klen": 5},
-    "convolution": {"shift": "conv", "pre_lnorm": True, "clamp_len": 3},
-    "averages": {"shift": "averages", "d_model": 16, "pre_lnorm": True},
-    "averages, same_length": {"shift": "averages", "d_model": 16, "same_length": True},
+    "averages": {"shift": "averages", "d_model": 16, "pre_lnorm": True, "clamp_len": 3},
+    "averages, same_length": {"shift": "averages", "d_model": 16, "same_length": True, "attention": "shaw", "max_klen": 5},
     "pairs to fours": {"ngram_rows": (40, 50, 60)},
     "pairs, averages": {"ngram_rows": (40,), "shift": "averages", "d_model": 16, "pre_lnorm": True},
 }
-
-
-OF_KEYS = [
-    *("paper", "pre_lnorm", "same_length", "no memory", "one head, relu2", "zero first memory", "memory per layer"),
-    *("memory per layer, pre_lnorm", "pairs to fours", "output gate"),
-    *(name for name in OPTIONS if name.startswith(("shaw", "rotary", "alibi")) and "shift" not in OPTIONS[name]),
-]
-"""All that keys, values and tokens are made by."""
 
 
 @cache
@@ -130,11 +119,6 @@ def test_ten_million_tokens_later_numbers_are_as_right_as_at_the_beginning(name:
         rows.read(tokens(3, T), 1e-5)
         rows.step(tokens(3), 1e-5)
     assert rows.memory.end.tolist() == [25, 10_000_025, 40_000_025]
-    states = rows.reader.to_mems(rows.memory).hidden
-    for row, mems in enumerate(rows.mems):
-        for own, right in zip(states, mems.hidden, strict=True):
-            if not rows.model.config.pre_lnorm:  # of which only normalized states come back
-                assert_close("states", own[row], right[0], 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +158,7 @@ def test_rows_fed_in_any_way_read_as_if_alone(data: st.DataObject) -> None:
     """Segments of all rows and of one, steps of some, resets, in any order; each row against a model that reads it alone."""
     name = data.draw(st.sampled_from(sorted(OPTIONS)))
     model = model_of(name, torch.float64)
-    most = model.config.most_memory or 18
-    model = model.with_context(mem_len=data.draw(st.integers(int(model.same_length), most)))
+    model = model.with_context(mem_len=data.draw(st.integers(int(model.same_length), 18)))
     rows = Rows(model, batch_size=3, tgt_len=data.draw(st.integers(1, 12)))
     flags, generator = st.lists(st.booleans(), min_size=3, max_size=3), torch.Generator().manual_seed(7)
     for kind in data.draw(st.lists(st.sampled_from(["read", "row", "step", "steps", "reset"]), max_size=8)):
@@ -293,10 +276,10 @@ def test_rows_are_read_one_group_after_another_where_scores_would_be_many(
 # segments in the order of time, as a GPU reads them
 
 
-@pytest.mark.parametrize("name", [*OPTIONS, "memory per layer"])
+@pytest.mark.parametrize("name", OPTIONS)
 def test_segments_in_the_order_of_time_are_those_of_slots(name: str) -> None:
     """From nothing, around the ring, in short segments and long ones, in some rows and in rows that stand at other places."""
-    model = tiny_model(mem_len=[2, 6]).double() if name == "memory per layer" else model_of(name, torch.float64)
+    model = model_of(name, torch.float64)
     slots, order = (Reader(model, tgt_len=6) for _ in range(2))
     order.read_in_order()
     one, other = (reader.empty_memory(3) for reader in (slots, order))
@@ -398,62 +381,6 @@ def test_of_a_longer_memory_the_last_positions_count() -> None:
     rows.step(tokens(2), 1e-10)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "tolerance"),
-    [
-        *((name, torch.float32, 1e-5) for name in ("paper", "pre_lnorm", "rotary")),
-        *((name, torch.float64, 1e-9) for name in OF_KEYS),
-    ],
-)
-def test_keys_become_hidden_states(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Rows have different slots and ages; the model reads on from the states as the reader does."""
-    model = model_of(name, dtype)
-    rows = Rows(model, batch_size=3, tgt_len=5)
-    for row, n in enumerate((0, 3, 43)):
-        for piece in tokens(1, n).split(5, dim=1) if n else ():
-            rows.read(piece, 1e-5, rows=slice(row, row + 1))
-    mems = rows.reader.to_mems(rows.memory)
-    M = model.mem_len
-    assert mems.length == M and mems.n_valid.tolist() == ([M, M, M] if model.config.zero_first_memory else [0, min(3, M), M])
-    assert all(h.dtype == dtype for h in mems.hidden)
-    emptied = mems.reset(torch.tensor([True, True, False])).n_valid.tolist()
-    assert emptied == ([M, M, M] if model.config.zero_first_memory else [0, 0, M])
-    again = rows.reader.from_mems(mems)
-    for T in (1, 4, 5):
-        ids = tokens(3, T)
-        right, mems = expected(model, ids, mems)
-        assert_close("from hidden states", logits(rows.reader, rows.reader.read(ids, again)), right, tolerance)
-        for row in range(3):
-            h = rows.reader.read(ids[row : row + 1], rows.memory, rows=slice(row, row + 1))
-            assert_close(f"row {row}", right[row : row + 1], logits(rows.reader, h), tolerance)
-
-
-def test_hidden_states_come_back_as_they_went_in() -> None:
-    """Without a layer norm before the projection they are the same states, not only ones with the same keys."""
-    model = tiny_model().double()
-    with torch.no_grad():
-        mems = model(tokens(2, 9), mems=model.init_mems(2)).mems
-    reader = Reader(model, tgt_len=4)
-    for own, right in zip(reader.to_mems(reader.from_mems(mems)).hidden, mems.hidden, strict=True):
-        assert_close("hidden states", own, right, 1e-9)
-
-
-def test_heads_too_narrow_for_hidden_states_are_refused() -> None:
-    reader = Reader(tiny_model(n_head=1, d_head=4), tgt_len=4)
-    with pytest.raises(
-        ConfigError, match="keys and values of 1 heads of 4 do not determine hidden states of 10; keep the Mems"
-    ):
-        reader.to_mems(reader.empty_memory(1))
-    exact = Reader(tiny_model(n_head=1, d_head=5), tgt_len=4)
-    assert exact.to_mems(exact.empty_memory(1)).length == 5
-
-
-def test_keys_of_several_tokens_do_not_become_hidden_states() -> None:
-    reader = Reader(tiny_model(shift="token"), tgt_len=4)
-    with pytest.raises(ConfigError, match="after a shift \\('token'\\) do not determine hidden states; keep the Mems"):
-        reader.to_mems(reader.empty_memory(1))
-
-
 # precisions
 
 
@@ -536,10 +463,10 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("precision", "batch_size", "tolerance", "changes"),
     [
-        ("int8", 1, 0.05, {"shift": "token", "attention": "rotary"}),
+        ("int8", 1, 0.05, {"shift": "averages", "d_model": 16, "attention": "rotary"}),
         pytest.param("fp32", 2, 1e-5, {"shift": "averages", "d_model": 16, "ngram_rows": (40, 50)}, marks=pytest.mark.slow),
         pytest.param("bf16", 3, 0.05, {"attention": "rotary"}, marks=pytest.mark.slow),
-        pytest.param("fp32", 1, 1e-5, {"attention": "alibi", "shift": "conv"}, marks=pytest.mark.slow),
+        pytest.param("fp32", 1, 1e-5, {"attention": "alibi", "shift": "averages", "d_model": 16}, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.usefixtures("two_threads")
@@ -591,7 +518,7 @@ def test_compiled_shapes_may_be_many() -> None:
 @pytest.mark.usefixtures("graphs_only")
 def test_graphs_of_several_rows_compute_the_interpreted_steps() -> None:
     """From two rows on, products are the library's; what a compiler makes of them is tested with a single row."""
-    model = tiny_model(shift="conv", n_layer=1)
+    model = tiny_model(shift="averages", d_model=16, n_layer=1)
     compiled, plain = (Reader(model, tgt_len=2) for _ in range(2))
     compiled.compile()
     memories = compiled.empty_memory(3), plain.empty_memory(3)

@@ -50,16 +50,12 @@ KINDS = [
     {"attention": "shaw", "max_klen": 7},
     {"attention": "vaswani"},
     {"attention": "al_rfou", "max_klen": 7, "n_head": 2, "d_head": 5},
-    {"shift": "token", "pre_lnorm": True},
-    {"shift": "conv", "conv_width": 2},
     {"shift": "averages", "d_model": 16, "pre_lnorm": True},
     {"ngram_rows": (40,)},
-    {"ngram_rows": (40, 50, 60), "shift": "token"},
-    {"attention": "shaw", "max_klen": 7, "shift": "token"},
+    {"ngram_rows": (40, 50, 60), "shift": "averages", "d_model": 16},
+    {"attention": "shaw", "max_klen": 7, "shift": "averages", "d_model": 16},
     {"attention": "rotary"},
     {"attention": "alibi"},
-    {"mem_len": [1, 5]},
-    {"mem_len": [6, 2], "shift": "token", "ngram_rows": (40, 50)},
 ]
 
 
@@ -88,10 +84,9 @@ def test_left_padded_rows_read_as_if_alone(data):
             assert int(mems.n_valid[row]) == int(alone[row].n_valid[0])
 
 
-@pytest.mark.parametrize("shift", ["token", "conv", "averages"])
-def test_the_oldest_key_of_a_memory_that_grows_looks_back_to_nothing(shift):
+def test_the_oldest_key_of_a_memory_that_grows_looks_back_to_nothing():
     """Where padding moves memory up, copies of its oldest state fill the places before it."""
-    model, ids = tiny_model(mem_len=6, shift=shift, d_model=16), tokens(2, 9)
+    model, ids = tiny_model(mem_len=6, shift="averages", d_model=16), tokens(2, 9)
     mems = model(ids[:, :4]).mems
     padded = model(ids[:, 4:], mems=mems, rows=Rows(n_pad=torch.tensor([0, 3])))
     alone = model(ids[1:, 7:], mems=mems.select(slice(1, 2)))
@@ -102,10 +97,9 @@ def test_the_oldest_key_of_a_memory_that_grows_looks_back_to_nothing(shift):
 @given(data=st.data())
 def test_documents_inside_a_segment_see_only_themselves(data):
     """One lane with borders anywhere equals each document read by itself with the same segment borders."""
-    others = [{"attention": "rotary"}, {"attention": "alibi"}, {"shift": "token"}, {"shift": "conv", "pre_lnorm": True}]
+    others = [{"attention": "rotary"}, {"attention": "alibi"}, {"shift": "averages", "d_model": 16, "pre_lnorm": True}]
     others += [{"shift": "averages", "d_model": 16}, {"ngram_rows": (40, 50)}]
-    per_layer = {"mem_len": [1, 4], "same_length": False}
-    kind = data.draw(st.sampled_from([{}, {"attention": "shaw", "max_klen": 5}, *others, per_layer]))
+    kind = data.draw(st.sampled_from([{}, {"attention": "shaw", "max_klen": 5}, *others]))
     model = tiny_model(**{"mem_len": 4, "same_length": data.draw(st.booleans()), **kind})
     lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=5))
     T = data.draw(st.integers(1, 6))
@@ -129,9 +123,7 @@ def test_documents_inside_a_segment_see_only_themselves(data):
         begin += length
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"shift": "token"}, {"shift": "conv"}, {"shift": "averages", "d_model": 16}, {"ngram_rows": (40, 50)}]
-)
+@pytest.mark.parametrize("changes", [{}, {"shift": "averages", "d_model": 16}, {"ngram_rows": (40, 50)}])
 @pytest.mark.parametrize("mem_len", [7, 30])
 def test_segment_size_does_not_matter_while_memory_holds_everything(mem_len, changes):
     model = tiny_model(mem_len=30, **changes)
@@ -143,23 +135,6 @@ def test_segment_size_does_not_matter_while_memory_holds_everything(mem_len, cha
         mems = out.mems
         parts.append(out.logits)
     assert_close("logits", torch.cat(parts, dim=1), whole, 1e-12)
-
-
-def test_padding_shows_nothing_twice_to_a_layer_with_a_short_memory():
-    """Other layers remember more of the row; where padding moves memory up, copies of the oldest state stand before it."""
-    model, ids = tiny_model(mem_len=[1, 5]), tokens(2, 10)
-    mems = model(ids[:, :6]).mems
-    padded = model(ids[:, 6:], mems=mems, rows=Rows(n_pad=torch.tensor([0, 2])))
-    alone = model(ids[1:, 8:], mems=mems.select(slice(1, 2)))
-    assert_close("logits", padded.logits[1, 2:], alone.logits[0], 1e-12)
-
-
-def test_longer_memories_per_layer_than_a_view_has_are_refused():
-    model = tiny_model(n_layer=3, mem_len=[3, 9, 5])
-    mems, ids = model(tokens(2, 12)).mems, tokens(2, 4)
-    model.with_context(mem_len=5)(ids, mems=model.with_context(mem_len=5).init_mems(2))
-    with pytest.raises(ValueError, match="longer than those of this view"):
-        model.with_context(mem_len=5)(ids, mems=mems)
 
 
 def test_no_gradient_flows_into_memory():

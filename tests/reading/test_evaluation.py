@@ -240,27 +240,11 @@ def test_what_cannot_be_scored(ids: list[int], settings: dict[str, Any], error: 
         evaluate(tiny_model(), np.array(ids, dtype=np.int64), **settings)
 
 
-def test_memories_per_layer_are_shortened_and_not_lengthened() -> None:
-    model = tiny_model(mem_len=[2, 6])
-    assert [model.with_context(mem_len=n).memory_lengths for n in (6, 4, 1, 0)] == [[2, 6], [2, 4], [1, 1], [0, 0]]
-    with pytest.raises(ConfigError, match=r"remember \[2, 6\] positions, so mem_len \(7\) can be at most 6"):
-        model.with_context(mem_len=7)
-    with pytest.raises(ConfigError, match=r"so same_length \(True\) has to be False"):
-        model.with_context(same_length=True)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        *({}, {"shift": "token"}, {"shift": "conv"}, {"shift": "averages", "d_model": 16}, {"ngram_rows": (50, 60)}),
-        {"mem_len": "per layer", "shift": "token"},
-    ],
-)
+@pytest.mark.parametrize("changes", [{}, {"shift": "averages", "d_model": 16}, {"ngram_rows": (50, 60)}])
 @pytest.mark.parametrize(("mem_len", "tgt_len"), [(4, 16), (5, 3)])
 def test_lanes_score_as_one_lane_whatever_the_segments(mem_len, tgt_len, changes):
     """What memory holds depends on where segments begin, layer by layer; lanes keep these borders and warm up far enough."""
-    per_layer = {"mem_len": [1, mem_len, 2]} if changes.get("mem_len") else {}
-    model = tiny_model(**{"mem_len": mem_len, "n_layer": 3, **changes, **per_layer})
+    model = tiny_model(**{"mem_len": mem_len, "n_layer": 3, **changes})
     ids = some_ids(3 * model.reach(tgt_len) + 1)  # as many as three lanes need
     one = evaluate(model, ids, tgt_len=tgt_len, batch_size=1, per_token=True).token_nats
     many = evaluate(model, ids, tgt_len=tgt_len, batch_size=3, per_token=True).token_nats
@@ -311,7 +295,7 @@ GRAPHED: dict[str, dict[str, Any]] = {
 MODELS: dict[str, dict[str, Any]] = {
     "plain": {"clamp_len": 4, "same_length": True},
     "adaptive": {"cutoffs": (4, 9), "div_val": 2},
-    "shift and pairs": {"shift": "token", "ngram_rows": (40,)},
+    "shift and pairs": {"shift": "averages", "d_model": 16, "ngram_rows": (40,)},
     "rotary": {"attention": "rotary", "mem_len": 9},
 }
 

@@ -22,22 +22,18 @@ def layer_norm(x, w, prefix, config):
     return (x - mean) / torch.sqrt(variance + config.layer_norm_epsilon) * w[f"{prefix}.weight"] + w[f"{prefix}.bias"]
 
 
-def looked_back(x, history, own, w, prefix, config):
+def looked_back(x, history, own, config):
     """What a block reads of `x`, the state at position `own`, and of the layer's inputs before it."""
     if config.shift == "none":
         return x
-    reach = {"token": 1, "averages": 32, "conv": config.conv_width - 1}[config.shift]
-    before = [history[own - k] for k in range(1, min(reach, own) + 1)]
+    before = [history[own - k] for k in range(1, min(32, own) + 1)]
     last = before[0] if before else 0 * x
-    if config.shift == "token":
-        return torch.stack([last[c] if c < len(x) // 2 else x[c] for c in range(len(x))])
-    if config.shift == "averages":  # eighths of the channels: two of the token before, one for each decay, four of its own
-        fast = sum((0.5**k * h for k, h in enumerate(before, start=1)), 0 * x)
-        slow = sum((0.2 * 0.8 ** (k - 1) * h for k, h in enumerate(before, start=1)), 0 * x)
-        parts = [last, last, fast, slow, x, x, x, x]
-        n = len(x) // 8
-        return torch.cat([part[i * n : (i + 1) * n] for i, part in enumerate(parts)])
-    return x + sum((w[f"{prefix}.taps"][k, 0] * h for k, h in enumerate(before)), 0 * x)
+    # eighths of the channels: two of the token before, one for each decay, four of its own
+    fast = sum((0.5**k * h for k, h in enumerate(before, start=1)), 0 * x)
+    slow = sum((0.2 * 0.8 ** (k - 1) * h for k, h in enumerate(before, start=1)), 0 * x)
+    parts = [last, last, fast, slow, x, x, x, x]
+    n = len(x) // 8
+    return torch.cat([part[i * n : (i + 1) * n] for i, part in enumerate(parts)])
 
 
 def feed_forward(h, read, w, prefix, config):
@@ -234,18 +230,17 @@ def read_row(ids, memory, w, config, before=()):
             limited = [min(distance, config.clamp_len or distance) for distance in back]
             history = [h + sinusoid(distance, config.d_model) for h, distance in zip(history, limited, strict=True)]
         prefix = f"layers.{layer}"
-        read = [looked_back(h, history, s, w, f"{prefix}.attention_shift", config) for s, h in enumerate(history)]
-        mem_len = config.mem_lens[layer] if config.mem_lens else config.mem_len
-        only_before = max(len(memory[layer]) - mem_len, 0)  # remembered for the oldest key's sake
+        read = [looked_back(h, history, s, config) for s, h in enumerate(history)]
+        only_before = max(len(memory[layer]) - config.mem_len, 0)  # remembered for the oldest key's sake
         pairs = [keys_and_values(state, w, layer, config) for state in read]
         outputs = []
         for own in range(first, len(history)):
             visible = [s for s in range(only_before, own + 1) if not config.same_length or own - s < window]
             distances = [own - s for s in visible]
             out = attend(history[own], read[own], [pairs[s] for s in visible], distances, w, layer, config)
-            source = looked_back(out, history, own, w, f"{prefix}.feed_forward_shift", config)
+            source = looked_back(out, history, own, config)
             outputs.append(feed_forward(out, source, w, f"{prefix}.feed_forward", config))
-        n_kept = mem_len and min(mem_len + config.shift_reach, len(history))
+        n_kept = config.mem_len and min(config.mem_len + config.shift_reach, len(history))
         new_memory.append([h.detach() for h in history][len(history) - n_kept :])
         hidden = outputs
     if config.final_norm:

@@ -27,15 +27,14 @@ SHORT: Cases = {
         "model": {"cutoffs": [4, 10], "div_val": 2, "d_embed": 6},
         "train": {"reset_at_documents": True},
     },
-    "fsdp, a shift": {"model": {"shift": "averages"}, "train": {"parallel": "fsdp"}},
+    "fsdp, a shift": {"model": {"shift": "averages", "d_model": 8}, "train": {"parallel": "fsdp"}},
     "n-grams, sgd, clipped": {
         "model": {"ngram_rows": [40, 50]},
         "train": {"reset_at_documents": True},
         "optim": {"optimizer": "sgd", "clip": 0.01},
     },
     "fsdp, n-grams, muon": {"model": {"ngram_rows": [40, 50]}, "train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
-    "fsdp, memory per layer, lamb": {
-        "model": {"mem_len": [2, 5]},
+    "fsdp, lamb": {
         "train": {"parallel": "fsdp", "reset_at_documents": True},
         "optim": {"optimizer": "lamb"},
     },

@@ -218,7 +218,6 @@ def test_validation_reads_with_extended_context(start: Start) -> None:
             "train.average=ema",
             "train.tbptt_segments=2",
             "train.varlen=true",
-            "train.tgt_len_start=2",
             "train.deterministic=true",
         ],
         ["train.average=swa", "train.average_start=0.3", "train.checkpoint_layers=true", "train.attention=equation"],

@@ -18,7 +18,7 @@ SETTINGS = {
     "every dropout, locked": [
         *("model.locked_dropout=true", "model.dropemb=0.2", "model.dropweight=0.1", "model.dropatt=0.1", "model.dropqkv=0.1")
     ],
-    "segments of random and growing length": ["train.varlen=true", "train.tgt_len_start=2", "train.deterministic=true"],
+    "segments of random length": ["train.varlen=true", "train.deterministic=true"],
     "documents shuffled, memory reset": ["data.documents=lines", "data.shuffle=documents", "train.reset_at_documents=true"],
     "vanilla, intermediate losses": ["model.kind=vanilla", "model.intermediate_losses=true", "model.n_target=2"],
     "lstm": ["model.kind=lstm", "model.n_layer=2", "model.dropweight=0.2"],

@@ -5,13 +5,11 @@ read again. A vanilla model has only `max_len` positions, so the more it reads a
 no attention length.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from transformer_xl.config import RunConfig
-from transformer_xl.errors import ConfigError
 from transformer_xl.reading.evaluation import Reading
 
 MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))  # of the trained length; an ablation scores these
@@ -39,8 +37,7 @@ def lengths_of(config: RunConfig, multiples: Sequence[Fraction] = MULTIPLES) -> 
     base, shares = trained_length(config), multiples
     if config.model.remembers == "nothing":
         base, shares = _longest_segment(config), _SHARES
-    most = config.model.most_memory or math.inf
-    return sorted({n for share in shares if (n := int(base * share)) <= most})
+    return sorted({int(base * share) for share in shares})
 
 
 def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: bool = False) -> list[Reading]:
@@ -52,8 +49,6 @@ def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: 
         return []
     own = Reading.of_run(config)
     wanted = sorted(set(lengths_of(config) if lengths is None else lengths))
-    if (most := config.model.most_memory) is not None and wanted[-1] > most:
-        raise ConfigError(f"an attention length of {wanted[-1]} is more than this model can remember ({most})")
     if config.model.remembers != "nothing":
         again = {length: min(length, own.ext_len) if config.model.mem_len else length for length in wanted}
         return [replace(own, mem_len=length - n, ext_len=n) for length, n in again.items()]

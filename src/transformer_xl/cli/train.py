@@ -165,8 +165,6 @@ def _compatible(recipe: str | None, overrides: list[str]) -> Iterator[str]:
         )
     for name, value in COMPATIBLE.items():
         own = getattr(config.model, name)
-        if name == "mem_lens" and own:
-            raise ConfigError(f"mem_len ({list(own)}) contradicts --compatible, which needs one number for all layers")
         if own != value and any(override.partition("=")[0].strip() == f"model.{name}" for override in overrides):
             raise ConfigError(f"--set model.{name}={own} contradicts --compatible, which needs {value}; leave one of them out")
         yield f"model.{name}={'none' if value is None else json.dumps(value)}"
@@ -239,11 +237,11 @@ def _dry_run(
         size, origin = vocabulary(config)
         model = config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)
         known = f"vocabulary of {size:,} ({origin})"
-        print(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind_in_words}, {known}")
+        print(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind}, {known}")
     if config.train.lora_rank is not None:
         print(f"this plan is of all weights; with train.lora_rank={config.train.lora_rank} gradients and optimizer take less")
     comparison = compare_parameters(config, model)
     if comparison:
         print(comparison)
     if not is_counted(model):
-        print(f"memory, operations and time cannot be planned for models of kind {model.kind_in_words}")
+        print(f"memory, operations and time cannot be planned for models of kind {model.kind}")

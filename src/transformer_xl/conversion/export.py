@@ -37,7 +37,6 @@ COMPATIBLE: dict[str, Any] = {
     "activation": "relu",
     "final_norm": False,
     "gate": "sum",
-    "mem_lens": None,
     "layer_norm_epsilon": 1e-5,
     "ngram_rows": (),
     "proj_same_dim": True,

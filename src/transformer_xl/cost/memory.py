@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from transformer_xl.config import OptimConfig
 from transformer_xl.cost.work import Work, clusters
 from transformer_xl.model.backends import SCRATCH_BYTES
-from transformer_xl.model.shift import BLOCK, DECAYS
+from transformer_xl.model.shift import BLOCK, GROUPS
 from transformer_xl.training.optim import state_bytes
 
 _FP32 = 4
@@ -130,15 +130,12 @@ def _attention_bytes(work: Work) -> int:
 
 
 def _shifted_bytes(work: Work) -> int:
-    """Return the bytes of what layers read instead of the memory's states, of weights of averages, of a convolution's input."""
-    config, M, k = work.model.config, work.model.mem_len, work.model.config.shift_reach
-    n_state = M if config.pre_lnorm else 0
-    if work.convolves:
-        n_state += k + M + k + work.tgt_len
-    n_weight = 0
-    if config.shift == "averages":  # on a CPU, a matrix for all rows if all of them are full
-        n = min(work.tgt_len, BLOCK)
-        n_weight = len(DECAYS) * (n * (k + n + 1) if work.on_cpu else work.n_token * (k + n))
+    """Return the bytes of what layers read instead of the memory's states, and of weights of averages."""
+    config, k = work.model.config, work.model.config.shift_reach
+    n_state = work.model.mem_len if config.pre_lnorm else 0
+    n, n_average = min(work.tgt_len, BLOCK), len(GROUPS) - 1  # the first group is the token before alone
+    # on a CPU, a matrix for all rows if all of them are full
+    n_weight = n_average * (n * (k + n + 1) if work.on_cpu else work.n_token * (k + n))
     return (work.rows * n_state * config.d_model + n_weight) * _FP32
 
 
@@ -182,7 +179,7 @@ def _closing_bytes(work: Work) -> int:
     config, X, e = work.model.config, work.n_token, work.element
     if work.is_fused and config.gate == "sum":  # both sides of the residual sum
         return 0 if config.pre_lnorm else X * config.d_model * (_FP32 + e)
-    gate = X * config.d_model * {"sum": 0, "output": 2 * _FP32, "gru": 3 * (_FP32 + e)}[config.gate]
+    gate = X * config.d_model * {"sum": 0, "gru": 3 * (_FP32 + e)}[config.gate]
     norm = 0 if config.pre_lnorm else X * (config.d_model * _FP32 + _NORM)
     return gate + norm + (X * config.d_model if config.dropout and not work.is_fused else 0)
 
@@ -206,7 +203,7 @@ def lowered_bytes(work: Work) -> int:
     config, A, K = work.model.config, work.attention_width, work.segments
     # weights that project the memory are kept only if its states have a gradient; those for distances never are
     n_memory = K if work.changes_memory else K - 1
-    gates = 2 * {"sum": 0, "output": 1, "gru": 6}[config.gate] * config.d_model
+    gates = 2 * {"sum": 0, "gru": 6}[config.gate] * config.d_model
     layer = config.d_model * (K * (4 * A + 2 * config.d_inner + gates) + n_memory * 2 * A)
     vocabulary = sum(cluster.n_class * cluster.width for cluster in clusters(work.model, work.shares))
     return work.element * (config.n_layer * layer + K * vocabulary)  # each segment makes new copies

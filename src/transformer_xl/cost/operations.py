@@ -17,7 +17,6 @@ import numpy as np
 
 from transformer_xl.cost.work import Work, clusters
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import AttentionConfig
 
 Part = Literal["tokens", "memory", "distances", "content", "distance", "values", "embedding", "softmax"]
@@ -152,10 +151,7 @@ def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> f
     length = tgt_len + model.ext_len
     n_read = length / tgt_len
     kind = model.config.attention_kind
-    memory = model.mem_len
-    if isinstance(model, TransformerXL):
-        memory = sum(model.memory_lengths) / len(model.memory_lengths)
-    seen = [model.window or memory + place for place in range(1, length + 1)]
+    seen = [model.window or model.mem_len + place for place in range(1, length + 1)]
     apart = [min(n, (model.clamp_len or n) + 1) for n in seen] if kind and kind.compares_distances else []
     borders = np.cumsum([len(bias) for _, _, bias in model.softmax.clusters(model.embedding)[0]])
     shares = np.bincount(np.searchsorted(borders, ids, side="right"), minlength=len(borders)) / len(ids)

@@ -295,7 +295,7 @@ def _assumptions(
         yield f"attention by {how}"
     if not hardware.on_cpu and model.d_model < _WIDE:
         yield f"matrices of width {model.d_model} are too narrow for such a rate: expect less of it"
-    if config.train.tgt_len_start or config.train.varlen:
+    if config.train.varlen:
         yield "all segments of tgt_len"
     if any((model.locked_dropout, model.dropqkv, model.dropemb, model.dropweight)):
         yield "the masks of dropout on queries, keys, words and weights not counted"

@@ -78,12 +78,7 @@ class Work:
     def changes_memory(self) -> bool:
         """Whether weights change the memory before a layer projects it, so that the products with it have two gradients."""
         config = self.model.config
-        return config.pre_lnorm or config.attention_kind.adds_positions_to_layers or self.convolves
-
-    @property
-    def convolves(self) -> bool:
-        """Whether a layer's blocks read a convolution, which has weights."""
-        return self.model.config.shift == "conv"
+        return config.pre_lnorm or config.attention_kind.adds_positions_to_layers
 
 
 @dataclass(frozen=True)
@@ -118,9 +113,7 @@ def clusters(model: LanguageModel, shares: Sequence[float]) -> list[Cluster]:
 
 def is_counted(settings: ModelConfig | type[ModelConfig]) -> bool:
     """Return whether operations and memory of such models are counted here, so that `txl plan` can plan their runs."""
-    return settings.model_class == TransformerXLConfig.model_class and not (
-        isinstance(settings, TransformerXLConfig) and settings.mem_lens
-    )
+    return settings.model_class == TransformerXLConfig.model_class
 
 
 def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
@@ -131,9 +124,7 @@ def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
     """
     if not is_counted(config.model):
         planned = ", ".join(name for name, settings in KINDS.items() if is_counted(settings))
-        raise ConfigError(
-            f"only {planned} models can be planned, and '{config.name}' is of kind '{config.model.kind_in_words}'"
-        )
+        raise ConfigError(f"only {planned} models can be planned, and '{config.name}' is of kind '{config.model.kind}'")
     size, origin = vocabulary(config)
     return cast(TransformerXLConfig, config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)), origin
 

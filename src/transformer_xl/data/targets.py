@@ -138,7 +138,7 @@ class TargetSampler:
             )
         if not 1 <= mask_beta <= mask_alpha:
             raise ConfigError(
-                f"model.mask_beta ({mask_beta}) must be at least 1 and at most mask_alpha ({mask_alpha}); 6 and 1 are usual"
+                f"mask_beta ({mask_beta}) must be at least 1 and at most mask_alpha ({mask_alpha}); 6 and 1 are usual"
             )
         self._reuse_len, self._perm_size, self._n_target = reuse_len, perm_size, num_predict
         self._halves = (slice(0, reuse_len), slice(reuse_len, tgt_len))

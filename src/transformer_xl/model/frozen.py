@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.attention.rotary import turned
-from transformer_xl.model.gates import Gate, gru_gate, output_gate
-from transformer_xl.model.layers import DecoderLayer, FeedForward, activate
+from transformer_xl.model.gates import Gate, gru_gate
+from transformer_xl.model.layers import DecoderLayer, FeedForward, ShiftedLayer, activate
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32
-from transformer_xl.model.shift import Shift, with_before
+from transformer_xl.model.shift import with_before
 from transformer_xl.model_config import Activation
 
 # weights
@@ -64,10 +64,8 @@ class LayerWeights(NamedTuple):
     """r of the distances P - 1, …, 0; (N, P, H). Farther ones have the key of P - 1."""
     distance_bias: Tensor | None
     """b, what a distance adds to a score whatever the query, (N, P)."""
-    attention_shift: tuple[Tensor, Tensor] | None
-    """Weights (D,) and (k, D) of what attention reads of a token and of those before it; see `Shift.kernel`."""
-    feed_forward_shift: tuple[Tensor, Tensor] | None
-    """The same of the feed-forward network."""
+    shift: tuple[Tensor, Tensor] | None
+    """Weights (D,) and (k, D) of what both blocks read of a token and of those before it; see `Shift.kernel`."""
     attention_gate: "FrozenGate | None"
     feed_forward_gate: "FrozenGate | None"
 
@@ -79,12 +77,12 @@ class LayerWeights(NamedTuple):
 
 
 class FrozenGate(NamedTuple):
-    """The numbers of a `Gate`; of an output gate, the last two are None."""
+    """The numbers of a `Gate`."""
 
     bias: Tensor
     x: Matrix
-    y: Matrix | None
-    candidate: Matrix | None
+    y: Matrix
+    candidate: Matrix
 
 
 Turns = tuple[Tensor, Tensor]
@@ -146,8 +144,7 @@ def freeze_layer(layer: DecoderLayer, positions: FrozenPositions, precision: Inf
         position_bias=None if v is None else freeze_vector(v),
         position_keys=None if keys_PNH is None else _heads_first(keys_PNH, precision),
         distance_bias=None if bias_PN is None else freeze_vector(bias_PN.T).contiguous(),
-        attention_shift=_frozen_shift(layer, "attention_shift"),
-        feed_forward_shift=_frozen_shift(layer, "feed_forward_shift"),
+        shift=_frozen_shift(layer),
         attention_gate=_frozen_gate(attention.gate, precision),
         feed_forward_gate=_frozen_gate(feed_forward.gate, precision),
     )
@@ -156,9 +153,8 @@ def freeze_layer(layer: DecoderLayer, positions: FrozenPositions, precision: Inf
 def _frozen_gate(gate: Gate | None, precision: InferencePrecision) -> FrozenGate | None:
     if gate is None:
         return None
-    is_gru = gate.kind == "gru"
-    rest = [freeze(net.weight, precision) for net in ((gate.y_net, gate.candidate_net) if is_gru else ())]
-    return FrozenGate(freeze_vector(gate.bias), freeze(gate.x_net.weight, precision), *(rest or (None, None)))
+    nets = (gate.x_net, gate.y_net, gate.candidate_net)
+    return FrozenGate(freeze_vector(gate.bias), *(freeze(net.weight, precision) for net in nets))
 
 
 def _join(h: Tensor, found: Tensor, gate: FrozenGate | None, product: Product, dtype: torch.dtype) -> Tensor:
@@ -166,19 +162,18 @@ def _join(h: Tensor, found: Tensor, gate: FrozenGate | None, product: Product, d
     if gate is None:
         return h + found
     found = found.to(h.dtype)
-    nets = [partial(_net, matrix, product, dtype, h.dtype) for matrix in gate[1:] if matrix is not None]
-    return gru_gate(h, found, gate.bias, *nets) if len(nets) == 3 else output_gate(h, found, gate.bias, *nets)
+    return gru_gate(h, found, gate.bias, *(partial(_net, matrix, product, dtype, h.dtype) for matrix in gate[1:]))
 
 
 def _net(matrix: Matrix, product: Product, dtype: torch.dtype, result: torch.dtype, x: Tensor) -> Tensor:
     return product(x, matrix, dtype, None).to(result)
 
 
-def _frozen_shift(layer: DecoderLayer, name: str) -> tuple[Tensor, Tensor] | None:
-    shift, norm = getattr(layer, name, None), cast(FeedForward, layer.feed_forward).layer_norm
-    if not isinstance(shift, Shift):
+def _frozen_shift(layer: DecoderLayer) -> tuple[Tensor, Tensor] | None:
+    if not isinstance(layer, ShiftedLayer):
         return None
-    own, taps = (freeze_vector(x.to(norm.weight)) for x in shift.kernel(len(norm.weight)))
+    norm = cast(FeedForward, layer.feed_forward).layer_norm
+    own, taps = (freeze_vector(x.to(norm.weight)) for x in layer.shift.kernel(len(norm.weight)))
     return own, taps
 
 
@@ -215,7 +210,7 @@ def project(
     h: Tensor, joined: Tensor | None, weights: LayerWeights, options: LayerOptions, product: Product, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a layer's queries, keys and values (…, N, H); `joined` are the inputs that a shift sees."""
-    h = shifted(h, joined, weights.attention_shift)
+    h = shifted(h, joined, weights.shift)
     normalized = normalize(h, weights.attention_norm, options) if options.pre_lnorm else h
     q, k, v = product(normalized, weights.qkv, dtype, None).unflatten(-1, (3, options.n_head, options.d_head)).unbind(-3)
     return q, k, v
@@ -242,7 +237,7 @@ def finish(
 
     found = product(attended.flatten(-2), weights.output, dtype, None)
     h = close(h, found, weights.attention_gate, weights.attention_norm)
-    x = shifted(h, joined, weights.feed_forward_shift)
+    x = shifted(h, joined, weights.shift)
     x = normalize(x, weights.feed_forward_norm, options) if options.pre_lnorm else x
     inner = activate(product(x, weights.inner, dtype, weights.inner_bias), options.activation)
     found = product(inner, weights.outer, dtype, weights.outer_bias)

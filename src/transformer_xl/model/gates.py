@@ -1,10 +1,9 @@
 """Gates in the place of the residual sum, after GTrXL (Parisotto et al. 2019, arXiv 1910.06764, section 3.2).
 
     y ← ReLU(y)                               what a block found for the states x
-    sum:     x + y                            (without the ReLU)
-    output:  x + σ(W x - b) ⊙ y
-    gru:     r = σ(W_r y + U_r x)    z = σ(W_z y + U_z x - b)    c = tanh(W_c y + U_c (r ⊙ x))
-             (1 - z) ⊙ x + z ⊙ c
+    sum:  x + y                               (without the ReLU)
+    gru:  r = σ(W_r y + U_r x)    z = σ(W_z y + U_z x - b)    c = tanh(W_c y + U_c (r ⊙ x))
+          (1 - z) ⊙ x + z ⊙ c
 
 With b above 0, a layer begins nearly as the identity, which is why agents learn with it where they do not without.
 
@@ -28,11 +27,6 @@ FIRST_BIAS = 2.0
 Net = Callable[[Tensor], Tensor]
 
 
-def output_gate(x: Tensor, y: Tensor, bias: Tensor, x_net: Net) -> Tensor:
-    """Return x + σ(W x - b) ⊙ ReLU(y), (…, D)."""
-    return torch.addcmul(x, torch.sigmoid(x_net(x) - bias), F.relu(y))
-
-
 def gru_gate(x: Tensor, y: Tensor, bias: Tensor, x_net: Net, y_net: Net, candidate_net: Net) -> Tensor:
     """Return a mixture of x and a candidate, (…, D); `y_net` gives W_r y, W_z y, W_c y, `x_net` U_r x, U_z x."""
     r_y, z_y, c_y = y_net(F.relu(y)).chunk(3, dim=-1)
@@ -46,31 +40,25 @@ class Gate(nn.Module):
     """Joins the states of a layer and what a block found for them.
 
     Args:
-        kind: `output` or `gru`.
         d_model: D.
         dropweight: on its matrices.
     """
 
-    def __init__(self, kind: GateKind, d_model: int, *, dropweight: float = 0.0) -> None:
+    def __init__(self, d_model: int, *, dropweight: float = 0.0) -> None:
         super().__init__()
-        self.kind: GateKind = kind
         self.bias = nn.Parameter(torch.full((d_model,), FIRST_BIAS))
-        # U_r and U_z, or W
-        self.x_net = DropConnectLinear(d_model, d_model * (2 if kind == "gru" else 1), bias=False, dropweight=dropweight)
-        if kind == "gru":
-            self.y_net = DropConnectLinear(d_model, 3 * d_model, bias=False, dropweight=dropweight)
-            self.candidate_net = DropConnectLinear(d_model, d_model, bias=False, dropweight=dropweight)
+        self.x_net = DropConnectLinear(d_model, 2 * d_model, bias=False, dropweight=dropweight)  # U_r and U_z
+        self.y_net = DropConnectLinear(d_model, 3 * d_model, bias=False, dropweight=dropweight)
+        self.candidate_net = DropConnectLinear(d_model, d_model, bias=False, dropweight=dropweight)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the new states, (…, D)."""
-        if self.kind == "output":
-            return output_gate(x, y, self.bias, self.x_net)
         return gru_gate(x, y, self.bias, self.x_net, self.y_net, self.candidate_net)
 
 
 def make_gate(kind: GateKind, d_model: int, *, dropweight: float = 0.0) -> Gate | None:
     """Return a gate; None: the residual sum needs none."""
-    return None if kind == "sum" else Gate(kind, d_model, dropweight=dropweight)
+    return None if kind == "sum" else Gate(d_model, dropweight=dropweight)
 
 
 def block_output(

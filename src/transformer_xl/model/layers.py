@@ -121,9 +121,9 @@ class DecoderLayer(nn.Module):
 class ShiftedLayer(DecoderLayer):
     """A layer whose blocks also read the tokens right before each token, see `shift`."""
 
-    def __init__(self, attention: AttentionBlock, feed_forward: FeedForward, shifts: tuple[Shift, Shift]) -> None:
+    def __init__(self, attention: AttentionBlock, feed_forward: FeedForward, shift: Shift) -> None:
         super().__init__(attention, feed_forward)
-        self.attention_shift, self.feed_forward_shift = shifts
+        self.shift = shift
 
     def forward(
         self,
@@ -135,7 +135,7 @@ class ShiftedLayer(DecoderLayer):
         start_BL: Tensor | None = None,
         **attention: Any,
     ) -> Tensor:
-        """Run both blocks on what the shifts make of their input.
+        """Run both blocks on what the shift makes of their input.
 
         Args:
             h_BTD: the segment.
@@ -156,38 +156,18 @@ class ShiftedLayer(DecoderLayer):
         start_BM, start_BT = (None, None) if start_BL is None else (start_BL[:, :-T], start_BL[:, -T:])
         # apart, because no gradient is computed for the states of the memory
         read_BMD = self.read_memory(mem_BMD, n_before, start_BM)
-        start_BT = None if start_BT is None else start_BT - (mem_BMD.shape[1] - self.attention_shift.reach)
-        read_BTD, past = shifted(self.shifts, own_BTD, mem_BMD, start_BT)
-        h_BTD = self.attention(h_BTD, read_BTD=read_BTD, mem_BMD=read_BMD, **attention)
-        return self.feed_forward(h_BTD, read_BTD=self.feed_forward_shift.mix(h_BTD, past))
-
-    @property
-    def shifts(self) -> tuple[Shift, Shift]:
-        """That of the attention, and that of the feed-forward network."""
-        return self.attention_shift, self.feed_forward_shift
+        start_BT = None if start_BT is None else start_BT - (mem_BMD.shape[1] - self.shift.reach)
+        past = self.shift(with_before(own_BTD, mem_BMD, self.shift.reach), start_BT)
+        h_BTD = self.attention(h_BTD, read_BTD=self.shift.mix(own_BTD, past), mem_BMD=read_BMD, **attention)
+        return self.feed_forward(h_BTD, read_BTD=self.shift.mix(h_BTD, past))
 
     def read_memory(self, mem_BMD: Tensor, n_before: int, start_BM: Tensor | None) -> Tensor:
         """Return what keys and values of remembered states are projected from; the arguments are those of `forward`."""
         before_BND, own_BMD = mem_BMD.split([n_before, mem_BMD.shape[1] - n_before], dim=1)
-        k = self.attention_shift.reach
+        k = self.shift.reach
         n_missing = k - n_before
         start_BM = None if start_BM is None else start_BM[:, n_before:] + n_missing
-        return self.attention_shift.mix(own_BMD, self.attention_shift(with_before(own_BMD, before_BND, k), start_BM))
-
-
-def shifted(shifts: tuple[Shift, Shift], h_BTD: Tensor, before_BMD: Tensor, start_BT: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return what attention reads instead of the inputs of a layer, and what the other shift adds for the feed-forward network.
-
-    Args:
-        shifts: of both blocks of the layer.
-        h_BTD: the inputs.
-        before_BMD: those before them.
-        start_BT: int64 (B, T), the first position that each may look back to, among k before the inputs and the inputs.
-    """
-    first, second = shifts
-    joined_BLD = with_before(h_BTD, before_BMD, first.reach)
-    past = first(joined_BLD, start_BT)
-    return first.mix(h_BTD, past), second(joined_BLD, start_BT) if second.is_learned else past
+        return self.shift.mix(own_BMD, self.shift(with_before(own_BMD, before_BND, k), start_BM))
 
 
 def make_layer(kind: type[AttentionBlock], config: AttentionConfig) -> DecoderLayer:
@@ -208,5 +188,5 @@ def make_layer(kind: type[AttentionBlock], config: AttentionConfig) -> DecoderLa
     }
     attention = kind(config.d_model, **heads, **block)
     feed_forward = FeedForward(config.d_model, d_inner=config.d_inner, activation=config.activation, **block)
-    first, second = (make_shift(config) for _ in range(2))
-    return ShiftedLayer(attention, feed_forward, (first, second)) if first and second else DecoderLayer(attention, feed_forward)
+    shift = make_shift(config)
+    return DecoderLayer(attention, feed_forward) if shift is None else ShiftedLayer(attention, feed_forward, shift)

@@ -114,7 +114,7 @@ class Mems(Memory):
     nothing, and may still have the shape of a full one from the first segment on.
 
     Attributes:
-        hidden: one tensor per layer, (B, M, D), detached unless the call had `keep_graph`; M may differ (`mem_len` as a list).
+        hidden: one tensor per layer, (B, M, D), detached unless the call had `keep_graph`.
         n_valid: int64 (B,), how many of the last M positions hold real states.
         tokens: int64 (B, K), the ids of the last K tokens plus 1, 0 where there were none, for a model with n-grams; else None.
         valid_when_empty: whether queries attend to the zeros of a row that has read nothing.
@@ -133,7 +133,7 @@ class Mems(Memory):
         *,
         n_layer: int,
         d_model: int,
-        length: int | Sequence[int] = 0,
+        length: int = 0,
         n_token: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -144,8 +144,7 @@ class Mems(Memory):
             batch_size: B, number of rows.
             n_layer: number of layers.
             d_model: D, width of a hidden state.
-            length: M, positions allotted; with the model's `mem_len` shapes never change, with 0 the memory grows. Several
-                numbers: of each layer.
+            length: M, positions allotted; with the model's `mem_len` shapes never change, with 0 the memory grows.
             n_token: K.
             dtype: of the hidden states.
             device: where it lives.
@@ -153,14 +152,13 @@ class Mems(Memory):
         Returns:
             Zeros.
         """
-        lengths = [length] * n_layer if isinstance(length, int) else list(length)
-        n_bytes = sum(lengths) * batch_size * d_model * (dtype or torch.get_default_dtype()).itemsize
+        n_bytes = n_layer * length * batch_size * d_model * (dtype or torch.get_default_dtype()).itemsize
         what = f"a memory of mem_len {length} and batch_size {batch_size}"
         check_room(n_bytes, device, what=what, remedy="lower mem_len (--mem-len) or batch_size (--batch-size)")
-        zeros = {n: torch.zeros(batch_size, n, d_model, dtype=dtype, device=device) for n in set(lengths)}
+        zeros = torch.zeros(batch_size, length, d_model, dtype=dtype, device=device)
         tokens = torch.zeros(batch_size, n_token, dtype=torch.int64, device=device) if n_token else None
-        n_valid = torch.full((batch_size,), max(lengths) if cls.valid_when_empty else 0, device=device)
-        return cls(tuple(zeros[n] for n in lengths), n_valid, tokens)
+        n_valid = torch.full((batch_size,), length if cls.valid_when_empty else 0, device=device)
+        return cls((zeros,) * n_layer, n_valid, tokens)
 
     @property
     def batch_size(self) -> int:
@@ -169,8 +167,8 @@ class Mems(Memory):
 
     @property
     def length(self) -> int:
-        """M, positions per row, valid or not, in the layer that keeps most of them."""
-        return max(h.shape[1] for h in self.hidden)
+        """M, positions per row, valid or not."""
+        return self.hidden[0].shape[1]
 
     def reset(self, rows: Tensor) -> Self:
         """Return this memory with some rows emptied, as those of a new text are; the argument is that of `Memory.reset`."""

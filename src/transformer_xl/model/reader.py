@@ -103,8 +103,6 @@ class Reader:
         self.config = config = model.config
         self.mem_len, self.embedding, self.ngrams = model.mem_len, model.embedding, model.ngrams
         self.window = model.window if window is None else window
-        self._unseen = [self.mem_len - n for n in model.memory_lengths]
-        """How many of the oldest positions of the memory a layer does not see, because its own is shorter."""
         self.tgt_len, self.n_before = tgt_len, config.shift_reach
         self.precision: InferencePrecision = precision
         n_slot = max(self.mem_len, self.window or 0) + tgt_len
@@ -273,65 +271,21 @@ class Reader:
         kept = min(M, self.n_slot)
         memory = self._allot(mems.batch_size)
         for i, (layer, hidden) in enumerate(zip(self._model.layers, mems.hidden, strict=True)):
-            own = hidden.shape[1]
-            n_valid, first = mems.n_valid.clamp(max=own), max(kept - own, 0)
-            memory.end.fill_(kept - own)  # where the oldest stands
             read_BMD = hidden
             if isinstance(layer, ShiftedLayer):
-                is_real = torch.arange(own, 0, -1, device=hidden.device) <= n_valid.unsqueeze(1)
+                memory.end.fill_(kept - M)  # where the oldest stands
+                is_real = torch.arange(M, 0, -1, device=hidden.device) <= mems.n_valid.unsqueeze(1)
                 memory.keep(memory.inputs[i], slice(None), torch.where(is_real.unsqueeze(-1), hidden, 0))
-                read_BMD = layer.read_memory(hidden, 0, (own - n_valid).unsqueeze(1).expand(-1, own))
+                read_BMD = layer.read_memory(hidden, 0, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
             block = cast(AttentionBlock, layer.attention)
-            keys_NBMH, memory.values[i][..., first:kept] = _keys_and_values(block, read_BMD[:, first - kept + own :])
-            memory.keys[i][:, :, first:kept] = self._kept(keys_NBMH, torch.arange(first, kept))
+            keys_NBMH, memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
+            memory.keys[i][:, :, :kept] = self._kept(keys_NBMH, torch.arange(kept))
         if K := self.config.n_earlier:
             memory.end.fill_(kept - K)
             memory.keep(memory.tokens, slice(None), self._model.last_tokens(mems))
         memory.end.fill_(kept)
         memory.n_valid.copy_(mems.n_valid.clamp(max=kept))
         return memory
-
-    @torch.no_grad()
-    def to_mems(self, memory: KeyValueMemory) -> Mems:
-        """Return hidden states that have the keys and values of a memory.
-
-        Keys and values are linear in the states and twice as many numbers, so solving these equations gives the states. With
-        `pre_lnorm` it gives normalized states, which have the same keys.
-
-        Args:
-            memory: of this reader, best in fp32.
-
-        Returns:
-            The last `mem_len` positions.
-
-        Raises:
-            ConfigError: heads are so narrow that keys and values do not determine the states, or layers have a shift.
-        """
-        if self.n_before:
-            shift = self.config.shift
-            raise ConfigError(
-                f"keys and values after a shift ('{shift}') do not determine hidden states; keep the Mems instead"
-            )
-        if 2 * self.config.n_head * self.config.d_head < self.config.d_model:
-            raise ConfigError(
-                f"keys and values of {self.config.n_head} heads of {self.config.d_head} do not determine hidden states of "
-                f"{self.config.d_model}; keep the Mems of the model instead"
-            )
-        n_valid = memory.n_valid.clamp(max=self.mem_len)
-        hidden = []
-        layers = zip(self._model.attention_blocks(), memory.keys, memory.values, self._unseen, strict=True)
-        for layer, keys, values, n_unseen in layers:
-            age = torch.arange(self.mem_len - n_unseen, 0, -1, device=memory.end.device)
-            slot_BM = (memory.end.unsqueeze(1) - age) % self.n_slot
-            row_B1 = torch.arange(memory.batch_size, device=slot_BM.device).unsqueeze(1)
-            keys_NBMH = self._kept(keys[:, row_B1, slot_BM].double(), memory.end.unsqueeze(1) - age, undo=True)
-            k_BMX = keys_NBMH.permute(1, 2, 0, 3).flatten(2)
-            v_BMX = values.transpose(2, 3)[:, row_B1, slot_BM].permute(1, 2, 0, 3).flatten(2)
-            states = _solve(layer, torch.cat([k_BMX, v_BMX.double()], dim=-1))
-            hidden.append(torch.where((age <= n_valid.unsqueeze(1)).unsqueeze(-1), states, 0).to(self._model.dtype))
-        K = self.config.n_earlier
-        tokens = memory.last(memory.tokens, slice(None), K) if K else None
-        return self._model.mems_class(tuple(hidden), n_valid.clone(), tokens)
 
     @torch.no_grad()
     def read(self, ids: Tensor, memory: KeyValueMemory, *, rows: slice = slice(None)) -> Tensor:
@@ -390,36 +344,35 @@ class Reader:
         if self._segments == "fused":
             from transformer_xl.model.backends.fused_segment import fused_read_segment
 
-            first = {n: self._first_keys(n_valid_B, tgt_len, n) for n in set(self._unseen)}
+            first_BT = self._first_keys(n_valid_B, tgt_len)
             return fused_read_segment, lambda i, part: {
                 "end_B": end_B[part],
-                "first_BT": first[self._unseen[i]][part],
+                "first_BT": first_BT[part],
                 "position_keys_CNH": self._by_distance[i],
             }
         # once for all layers: the system allots so large a piece page by page, which is slower than the product
         scratch = torch.empty(n_score, dtype=self.dtype, device=self.device)
         if self._segments == "ordered":
             slot_BC = (end_B.unsqueeze(1) + tgt_len + torch.arange(C, device=self.device)) % C
-            firsts = {n: self._first_keys(n_valid_B, tgt_len, n) for n in set(self._unseen)}
-            return read_segment_in_order, lambda i, part: {
+            first_BT = self._first_keys(n_valid_B, tgt_len)
+            return read_segment_in_order, lambda _, part: {
                 "slot_BC": slot_BC[part],
-                "hidden_BTC": self._bias(hidden_keys(firsts[self._unseen[i]][part], C)),  # large, so for some rows at a time
+                "hidden_BTC": self._bias(hidden_keys(first_BT[part], C)),  # large, so for some rows at a time
                 "scratch": scratch,
             }
         at = int(end_B[0]) % C
-        hidden = {n: self._hidden_slots(n_valid_B, at, tgt_len, n) for n in set(self._unseen)}
-        return read_segment, lambda i, part: {
+        hidden = self._hidden_slots(n_valid_B, at, tgt_len)
+        return read_segment, lambda _, part: {
             "at": at,
-            "hidden": [(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden[self._unseen[i]]],
+            "hidden": [(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden],
             "scratch": scratch,
         }
 
-    def _first_keys(self, n_valid_B: Tensor, tgt_len: int, n_unseen: int) -> Tensor:
+    def _first_keys(self, n_valid_B: Tensor, tgt_len: int) -> Tensor:
         """Return the first key that each query of a segment sees, (B, T), counted in the order of time from the oldest slot."""
         query_T = torch.arange(tgt_len, device=n_valid_B.device)
         farthest_T = self.mem_len + query_T if self.window is None else torch.full_like(query_T, self.window - 1)
-        distance_BT = torch.minimum(n_valid_B.unsqueeze(1) + query_T, farthest_T - n_unseen)
-        return self.n_slot - tgt_len + query_T - distance_BT.clamp(min=0)
+        return self.n_slot - tgt_len + query_T - torch.minimum(n_valid_B.unsqueeze(1) + query_T, farthest_T)
 
     def _before(self, memory: KeyValueMemory, layer: int, rows: slice, h_BTD: Tensor) -> Tensor | None:
         """Return a layer's inputs before a segment, for its shift, and keep those of the segment; None without a shift."""
@@ -474,7 +427,7 @@ class Reader:
                 weights,
                 memory.keys[i],
                 memory.values[i],
-                **places[self._unseen[i]],
+                **places,
                 options=self.options,
                 before_BkD=before_BkD,
                 turns=turning,
@@ -489,21 +442,16 @@ class Reader:
         known = None if self._graph is None else self._graph.scores_of(h_BD)
         return known or self.softmax.head(h_BD, compute=self._compute_head)
 
-    def _places(self, memory: KeyValueMemory) -> dict[int, dict[str, Tensor]]:
-        """Return where each row's token stands and what it sees, as `read_token` wants to know it.
-
-        The latter depends on the number of positions that a layer does not see.
-        """
-        most = {n: (self.window or self.mem_len + 1) - 1 - n for n in set(self._unseen)}
-        farthest = {n: torch.clamp(memory.n_valid, max=most[n]) for n in most}
+    def _places(self, memory: KeyValueMemory) -> dict[str, Tensor]:
+        """Return where each row's token stands and what it sees, as `read_token` wants to know it."""
+        farthest_B = torch.clamp(memory.n_valid, max=(self.window or self.mem_len + 1) - 1)
         if self._way == "fused":
-            return {n: {"end_B": memory.end, "farthest_B": farthest[n]} for n in most}
+            return {"end_B": memory.end, "farthest_B": farthest_B}
         slot_B = memory.end % self.n_slot
         distance_BC = (slot_B.unsqueeze(1) - torch.arange(self.n_slot, device=slot_B.device)) % self.n_slot
         column_BC = (self.layers[0].n_distance - 1 - distance_BC).clamp(min=0)
-        zero = torch.zeros((), device=slot_B.device)
-        biases = {n: zero.where(distance_BC <= farthest[n].unsqueeze(1), float("-inf")) for n in most}
-        return {n: {"slot_B": slot_B, "column_BC": column_BC, "bias_BC": biases[n]} for n in most}
+        bias_BC = torch.zeros((), device=slot_B.device).where(distance_BC <= farthest_B.unsqueeze(1), float("-inf"))
+        return {"slot_B": slot_B, "column_BC": column_BC, "bias_BC": bias_BC}
 
     def _turns(self, position: Tensor) -> Turns | None:
         """Return what queries and keys of positions (…) are turned by, (…, 1, H / 2); None: they are not turned."""
@@ -512,18 +460,15 @@ class Reader:
         cos, sin = turns(position, self.config.d_head, self.dtype)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
-    def _kept(self, keys_NBMH: Tensor, position: Tensor, *, undo: bool = False) -> Tensor:
-        """Return keys of positions (M) or (B, M) as they are kept; with `undo`, kept ones as they were projected."""
+    def _kept(self, keys_NBMH: Tensor, position: Tensor) -> Tensor:
+        """Return keys of positions (M) as they are kept."""
         if not self._turned:
             return keys_NBMH
         cos, sin = turns(position.to(keys_NBMH.device), self.config.d_head, keys_NBMH.dtype)
-        return turned(keys_NBMH, cos, -sin if undo else sin)
+        return turned(keys_NBMH, cos, sin)
 
-    def _hidden_slots(self, n_valid: Tensor, at: int, tgt_len: int, n_unseen: int) -> list[tuple[slice, Tensor]]:
-        """Return runs of slots that some query must not see, each with a bias (B or 1, T, slots): -inf where hidden, else 0.
-
-        That is in layers that do not see the oldest `n_unseen` positions of the memory.
-        """
+    def _hidden_slots(self, n_valid: Tensor, at: int, tgt_len: int) -> list[tuple[slice, Tensor]]:
+        """Return runs of slots that some query must not see, each with a bias (B or 1, T, slots): -inf where hidden, else 0."""
         C, T, device = self.n_slot, tgt_len, n_valid.device
         if (n_valid == n_valid[0]).all():
             n_valid = n_valid[:1]
@@ -531,7 +476,7 @@ class Reader:
         # the position that each slot holds, counted from the segment's first token
         key_C = T - 1 - (at + T - 1 - torch.arange(C, device=device)) % C
         farthest_T1 = self.mem_len + query_T1 if self.window is None else self.window - 1
-        hidden_TC = (key_C > query_T1) | (query_T1 - key_C > farthest_T1 - n_unseen)
+        hidden_TC = (key_C > query_T1) | (query_T1 - key_C > farthest_T1)
         hidden_BTC = hidden_TC | (key_C < -n_valid[:, None, None])
         bias_BTC = self._bias(hidden_BTC)
         # with a full memory most slots are not hidden from any query
@@ -577,19 +522,6 @@ def _keys_and_values(block: AttentionBlock, hidden_BMD: Tensor) -> tuple[Tensor,
     """Return keys (N, B, M, H) and values (N, B, H, M) of remembered states."""
     _, k_BMNH, v_BMNH = block.project(hidden_BMD[:, :0], hidden_BMD, None)
     return k_BMNH.permute(2, 0, 1, 3), v_BMNH.permute(2, 0, 3, 1)
-
-
-def _solve(block: AttentionBlock, kv_BMX: Tensor) -> Tensor:
-    """Return the hidden states (B, M, D) whose keys and values these are; fp64 in and out."""
-    w_kv = block.qkv_net.weight[block.n_head * block.d_head :].double()
-    states = torch.linalg.lstsq(w_kv, kv_BMX.flatten(0, 1).T).solution.T.unflatten(0, kv_BMX.shape[:2])
-    if not block.pre_lnorm:
-        return states
-    norm = block.layer_norm
-    normalized = (states - norm.bias.double()) / norm.weight.double()
-    # epsilon makes the variance of normalized states a little less than 1, by an amount that tells their variance before
-    lacking = (1 - normalized.var(-1, correction=0, keepdim=True)).clamp(min=norm.eps * 1e-6)
-    return normalized * (norm.eps / lacking).sqrt()
 
 
 def _advance(memory: KeyValueMemory, rows: slice, n_new: Tensor | int) -> None:

@@ -6,7 +6,6 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
@@ -140,7 +139,7 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
             The memory at the beginning of a stream, on the model's device.
         """
 
-    def empty_mems(self, batch_size: int, *, length: int | Sequence[int] | None) -> Mems:
+    def empty_mems(self, batch_size: int, *, length: int | None) -> Mems:
         """Return an empty memory of hidden states, as `init_mems`; with `zero_first_memory`, queries attend to its zeros."""
         if length is None:
             self.check_memory()

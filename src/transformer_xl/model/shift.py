@@ -1,22 +1,16 @@
 """What a layer reads of the tokens right before each token, besides what it attends to.
 
-    token:     x_t = [h_{t-1}; h_t]                            half of the channels are those of the token before
-    averages:  x_t = [h_{t-1}; a_t; b_t; h_t]                  so is a quarter; two eighths are means that fade
-    conv:      x_t = h_t + w_1 ⊙ h_{t-1} + … + w_k ⊙ h_{t-k}     short convolution, depthwise
+    x_t = [h_{t-1}; a_t; b_t; h_t]     a quarter of the channels is of the token before; two eighths are means that fade
 
 Both blocks of a layer read such an x_t instead of h_t, and add their output to h_t. The earlier h are inputs of the layer, for
 the feed-forward network too: they are what the memory keeps, so segments need nothing new to read on as one text. Memory is
 longer by these k positions, which only its oldest key needs.
 
 Reference: `time_shift` of Peng et al. 2023 (RWKV, arXiv 2305.13048); the moving averages of Ma et al. 2022 (Mega, arXiv
-2209.10655), here with fixed decays; Canon layers of Allen-Zhu 2025 (arXiv 2512.17351). They read the input of each block.
+2209.10655), here with fixed decays. They read the input of each block.
 
 Shapes: B batch, T tokens, L = k + T, D d_model, n channels that a shift makes, k earlier tokens.
 """
-
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -26,115 +20,60 @@ from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.call import Rows
 from transformer_xl.model_config import AttentionConfig, TransformerXLConfig
 
-DECAYS = (0.5, 0.8)
-"""Of the moving averages: how much less a token counts than the one after it."""
+GROUPS = ((2, 0.0), (1, 0.5), (1, 0.8))
+"""Channels from the first on: how many eighths of D, and how much less a token counts than the one after it."""
 
 BLOCK = 64
 """Tokens whose averages are one product, so that the products grow with the text and not with its square."""
 
 
-class Shift(nn.Module, ABC):
-    """Changes what a block reads by the inputs of the layer at earlier tokens.
+class Shift(nn.Module):
+    """Replaces the first channels of what a block reads by what they were at the tokens before, without parameters.
 
     Args:
         reach: k, how many tokens back it reads.
     """
 
-    is_learned: ClassVar[bool] = False
-    """Whether it has weights, so that what earlier tokens add is not the same for both blocks of a layer."""
-
     def __init__(self, reach: int) -> None:
         super().__init__()
         self.reach = reach
 
-    @abstractmethod
     def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
-        """Return what earlier tokens add, (B, T, n).
+        """Return what they were, (B, T, n).
 
         Args:
             h_BLD: the layer's inputs: k before the tokens, 0 where there were none, then those at the tokens.
             first_BT: int64, the first of the L positions that each token may look back to; None: all.
         """
+        *parts, _ = h_BLD.split(_widths(h_BLD.shape[-1]), dim=-1)  # whose gradients are joined at once
+        past = [faded(x, decay, first_BT, reach=self.reach) for x, (_, decay) in zip(parts, GROUPS, strict=True)]
+        return torch.cat(past, dim=-1)
 
-    @abstractmethod
     def mix(self, x: Tensor, past: Tensor) -> Tensor:
         """Return what the block reads instead of `x` (…, D), with what `forward` returned (…, n)."""
-
-    @abstractmethod
-    def kernel(self, d_model: int) -> tuple[Tensor, Tensor]:
-        """Return weights w_0 (D,) and w_1, …, w_k (k, D) so that x_t is w_0 ⊙ x + Σ w_i ⊙ h_{t-i}, for frozen weights."""
-
-
-class Replacing(Shift):
-    """The first channels are replaced by what they were at the tokens before, without parameters.
-
-    Args:
-        reach: k.
-        groups: of channels, from the first: how many eighths of D, and the decay of their mean; 0: the token before alone.
-    """
-
-    def __init__(self, reach: int, groups: Sequence[tuple[int, float]]) -> None:
-        super().__init__(reach)
-        self.groups = groups
-
-    def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
-        """Return what they were."""
-        *parts, _ = h_BLD.split(self._widths(h_BLD.shape[-1]), dim=-1)  # whose gradients are joined at once
-        past = [faded(x, decay, first_BT, reach=self.reach) for x, (_, decay) in zip(parts, self.groups, strict=True)]
-        return past[0] if len(past) == 1 else torch.cat(past, dim=-1)
-
-    def mix(self, x: Tensor, past: Tensor) -> Tensor:
-        """Replace the first n channels."""
         return torch.cat([past, x[..., past.shape[-1] :]], dim=-1)
 
     def kernel(self, d_model: int) -> tuple[Tensor, Tensor]:
-        """Return the weights."""
-        *widths, n_own = self._widths(d_model)
+        """Return weights w_0 (D,) and w_1, …, w_k (k, D) so that x_t is w_0 ⊙ x + Σ w_i ⊙ h_{t-i}, for frozen weights."""
+        *widths, n_own = _widths(d_model)
         taps = [
             fading(decay, self.reach, dtype=torch.float64).flip(0).unsqueeze(1).expand(-1, n)
-            for n, (_, decay) in zip(widths, self.groups, strict=True)
+            for n, (_, decay) in zip(widths, GROUPS, strict=True)
         ]
         own = torch.cat([torch.zeros(d_model - n_own), torch.ones(n_own)])
         return own, F.pad(torch.cat(taps, dim=1), (0, n_own))
 
-    def _widths(self, d_model: int) -> list[int]:
-        widths = [n * d_model // 8 for n, _ in self.groups]
-        return [*widths, d_model - sum(widths)]
 
-
-class ShortConvolution(Shift):
-    """Adds the last `reach` tokens, each channel by weights of its own, which begin at 0."""
-
-    is_learned = True
-
-    def __init__(self, reach: int, d_model: int) -> None:
-        super().__init__(reach)
-        self.taps = nn.Parameter(torch.zeros(reach, 1, d_model))
-
-    def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
-        """Return the weighted tokens."""
-        past = earlier(h_BLD, first_BT, 1, reach=self.reach) * self.taps[0]
-        for k in range(2, self.reach + 1):
-            past = torch.addcmul(past, earlier(h_BLD, first_BT, k, reach=self.reach), self.taps[k - 1])
-        return past
-
-    def mix(self, x: Tensor, past: Tensor) -> Tensor:
-        """Add them."""
-        return x + past
-
-    def kernel(self, d_model: int) -> tuple[Tensor, Tensor]:
-        """Return the weights."""
-        return torch.ones(d_model), self.taps.detach()[:, 0]
+def _widths(d_model: int) -> list[int]:
+    """Return the channels of each group, and those that stay."""
+    widths = [n * d_model // 8 for n, _ in GROUPS]
+    return [*widths, d_model - sum(widths)]
 
 
 def make_shift(config: AttentionConfig) -> Shift | None:
-    """Return the shift of one block, as the settings describe it; None: it reads its own token."""
-    if not isinstance(config, TransformerXLConfig) or config.shift == "none":
-        return None
-    if config.shift == "conv":
-        return ShortConvolution(config.shift_reach, config.d_model)
-    groups = [(4, 0.0)] if config.shift == "token" else [(2, 0.0), *((1, decay) for decay in DECAYS)]
-    return Replacing(config.shift_reach, groups)
+    """Return the shift of a layer, as the settings describe it; None: its blocks read their own token."""
+    has_shift = isinstance(config, TransformerXLConfig) and config.shift != "none"
+    return Shift(config.shift_reach) if has_shift else None
 
 
 def first_positions(rows: Rows, n_valid: Tensor, *, tgt_len: int, memory_length: int) -> Tensor | None:
@@ -176,20 +115,19 @@ def with_before(h_BTD: Tensor, before_BMD: Tensor, n: int) -> Tensor:
     return joined if n <= M else F.pad(joined, (0, 0, n - M, 0))  # which copies even where it adds nothing
 
 
-def earlier(h_BLD: Tensor, first_BT: Tensor | None, k: int, *, reach: int) -> Tensor:
-    """Return the states `k` tokens before each of the T = L - `reach` last ones, (B, T, D); 0 before `first_BT`.
+def before(h_BLD: Tensor, first_BT: Tensor | None, *, reach: int) -> Tensor:
+    """Return the states right before each of the T = L - `reach` last tokens, (B, T, D); 0 before `first_BT`.
 
     Example:
         >>> h_BLD = torch.tensor([[[0.0], [1.0], [2.0], [3.0]]])
-        >>> earlier(h_BLD, torch.tensor([[0, 0, 3]]), 1, reach=1).flatten().tolist()  # a text begins at the last position
+        >>> before(h_BLD, torch.tensor([[0, 0, 3]]), reach=1).flatten().tolist()  # a text begins at the last position
         [0.0, 1.0, 0.0]
     """
-    T = h_BLD.shape[1] - reach
-    moved = h_BLD[:, reach - k : reach - k + T]
+    moved = h_BLD[:, reach - 1 : -1]
     if first_BT is None:
         return moved
-    own_T = torch.arange(reach, reach + T, device=h_BLD.device)
-    return torch.where((own_T - k >= first_BT).unsqueeze(-1), moved, 0)
+    own_T = torch.arange(reach, h_BLD.shape[1], device=h_BLD.device)
+    return torch.where((own_T > first_BT).unsqueeze(-1), moved, 0)
 
 
 def faded(h_BLD: Tensor, decay: float, first_BT: Tensor | None, *, reach: int) -> Tensor:
@@ -201,7 +139,7 @@ def faded(h_BLD: Tensor, decay: float, first_BT: Tensor | None, *, reach: int) -
         [5.0]
     """
     if not decay:
-        return earlier(h_BLD, first_BT, 1, reach=reach)
+        return before(h_BLD, first_BT, reach=reach)
     B, T = h_BLD.shape[0], h_BLD.shape[1] - reach
     weights = fading(decay, reach, dtype=torch.promote_types(h_BLD.dtype, torch.float32), device=h_BLD.device)
     band_TL = _band(weights.to(h_BLD.dtype), min(T, BLOCK))

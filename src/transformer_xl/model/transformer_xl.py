@@ -14,7 +14,7 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,29 +76,17 @@ class TransformerXL(LanguageModel):
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
         """Return an empty memory of hidden states."""
-        if length is None and self.config.mem_lens:
-            self.check_memory()
-            return self.empty_mems(batch_size, length=[self.n_kept_of(n) for n in self.memory_lengths])
         return self.empty_mems(batch_size, length=length)
 
     @property
     def n_kept(self) -> int:
         """Positions that the memory keeps: `mem_len`, and as many as a shift needs before the oldest of these."""
-        return self.n_kept_of(self.mem_len)
-
-    def n_kept_of(self, mem_len: int) -> int:
-        """Return the positions that a layer keeps which sees `mem_len` of them."""
-        return mem_len + self.config.shift_reach if mem_len else 0
-
-    @property
-    def memory_lengths(self) -> list[int]:
-        """Positions of memory that each layer sees: `mem_len` at most."""
-        return [min(n, self.mem_len) for n in self.config.mem_lens or [self.mem_len] * self.config.n_layer]
+        return self.mem_len + self.config.shift_reach if self.mem_len else 0
 
     def init_own(self, name: str, parameter: Tensor) -> bool:
-        """Let the kind of attention set its own parameters; convolutions begin at 0, gates almost closed."""
-        if name.endswith((".taps", ".gate.bias")):
-            parameter.fill_(FIRST_BIAS if name.endswith(".gate.bias") else 0.0)
+        """Let the kind of attention set its own parameters; gates begin almost closed."""
+        if name.endswith(".gate.bias"):
+            parameter.fill_(FIRST_BIAS)
             return True
         return name in self._learned and self.block_class.init_own(name, parameter)
 
@@ -121,19 +109,13 @@ class TransformerXL(LanguageModel):
         """Return how far back memory goes, in whole segments: each layer adds that of the layer below, n-grams their tokens."""
         if not self.mem_len:
             return 0
-        kept = map(self.n_kept_of, self.memory_lengths)
-        return sum(math.ceil(n / tgt_len) for n in (*kept, self.config.n_earlier)) * tgt_len
+        return (self.config.n_layer * math.ceil(self.n_kept / tgt_len) + math.ceil(self.config.n_earlier / tgt_len)) * tgt_len
 
     def check_context(self) -> None:
         """Refuse lengths that cannot work together."""
         if self.clamp_len is not None and self.clamp_len < 1:
             raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
         self.config.check_clamp_len(self.clamp_len)
-        if self.config.mem_lens and (self.mem_len > self.config.mem_len or self.same_length):
-            what = "same_length (True) has to be False"
-            if self.mem_len > self.config.mem_len:
-                what = f"mem_len ({self.mem_len}) can be at most {self.config.mem_len}"
-            raise ConfigError(f"layers of this model remember {list(self.config.mem_lens)} positions, so {what}")
         if self.same_length and self.mem_len == 0:
             raise ConfigError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
 
@@ -155,20 +137,19 @@ class TransformerXL(LanguageModel):
         (batch_size, T), n_pad = ids.shape[:2], rows.n_pad  # a body reads vectors
         if mems is None:
             mems = self.init_mems(batch_size, length=None if self.config.zero_first_memory else 0)
-        views = self._views(mems, rows, T, execution.backend)
+        M = mems.length
+        first_BT, n_own, looking_back = self._seen(mems, rows, T)
+        positions = self.block_class.positions(self, M - looking_back.get("n_before", 0) + T, backend=execution.backend)
         h_BTD, tokens = self.embed_after(mems, ids, rows)
-        kept: dict[str, Any] = {"ext_len": self.ext_len, "keep_graph": keep_graph}
         hidden = []
-        for i, (layer, mem_len) in enumerate(zip(self.layers, self.memory_lengths, strict=True)):
-            view = views[mem_len]
+        for i, layer in enumerate(self.layers):
             mem_BMD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)
             # what enters the layer, before it runs; nothing would read the output of the last one
-            hidden.append(remembered(mem_BMD, h_BTD, n_pad, mem_len=self.n_kept_of(mem_len), **kept))
-            seen = {"mem_BMD": mem_BMD, "first_BT": view.first, "n_pad": n_pad, **view.looking_back}
-            h_BTD = execution.run(layer, h_BTD, **seen, **view.positions[i])
+            hidden.append(remembered(mem_BMD, h_BTD, n_pad, mem_len=self.n_kept, ext_len=self.ext_len, keep_graph=keep_graph))
+            seen = {"mem_BMD": mem_BMD, "first_BT": first_BT, "n_pad": n_pad, **looking_back, **positions[i]}
+            h_BTD = execution.run(layer, h_BTD, **seen)
         h_BTD = self.drop_output(self.final_norm(h_BTD))
-        longest = views[self.mem_len]
-        n_valid = (longest.n_own - self.ext_len).clamp(min=0, max=hidden[longest.layer].shape[1])
+        n_valid = (n_own - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
         return h_BTD, self.mems_class(tuple(hidden), n_valid, tokens)
 
     def last_tokens(self, mems: Mems) -> Tensor:
@@ -188,40 +169,14 @@ class TransformerXL(LanguageModel):
         h_BTD = self.drop_words(h_BTD + self.ngrams(earlier, ids), ids)
         return h_BTD, last_BK if self.mem_len else torch.zeros_like(last_BK)
 
-    def _views(self, mems: Mems, rows: Rows, tgt_len: int, backend: str) -> "dict[int, _View]":
-        """Return what layers with each length of memory see."""
-        views: dict[int, _View] = {}
-        for i, mem_len in enumerate(self.memory_lengths):
-            length = mems.hidden[i].shape[1]
-            if mem_len in views and length != views[mem_len].length:
-                raise ValueError(
-                    "these mems are longer than those of this view of a model with a memory per layer; begin with its init_mems"
-                )
-            if mem_len not in views:
-                n_valid = mems.n_valid if self.config.mem_lens is None else mems.n_valid.clamp(max=length)
-                views[mem_len] = self._view(i, mem_len, length, n_valid, rows, tgt_len, backend)
-        return views
-
-    def _view(self, layer: int, mem_len: int, length: int, n_valid: Tensor, rows: Rows, tgt_len: int, backend: str) -> "_View":
-        """Return the view of a layer whose memory holds `length` states, of which `n_valid` are real in each row."""
-        sizes = {"tgt_len": tgt_len, "memory_length": length}
-        first_BT, n_own = first_keys(rows.document_starts, n_valid, rows.n_pad, **sizes, window=self.window)
-        n_before, looking_back = 0, {}
-        if reach := self.config.shift_reach:
-            n_before = min(reach, max(length - mem_len, 0))
-            looking_back = {"n_before": n_before, "start_BL": first_positions(rows, n_valid, **sizes)}
+    def _seen(self, mems: Mems, rows: Rows, tgt_len: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return what `first_keys` does, and how far back shifts look: nothing without one."""
+        sizes = {"tgt_len": tgt_len, "memory_length": mems.length}
+        first_BT, n_own = first_keys(rows.document_starts, mems.n_valid, rows.n_pad, **sizes, window=self.window)
+        if not self.config.shift_reach:
+            return first_BT, n_own, {}
+        n_before = min(self.config.shift_reach, max(mems.length - self.mem_len, 0))
+        looking_back = {"n_before": n_before, "start_BL": first_positions(rows, mems.n_valid, **sizes)}
         if n_before:
-            first_BT = without_oldest(first_BT, n_before, rows.n_pad, n_key=length - n_before + tgt_len)
-        positions = self.block_class.positions(self, length - n_before + tgt_len, backend=backend)
-        return _View(layer, length, first_BT, n_own, looking_back, positions)
-
-
-class _View(NamedTuple):
-    """What layers with equally long memories see of memory and segment."""
-
-    layer: int  # the first of them
-    length: int  # positions that their memories hold
-    first: Tensor  # see `first_keys`, as `n_own`
-    n_own: Tensor
-    looking_back: dict[str, Any]  # how far a shift looks back; nothing without one
-    positions: list[dict[str, Any]]  # of each layer
+            first_BT = without_oldest(first_BT, n_before, rows.n_pad, n_key=mems.length - n_before + tgt_len)
+        return first_BT, n_own, looking_back

@@ -70,8 +70,6 @@ def pair_stream(
         sep=tokenizer.id_of("<sep>"),
         cls=tokenizer.id_of("<cls>"),
         document_starts=document_starts,
-        mask_alpha=model.mask_alpha,
-        mask_beta=model.mask_beta,
         max_gram=model.max_gram,
         spans=model.spans,
         bi_data=model.bi_data,

@@ -12,7 +12,7 @@ from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.directory import CONFIG_FILE, RUNS, read_config, resolve
 
-_NOT_WEIGHTS = ("mem_len", "mem_lens", "clamp_len", "same_length", "zero_first_memory", "locked_dropout")
+_NOT_WEIGHTS = ("mem_len", "clamp_len", "same_length", "zero_first_memory", "locked_dropout")
 """Settings of a model, besides all of dropout, that may change: shapes of weights do not depend on them."""
 
 

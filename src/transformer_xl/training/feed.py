@@ -27,18 +27,18 @@ _MOST_ABOVE = 15  # three standard deviations
 
 
 class SegmentLengths:
-    """The length of each segment of a run: always the same, growing while training begins, or random.
+    """The length of each segment of a run: always the same, or random.
 
-    With `varlen`, 95 % of the lengths are drawn around the current length, with a deviation of 5 tokens, and 5 % around half of
-    it. All are at least 5, and at most 15 more than the current length. The authors' `get_varlen_iter` draws like this.
+    With `varlen`, 95 % of the lengths are drawn around `tgt_len`, with a deviation of 5 tokens, and 5 % around half of it. All
+    are at least 5, and at most 15 more than `tgt_len`. The authors' `get_varlen_iter` draws like this.
 
     A random length depends only on seed and step. So all processes and a resumed run draw the same lengths, and other random
     numbers do not change.
 
     Example:
-        >>> lengths = SegmentLengths(TrainConfig(tgt_len=32, tgt_len_start=8, tgt_len_warmup=0.5, max_steps=8))
-        >>> [lengths.at(step, 0, progress=step / 8) for step in range(8)]
-        [8, 8, 16, 24, 32, 32, 32, 32]
+        >>> lengths = SegmentLengths(TrainConfig(tgt_len=32, varlen=True, max_steps=8))
+        >>> [lengths.at(step, 0) for step in range(4)]
+        [24, 27, 29, 32]
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -49,22 +49,14 @@ class SegmentLengths:
         """The most tokens that a segment can have."""
         return self._config.tgt_len + (_MOST_ABOVE if self._config.varlen else 0)
 
-    def due(self, progress: float) -> int:
-        """Return the length to which segments have grown, around which random lengths are drawn; see `at`."""
+    def at(self, step: int, index: int) -> int:
+        """Return the length of segment `index` of a step."""
         config = self._config
-        if config.tgt_len_start is None or progress >= config.tgt_len_warmup:
-            return config.tgt_len
-        n_rise = -(-(config.tgt_len - config.tgt_len_start) // config.tgt_len_increment)
-        return config.tgt_len_start + int(progress / config.tgt_len_warmup * n_rise) * config.tgt_len_increment
-
-    def at(self, step: int, index: int, *, progress: float) -> int:
-        """Return the length of segment `index` of a step; `progress` is the share of the budget that is used up."""
-        config, due = self._config, self.due(progress)
         if not config.varlen:
-            return due
+            return config.tgt_len
         draw = random.Random(f"varlen {config.seed} {step} {index}")
-        mean = due / 2 if draw.random() < 0.05 else due
-        return min(max(int(draw.gauss(mean, 5)), 5), due + _MOST_ABOVE)
+        mean = config.tgt_len / 2 if draw.random() < 0.05 else config.tgt_len
+        return min(max(int(draw.gauss(mean, 5)), 5), self.longest)
 
 
 @dataclass(frozen=True)

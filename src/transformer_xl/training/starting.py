@@ -247,8 +247,7 @@ def check_weights(config: RunConfig, world: World, device: torch.device) -> None
     share = world.size if config.train.parallel == "fsdp" else 1
     weights = 2 * _FP32 * count_parameters(config.model) // share
     n_row = config.train.batch_size // world.size
-    lengths = getattr(config.model, "mem_lens", None) or [config.model.mem_len]
-    memory = n_row * sum(lengths) // len(lengths) * config.model.numbers_per_position * _FP32
+    memory = n_row * config.model.mem_len * config.model.numbers_per_position * _FP32
     with world.agreed():
         check_room(
             weights + memory,

@@ -265,11 +265,12 @@ class Trainer:
 
     def _next_segments(self) -> list[AnySegment]:
         """Read the segments of one update. It ends where an epoch ends, because memory begins anew there."""
-        progress, segments, self._labels = self.progress, [], []
+        segments: list[AnySegment] = []
+        self._labels = []
         for index in range(self.config.tbptt_segments):
             if segments and self.feed.starts_epoch:
                 break
-            segments.append(self.feed.read(self.lengths.at(self.step, index, progress=progress)))
+            segments.append(self.feed.read(self.lengths.at(self.step, index)))
             self._labels += [] if self.feed.labels is None else [self.feed.labels]
         return segments
 

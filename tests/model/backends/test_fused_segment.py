@@ -20,9 +20,9 @@ pytestmark = [
 ]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CASES: dict[str, dict[str, Any]] = {
-    "same_length, convolution": {"same_length": True, "shift": "conv", "pre_lnorm": True},
+    "same_length, averages": {"same_length": True, "shift": "averages", "d_model": 16, "pre_lnorm": True},
     "zero first memory, three heads": {"zero_first_memory": True, "n_head": 3},
-    "memory per layer, wide heads": {"mem_len": [10, 20], "n_layer": 2, "d_head": 17, "clamp_len": 3},
+    "wide heads": {"mem_len": 20, "n_layer": 2, "d_head": 17, "clamp_len": 3},
     "short memory": {"mem_len": 3, "clamp_len": 40},
 }
 

@@ -23,7 +23,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 N_SLOT = 48
 CASES: dict[str, dict[str, Any]] = {
     **{name: {**OPTIONS[name], "n_head": 2} for name in ("shaw", "rotary", "alibi")},
-    "same_length, convolution": {"same_length": True, "shift": "conv", "pre_lnorm": True},
+    "same_length, averages": {"same_length": True, "shift": "averages", "d_model": 16, "pre_lnorm": True},
     "zero first memory, three heads of two layers": {"zero_first_memory": True, "n_head": 3, "n_layer": 2},
 }
 

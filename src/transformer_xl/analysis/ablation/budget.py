@@ -125,6 +125,6 @@ def _timed_step(trainer: Trainer) -> float:
 def _places(config: RunConfig) -> list[float]:
     """Return the shares of the training at which steps are timed: several if steps do not all take equally long."""
     n = config.model.n_phase
-    if config.train.tgt_len_start or config.train.varlen:
+    if config.train.varlen:
         n = max(n, 16)
     return [(i + 0.5) / n for i in range(n)]
