@@ -275,7 +275,7 @@ class Trainer:
         return segments
 
     def _forward_backward(
-        self, segments: list[AnySegment], n_scored: int, progress: float, tail_sizes: tuple[int, ...] | None = None
+        self, segments: list[AnySegment], n_scored: int, progress: float, tail_sizes: tuple[int, ...] | None
     ) -> tuple[Tensor, list[Memory]]:
         """Accumulate gradients of the mean loss over groups of lanes; return the sum of nats and the memories."""
         execution = replace(self.execution, tail_sizes=tail_sizes)

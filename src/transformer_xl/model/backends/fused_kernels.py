@@ -108,13 +108,6 @@ def _kept(seed, row, t, s, dropatt):
 
 
 @triton.jit
-def begun(Q: tl.constexpr, P: tl.constexpr):
-    """Return the highest score, the sum of weights and what was gathered, before any key was looked at."""
-    # finite, so that a row that sees nothing in a tile has no NaN
-    return tl.full([Q], -1e30, tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q, P], tl.float32)
-
-
-@triton.jit
 def gathered(score, v_tile, highest, total, attended, seed, row, t, s, dropatt, DROPS: tl.constexpr, PRECISION: tl.constexpr):
     """Go on with the softmax over a tile of keys, whose score is -inf where they are hidden."""
     new_highest = tl.maximum(highest, tl.max(score, 1))
@@ -213,7 +206,8 @@ def forward_kernel(
     begin, end = tl.min(lowest) // K * K, tl.minimum(S, M + t0 + Q)
     seen_end = tl.maximum((M + t0 + 1) // K * K, begin)
     seen_begin = tl.minimum(tl.cdiv(tl.max(tl.load(first + t, mask=t < T, other=0).to(tl.int32)), K) * K, seen_end)
-    highest, total, attended = begun(Q, P)
+    # a finite score, so that a row that sees nothing in a tile has no NaN
+    highest, total, attended = tl.full([Q], -1e30, tl.float32), tl.zeros([Q], tl.float32), tl.zeros([Q, P], tl.float32)
     for stage in tl.static_range(3):
         low = begin if stage == 0 else (seen_begin if stage == 1 else seen_end)
         high = seen_begin if stage == 0 else (seen_end if stage == 1 else end)

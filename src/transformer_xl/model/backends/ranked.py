@@ -113,7 +113,6 @@ class _Facts:
 def _facts(sight: Sight, n_content: int, dtype: torch.dtype) -> _Facts:
     hidden = sight.hidden(n_content)
     sees_any = (~hidden.all(-1))[..., None, None].to(dtype)
-    looks = hidden.device.type == "cpu"  # elsewhere, looking at values would mean waiting for them
     texts = None
     if sight.query_segment is not None and sight.key_segment is not None:
         both = torch.cat([sight.query_segment, sight.key_segment], dim=1)
@@ -125,8 +124,8 @@ def _facts(sight: Sight, n_content: int, dtype: torch.dtype) -> _Facts:
         n_content=n_content,
         table=[0] * len(hidden) if sight.is_backward is None else sight.is_backward.long().tolist(),
         window=n_content - 1 - sight.place[:, n_content:].expand(len(hidden), -1),
-        hidden=None if looks and not hidden.any() else hidden,
-        sees_any=None if looks and sees_any.all() else sees_any,
+        hidden=hidden if hidden.any() else None,
+        sees_any=None if sees_any.all() else sees_any,
         query_text=None if texts is None else texts[0],
         key_text=None if texts is None else texts[1],
     )
