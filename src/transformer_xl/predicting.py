@@ -108,7 +108,7 @@ def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool
     else:
         is_csv = isinstance(source, Path) and not source.is_dir() and suffix_of(source) == ".csv"
         task = _with_columns(task, first, is_csv=is_csv)
-        examples = read_examples(source, task, labelled=labelled, reads_labels=labelled, classes=head.labels)
+        examples = read_examples(source, task, labelled=labelled, reads_labels=labelled)
     return examples if labelled else (replace(example, label=None) for example in examples)
 
 

@@ -30,10 +30,10 @@ def _task(kind="classification", **told) -> TaskConfig:
     return TaskConfig.model_validate({"kind": kind, **told})
 
 
-def _read(tmp_path, name: str, content: str | bytes, kind="classification", *, labelled=True, classes=(), **told):
+def _read(tmp_path, name: str, content: str | bytes, kind="classification", *, labelled=True, **told):
     path = tmp_path / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return list(read_examples(path, _task(kind, **told), labelled=labelled, classes=classes))
+    return list(read_examples(path, _task(kind, **told), labelled=labelled))
 
 
 def _parts(examples):
@@ -55,8 +55,7 @@ class TestTables:
             ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", "1\t7\t8\ta\tb", ("a", "b", "1")),  # MRPC
             ("index\tgenre\tsentence1\tsentence2\tlabel1\tgold_label", "0\tx\ta\tb\tno\tyes", ("a", "b", "yes")),  # MNLI
             ("premise\thypothesis\tlabel", "a\tb\t2", ("a", "b", "2")),
-            ("Review\tStars", "a\t5", ("a", None, "5")),
-            ("utterance\tlabel", "a\t5", ("a", None, "5")),
+            ("Text\tLabel", "a\t5", ("a", None, "5")),
         ],
     )
     def test_usual_names_are_found(self, tmp_path, header, row, expected):
@@ -71,21 +70,17 @@ class TestTables:
         content = "index\tgenre\tsentence1\tsentence2\tscore\n0\tx\ta\tb\t3.25\n"  # STS-B
         assert _parts(_read(tmp_path, "t.tsv", content, "regression")) == [("a", "b", 3.25)]
 
-    def test_a_table_without_names(self, tmp_path):
-        assert _parts(_read(tmp_path, "t.tsv", "a text\t1\nits title\t0\n")) == [
-            ("a text", None, "1"),
-            ("its title", None, "0"),
-        ]
-        assert _parts(_read(tmp_path, "t.tsv", "a\tb\tyes\nc\td\tno\n")) == [("a", "b", "yes"), ("c", "d", "no")]
+    def test_tables_without_names_are_those_of_tasks_or_told_by_number(self, tmp_path):
         cola = "gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tThem rode.\n"
         assert _parts(_read(tmp_path, "t.tsv", cola)) == [("The sailors rode.", None, "1"), ("Them rode.", None, "0")]
+        yelp = '"5","dr. goldberg offers, everything"\n"2","no ""way"""\n'
+        assert _parts(_read(tmp_path, "t.csv", yelp)) == [
+            ("dr. goldberg offers, everything", None, "5"),
+            ('no "way"', None, "2"),
+        ]
         news = "3,Wall St.,Stocks fell\n4,Chips,Faster\n"
         told = _read(tmp_path, "t.csv", news, text="3", label=("1",))
         assert _parts(told) == [("Stocks fell", None, "3"), ("Faster", None, "4")]
-
-    def test_a_name_that_comes_again_is_no_header(self, tmp_path):
-        content = "what is it\tquestion\nit is\tstatement\nwho\tquestion\n"
-        assert [each.label for each in _read(tmp_path, "t.tsv", content)] == ["question", "statement", "question"]
 
     def test_columns_that_are_told(self, tmp_path):
         content = "nr,body,title,topic,mood\n1,b,t,sport,good\n"
@@ -94,7 +89,7 @@ class TestTables:
             _read(tmp_path, "t.csv", content, text="titel", label=("mood",))
 
     def test_tabs_divide_and_quotation_marks_are_text(self, tmp_path):
-        assert _parts(_read(tmp_path, "t.tsv", 'he said "no\t1\n"yes", he said\t0\n')) == [
+        assert _parts(_read(tmp_path, "t.tsv", 'text\tlabel\nhe said "no\t1\n"yes", he said\t0\n')) == [
             ('he said "no', None, "1"),
             ('"yes", he said', None, "0"),
         ]
@@ -109,31 +104,31 @@ class TestTables:
         rows = [(text.replace("\0", "0"), label) for text, label in rows if text.strip() and text.isprintable()]
         content = io.StringIO()
         csv.writer(content).writerows([("text", "label"), *rows])
-        reader = examples_module._Reader(None, _task(), labelled=True, reads_labels=True, classes=())
+        reader = examples_module._Reader(None, _task(), labelled=True, reads_labels=True)
         blocks = [content.getvalue().encode()[i : i + 3] for i in range(0, len(content.getvalue().encode()), 3)]
         assert [(each.text, each.label) for each in reader.lines(blocks, ".csv")] == rows
 
     @pytest.mark.parametrize(
         ("name", "content", "message"),
         [
-            ("t.tsv", "a\t1\nb\n", "line 2: it has 1 column, but line 1 has 2; is a tab missing"),
-            ("t.tsv", "a\t1\nb\tc\t1\n", "line 2: it has 3 columns, but line 1 has 2; is there a tab or comma inside"),
-            ("t.tsv", "a\t1\n\t0\n", "line 2: '1' is an empty text"),
+            ("t.tsv", "text\tlabel\na\t1\nb\n", "line 3: it has 1 column, but line 1 has 2; is a tab missing"),
+            ("t.tsv", "text\tlabel\nb\tc\t1\n", "line 2: it has 3 columns, but line 1 has 2; is there a tab or comma inside"),
+            ("t.tsv", "text\tlabel\n\t0\n", "line 2: 'text' is an empty text"),
             ("t.tsv", "text\tlabel\na\t1\nb\t\n", "line 3: it has no label"),
-            ("t.tsv", "a\t1\n\nb\t0\n", "line 2: it is empty"),
-            ("t.tsv", b"a\t1\nb\xff\t0\n", r"line 2: byte 2 is not UTF-8 \(0xff\); convert it"),
+            ("t.tsv", "text\tlabel\n\nb\t0\n", "line 2: it is empty"),
+            ("t.tsv", b"text\tlabel\nb\xff\t0\n", r"line 2: byte 2 is not UTF-8 \(0xff\); convert it"),
             ("t.tsv", b"PAR1\0\0\1\2\n", "line 1: it is binary, not text: give another file"),
             ("t.tsv", "", "is empty; give a file with texts"),
             ("t.tsv", "\na\t1\n", "line 1: it is empty"),
-            ("t.tsv", "a\tb\tc\td\te\n", "which column holds the text"),
-            ("t.tsv", "remark\tmood\n" + "a\t1\nb\t0\n" * 3, "line 1: 'mood' looks like the name of a column"),
-            ("t.tsv", "remark\tmood\n" + "a\tgood\nb\tbad\n" * 10, "line 1: 'mood' looks like the name of a column"),
-            ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. it has 'text'; name it by --label"),
+            (
+                "t.tsv",
+                "a\t1\nb\t0\n",
+                "which column holds the text. its columns are '1', '2'; give the name or number",
+            ),
+            ("t.tsv", "remark\tlabel\na\t1\n", "which column holds the text. its columns are 'remark', 'label'; give the name"),
+            ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. its columns are 'text'; give the name or number"),
             ("t.csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3: the row that begins here is not CSV"),
-            ("t.tsv", "text\tlabel" + "\t" * 10_000 + "\n", "line 1: it has more than 10,000 columns; leave some out"),
-            ("t.csv", "text,label" + "," * 10_000 + "\n", "line 1: it has more than 10,000 columns; leave some out"),
             ("t.jsonl", json.dumps({"text": "a", "label": "b\udc80"}), r"line 1: label 'b.*' has half of a character"),
-            ("t.csv", "text,label,text\na,1,b\n", "line 1: two columns are named 'text'"),
             ("t.parquet", "x", "cannot tell what '.*' holds by its name; give a file that ends in .tsv, "),
         ],
     )
@@ -141,18 +136,15 @@ class TestTables:
         with pytest.raises(CorpusError, match=message):
             _read(tmp_path, name, content)
 
-    def test_small_tables_without_names_are_no_header(self, tmp_path):
-        assert len(_read(tmp_path, "t.tsv", "good\tpos\nbad\tneg\nworse\tneg\n")) == 3
-
     def test_lines_may_be_longer_than_blocks_but_not_endless(self, tmp_path, monkeypatch):
         long = "x" * 3_000_000
-        (example,) = _read(tmp_path, "t.tsv", f"{long}\t1\n")
+        (example,) = _read(tmp_path, "t.tsv", f"text\tlabel\n{long}\t1\n")
         assert example.text == long
-        (example,) = _read(tmp_path, "t.csv", f"{long},1\n")
+        (example,) = _read(tmp_path, "t.csv", f"text,label\n{long},1\n")
         assert example.text == long
         monkeypatch.setattr("transformer_xl.data.text_files.MAX_LINE_BYTES", 1_000_000)
-        with pytest.raises(CorpusError, match="line 1: it has more than 1,000,000 bytes"):
-            _read(tmp_path, "t.tsv", f"{long}\t1\n")
+        with pytest.raises(CorpusError, match="line 2: it has more than 1,000,000 bytes"):
+            _read(tmp_path, "t.tsv", f"text\tlabel\n{long}\t1\n")
 
     def test_regression_needs_numbers(self, tmp_path):
         with pytest.raises(CorpusError, match="line 3: label 'good' is not a number, as regression needs"):
@@ -202,7 +194,7 @@ class TestJson:
 class TestMultilabel:
     def test_columns_of_zeros_and_ones(self, tmp_path):
         content = "id,comment_text,toxic,rude\n1,a,0,1\n2,b,0,0\n3,c,1,1\n"
-        found = _read(tmp_path, "t.csv", content, "multilabel", label=("rude", "toxic"))
+        found = _read(tmp_path, "t.csv", content, "multilabel", text="comment_text", label=("rude", "toxic"))
         assert [each.label for each in found] == [("rude",), (), ("rude", "toxic")]
         with pytest.raises(CorpusError, match="line 2: label 'toxic' is '2'; a column of one label holds 0 or 1"):
             _read(tmp_path, "t.csv", "text,toxic,rude\na,2,0\n", "multilabel", label=("toxic", "rude"))
@@ -246,17 +238,6 @@ class TestChoice:
         ]
         self._check_race(_read(tmp_path, "t.jsonl", _json_lines(*lines), "choice"))
 
-    def test_other_tables_of_choices(self, tmp_path):
-        swag = "video-id,sent1,sent2,ending0,ending1,label\n1,He sits.,He,stands.,flies.,1\n"
-        (found,) = _read(tmp_path, "t.csv", swag, "choice")
-        assert (found.text, found.choices, found.label) == ("He sits.", ("He stands.", "He flies."), 1)
-        arc = {"id": "x", "question": "Why?", "choices": {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, "answerKey": "3"}
-        (found,) = _read(tmp_path, "t.jsonl", _json_lines(arc), "choice")
-        assert (found.text, found.choices, found.label) == ("Why?", ("a", "b", "c"), 2)
-        hellaswag = {"ctx": "He", "endings": ["sits", "is"], "label": "1"}
-        (found,) = _read(tmp_path, "t.jsonl", _json_lines(hellaswag), "choice")
-        assert (found.text, found.choices, found.label) == ("He", ("sits", "is"), 1)
-
     @pytest.mark.parametrize(
         ("change", "message"),
         [
@@ -264,7 +245,6 @@ class TestChoice:
             ({"options": ["a", ""]}, "line 2: 'options' is not a list of texts"),
             ({"answer": "C"}, "line 2: label 'C' is none of its 2 choices; they are 0 to 1, or A to B"),
             ({"answer": "\u00df"}, "line 2: label '\u00df' is none of its 2 choices; they are 0 to 1, or A to B"),
-            ({"question": "_" * 70_000_000}, "more than 67,108,864"),
             ({"answer": None}, "line 2: it has no label"),
             ({"question": None}, "line 2: it has no 'question'"),
         ],
@@ -277,7 +257,7 @@ class TestChoice:
     def test_a_passage_needs_as_many_answers_as_questions(self, tmp_path):
         with pytest.raises(CorpusError, match="line 1: it has 2 questions, but not as many lists of options, and answers"):
             _read(tmp_path, "t.jsonl", _json_lines(RACE | {"answers": ["A"]}), "choice")
-        with pytest.raises(CorpusError, match="has no choices: it has 'text', 'label'; give a list named options or choices"):
+        with pytest.raises(CorpusError, match="has no choices: it has 'text', 'label'; give a list named options"):
             _read(tmp_path, "t.jsonl", _json_lines({"text": "a", "label": 0}), "choice")
 
 
@@ -318,7 +298,6 @@ class TestUnlabelled:
         [
             ("a\nb\n", [("a", None, None), ("b", None, None)]),
             ("a\tb\n", [("a", "b", None)]),
-            ("a\tpos\n", [("a", None, "pos")]),
             ("sentence\na\n", [("sentence", None, None), ("a", None, None)]),  # lines of text, whatever they are
             ("sentence\tlabel\na\tpos\n", [("a", None, "pos")]),
             ("index\tsentence1\tsentence2\n0\ta\tb\n", [("a", "b", None)]),
@@ -327,9 +306,8 @@ class TestUnlabelled:
         ],
     )
     def test_files_and_standard_input_are_read_alike(self, tmp_path, content, expected):
-        classes = ("neg", "pos")
-        assert _parts(_read(tmp_path, "t.txt", content, labelled=False, classes=classes)) == expected
-        found = read_examples(io.BytesIO(content.encode()), _task(), labelled=False, classes=classes)
+        assert _parts(_read(tmp_path, "t.txt", content, labelled=False)) == expected
+        found = read_examples(io.BytesIO(content.encode()), _task(), labelled=False)
         assert _parts(found) == expected
 
     def test_labels_may_be_left_out_whatever_they_are(self, tmp_path):
@@ -376,9 +354,9 @@ class TestUnlabelled:
 
 @pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
 def test_compressed_files_are_read(tmp_path, suffix, pack):
-    assert _parts(_read(tmp_path, f"t.tsv{suffix}", pack(b"a\t1\nb\t0\n"))) == [("a", None, "1"), ("b", None, "0")]
+    assert _parts(_read(tmp_path, f"t.tsv{suffix}", pack(b"text\tlabel\na\t1\nb\t0\n"))) == [("a", None, "1"), ("b", None, "0")]
     with pytest.raises(CorpusError, match="damaged"):
-        _read(tmp_path, f"t.tsv{suffix}", pack(b"a\t1\n" * 999)[:-9])
+        _read(tmp_path, f"t.tsv{suffix}", pack(b"text\tlabel\n" + b"a\t1\n" * 999)[:-9])
 
 
 @pytest.mark.skipif(not SST2.is_dir(), reason="set TXL_DATA to a directory with SST-2")

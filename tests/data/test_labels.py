@@ -28,17 +28,13 @@ class TestLabels:
     def test_what_are_no_classes_is_refused(self):
         with pytest.raises(CorpusError, match=r"^'t': all 3 texts have the label 'a'; give texts of two classes"):
             self._names(["a"] * 3)
-        scores = [str(i / 250) for i in range(1000)]
-        with pytest.raises(
-            CorpusError, match=r"1,000 different labels in 1,000 texts .*are numbers, not classes; use --task reg"
-        ):
-            self._names(scores)
-        with pytest.raises(CorpusError, match=r"30 different labels in 30 texts .*name the column of the label by --label"):
-            self._names([f"text {i}" for i in range(30)])
-        for many in ([f"class {i}" for i in range(5000)] * 3, ["a" * 300_000, "b"] * 2):
-            for kind, labels in (("classification", many), ("multilabel", [(each,) for each in many])):
-                with pytest.raises(CorpusError, match=r"too many for a model, which has at most 4,096 labels with 262,144"):
-                    self._names(labels, kind)
+        for labels in ([str(i / 250) for i in range(1000)], [f"text {i}" for i in range(30)]):
+            with pytest.raises(CorpusError, match=r"different labels in .* texts .* are no classes; name .* --task regression"):
+                self._names(labels)
+        many = [f"class {i}" for i in range(5000)] * 3
+        for kind, labels in (("classification", many), ("multilabel", [(each,) for each in many])):
+            with pytest.raises(CorpusError, match=r"5,000 different labels are too many for a model, which has at most 4,096"):
+                self._names(labels, kind)
         assert len(self._names([f"{i / 2}" for i in range(10)] * 2)) == 10  # half stars
         assert len(self._names([f"class {i % 30}" for i in range(90)])) == 30
 

@@ -23,7 +23,8 @@ def _names(files: TaskFiles) -> list[str]:
     return [path.name if path else "none" for path in (files.train, files.valid, files.test)]
 
 
-ROWS = "a\t1\nb\t0\nc\t1\nd\t0\n"
+HEAD = "text\tlabel\n"
+ROWS = HEAD + "a\t1\nb\t0\nc\t1\nd\t0\n"
 
 
 class TestFindFiles:
@@ -105,16 +106,16 @@ class TestFindFiles:
 
 class TestReadTask:
     def test_labels_are_those_of_the_training_file(self, tmp_path):
-        _write(tmp_path, train_tsv="a\t10\nb\t9\nc\t9\n", dev_tsv="d\t9\n")
+        _write(tmp_path, train_tsv=HEAD + "a\t10\nb\t9\nc\t9\n", dev_tsv=HEAD + "d\t9\n")
         texts = read_task(_task(tmp_path), seed=0)
         assert texts.labels == ("9", "10")
         assert texts.test is None
-        _write(tmp_path, dev_tsv="d\t9\ne\t11\n")
-        with pytest.raises(CorpusError, match=r"dev.tsv' line 2: label '11' is unknown; known: 10, 9"):
+        _write(tmp_path, dev_tsv=HEAD + "d\t9\ne\t11\n")
+        with pytest.raises(CorpusError, match=r"dev.tsv' line 3: label '11' is unknown; known: 10, 9"):
             read_task(_task(tmp_path), seed=0)
 
     def test_a_share_is_cut_off_where_no_file_is_for_it(self, tmp_path):
-        _write(tmp_path, train_tsv="".join(f"text {i}\t{i % 2}\n" for i in range(50)))
+        _write(tmp_path, train_tsv=HEAD + "".join(f"text {i}\t{i % 2}\n" for i in range(50)))
         one, same, other = (read_task(_task(tmp_path), seed=seed) for seed in (0, 0, 1))
         assert len(one.valid) == 5
         assert one.valid == same.valid != other.valid
@@ -122,7 +123,7 @@ class TestReadTask:
         assert one.notes == (f"5 of 50 texts of '{tmp_path}/train.tsv' are kept to validate on",)
 
     def test_all_classes_are_cut_off_alike(self, tmp_path):
-        _write(tmp_path, train_tsv="".join(f"text {i}\t{'abbbbbbbbb'[i % 10]}\n" for i in range(200)))
+        _write(tmp_path, train_tsv=HEAD + "".join(f"text {i}\t{'abbbbbbbbb'[i % 10]}\n" for i in range(200)))
         for seed in range(5):
             labels = [each.label for each in read_task(_task(tmp_path), seed=seed).valid]
             assert (labels.count("a"), labels.count("b")) == (2, 18)

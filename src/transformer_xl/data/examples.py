@@ -1,8 +1,6 @@
 """Files of texts with labels as examples: tables, JSON, RACE, and directories with one directory per class.
 
-Tables are TSV (every tab divides, quotation marks are text, as in GLUE) or CSV. Columns and JSON keys are found by the
-names that they have in GLUE and in the libraries of Hugging Face, or are told by name or number. A table without names has the
-text in its first column, the label in the last, and a second text between them.
+Tables are TSV (every tab divides, quotation marks are text, as in GLUE) or CSV; see `columns.py` for which columns are read.
 
 Files are read line by line, however long they are; a line is held as a whole.
 """
@@ -12,7 +10,7 @@ import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -41,9 +39,7 @@ UNLABELLED = ("unsup",)
 
 STDIN = "standard input"
 
-_MOST_COLUMNS = 10_000
 _MAX_JSON_PARTS = 1 << 22  # commas of a long text count, too
-_PEEKED = 1000  # lines that show whether the first one names columns
 _JSON = (".jsonl", ".ndjson", ".json")
 _RACE = ("high", "middle")
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
@@ -57,7 +53,6 @@ def read_examples(
     *,
     labelled: bool = True,
     reads_labels: bool = True,
-    classes: Sequence[str] = (),
 ) -> Iterator[Example]:
     """Yield the examples of a file, of a directory with one directory per class, or of standard input, in constant memory.
 
@@ -69,13 +64,12 @@ def read_examples(
         task: its kind, and the names of columns, where they are told.
         labelled: every example must have a label; False: it may.
         reads_labels: False: labels are left out, whatever they are.
-        classes: names of classes that are known, which help to tell labels from second texts.
 
     Raises:
         CorpusError: what cannot be read, or lacks a text or label, with its line.
     """
     path = source if isinstance(source, Path) else None
-    reader = _Reader(path, task, labelled=labelled, reads_labels=reads_labels, classes=classes)
+    reader = _Reader(path, task, labelled=labelled, reads_labels=reads_labels)
     if not isinstance(source, Path):
         if hasattr(source, "readline"):  # which takes no more than it is told, unlike iteration
             source = iter(partial(cast("BinaryIO", source).readline, BLOCK_BYTES), b"")
@@ -107,20 +101,17 @@ def suffix_of(path: Path) -> str:
 class _Reader:
     """Reads one source; `path` None is standard input."""
 
-    def __init__(
-        self, path: Path | None, task: TaskConfig, *, labelled: bool, reads_labels: bool, classes: Sequence[str]
-    ) -> None:
+    def __init__(self, path: Path | None, task: TaskConfig, *, labelled: bool, reads_labels: bool) -> None:
         self._name = STDIN if path is None else f"'{path}'"
-        self._is_stdin = path is None
         self._kind, self._labelled, self._reads_labels = task.kind, labelled, reads_labels
-        self._finder = ColumnFinder(self._name, task, labelled=labelled, classes=classes)
+        self._finder = ColumnFinder(self._name, task, labelled=labelled)
         self._n_choice = 0
 
     # what is read
 
     def lines(self, blocks: Iterable[bytes], kind: str = ".txt") -> Iterator[Example]:
         """Yield the examples of a file."""
-        lines = numbered_lines(self._checked_blocks(_without_mark(blocks)), self._name)
+        lines = numbered_lines(_without_mark(blocks), self._name)
         first = next(lines, None)
         if first is None:
             if self._labelled:
@@ -131,8 +122,7 @@ class _Reader:
             is_list = kind == ".json" and first[1].lstrip().startswith(b"[")
             yield from self._objects(self._listed(lines) if is_list else self._parsed(lines))
         else:
-            rows = self._csv(lines) if kind == ".csv" else self._tsv(lines)
-            yield from self._table(rows, is_plain=kind == ".txt")
+            yield from self._table(self._csv(lines) if kind == ".csv" else self._tsv(lines), kind)
 
     def race(self, files: Sequence[Path]) -> Iterator[Example]:
         """Yield the examples of files of one JSON object each, as RACE has them."""
@@ -157,16 +147,6 @@ class _Reader:
             place = f"'{file}'"
             yield self._checked(Example(_decoded(_whole(file), place), place=place, id=str(file.relative_to(path))))
 
-    def _checked_blocks(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Yield blocks, and refuse zeros before those without a line end fill the memory."""
-        number = 1
-        for block in blocks:
-            if b"\0" in block:
-                number += block[: block.index(b"\0")].count(b"\n")
-                raise CorpusError(f"{self._name} line {number}: {not_utf8_remedy(block)}")
-            number += block.count(b"\n")
-            yield block
-
     def _texts(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
         for number, line in lines:
             yield number, _decoded(line, f"{self._name} line {number}")
@@ -175,8 +155,6 @@ class _Reader:
 
     def _tsv(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[str]]]:
         for number, text in self._texts(lines):
-            if text.count("\t") >= _MOST_COLUMNS:
-                raise CorpusError(f"{self._name} line {number}: it has more than {_MOST_COLUMNS:,} columns; leave some out")
             yield number, text.rstrip("\r\n").split("\t")
 
     def _csv(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[str]]]:
@@ -185,8 +163,6 @@ class _Reader:
         number = 1
         try:
             for row in rows:
-                if len(row) > _MOST_COLUMNS:
-                    raise CorpusError(f"{self._name} line {number}: it has more than {_MOST_COLUMNS:,} columns; leave some out")
                 yield number, row or [""]
                 number = rows.line_num + 1
         except csv.Error as error:
@@ -195,22 +171,20 @@ class _Reader:
                 "of texts, or give a .tsv file, in which they are text"
             ) from None
 
-    def _table(self, rows: Iterator[tuple[int, list[str]]], *, is_plain: bool) -> Iterator[Example]:
-        peeked = _peeked(rows, 1 if self._is_stdin else _PEEKED)
-        if peeked[0][1] == [""]:
+    def _table(self, rows: Iterator[tuple[int, list[str]]], kind: str) -> Iterator[Example]:
+        first = next(rows)
+        if first[1] == [""]:
             self._refuse_row(f"{self._name} line 1", 0, 0)
-        filled = [row for _, row in peeked if row != [""]]
-        names, columns, has_names = self._finder.in_table(filled, is_plain=is_plain)
+        names, columns, has_names = self._finder.in_table(first[1], kind)
         blank = None
-        for number, row in islice(chain(peeked, rows), has_names, None):
+        for number, row in rows if has_names else chain([first], rows):
             if row == [""]:
                 blank = blank or number
                 continue
             place = f"{self._name} line {blank or number}"
             if blank or len(row) != len(names):
                 self._refuse_row(place, 0 if blank else len(row), len(names))
-            fields = dict(zip(names, row, strict=True))
-            yield self._example(fields, columns, place)
+            yield self._example(dict(zip(names, row, strict=True)), columns, place)
 
     def _refuse_row(self, place: str, n: int, n_name: int) -> None:
         if n == 0:
@@ -233,13 +207,7 @@ class _Reader:
                 yield f"{self._name} line {number}", self._json(line, f"{self._name} line {number}")
 
     def _listed(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[str, Any]]:
-        data, size = [], 0
-        for _, line in lines:
-            data.append(line)
-            size += len(line)
-            if size > MAX_LINE_BYTES:
-                raise CorpusError(f"{self._name} is a list of more than {MAX_LINE_BYTES:,} bytes; write one object a line")
-        for number, item in enumerate(self._json(b"".join(data), self._name), 1):
+        for number, item in enumerate(self._json(b"".join(line for _, line in lines), self._name), 1):
             yield f"{self._name} item {number}", item
 
     def _objects(self, objects: Iterable[tuple[str, Any]]) -> Iterator[Example]:
@@ -299,28 +267,18 @@ class _Reader:
         return label_number(value, place) if self._kind == "regression" else _name(value, place)
 
     def _with_choices(self, example: Example, fields: Fields, columns: Columns) -> Example:
-        place, keys = example.place, None
-        if len(columns.choices) != 1:
-            choices = [self._text(fields, name, place) for name in columns.choices]
-        else:
-            choices = fields.get(columns.choices[0])
-            if isinstance(choices, dict):  # AI2's tables
-                keys, choices = choices.get("label"), choices.get("text")
-            if not isinstance(choices, list) or not all(isinstance(each, str) and each.strip() for each in choices):
-                raise CorpusError(f"{place}: {shown(columns.choices[0])} is not a list of texts to choose from")
+        place, choices = example.place, fields.get(columns.choices)
+        if not isinstance(choices, list) or not all(isinstance(each, str) and each.strip() for each in choices):
+            raise CorpusError(f"{place}: {shown(columns.choices)} is not a list of texts to choose from")
         self._n_choice = self._n_choice or len(choices)
         if len(choices) != self._n_choice or len(choices) < 2:
             least = f"; those before have {self._n_choice}" if len(choices) != self._n_choice else ", not two or more"
             raise CorpusError(f"{place}: it has {len(choices)} choice{'s' * (len(choices) != 1)}{least}")
         if columns.question is not None:
             question = self._text(fields, columns.question, place)
-            if sum(len(question) + question.count("_") * len(choice) for choice in choices) > MAX_LINE_BYTES:
-                raise CorpusError(
-                    f"{place}: with all its answers the question has more than {MAX_LINE_BYTES:,} letters; shorten it"
-                )
             choices = [answered(question, choice) for choice in choices]
         answer = fields.get(columns.label[0]) if columns.label and self._reads_labels else None
-        return replace(example, choices=tuple(choices), label=_chosen(answer, len(choices), keys, place))
+        return replace(example, choices=tuple(choices), label=_chosen(answer, len(choices), place))
 
 
 def answered(question: str, answer: str) -> str:
@@ -333,13 +291,11 @@ def answered(question: str, answer: str) -> str:
     return question.replace("_", answer) if "_" in question else f"{question} {answer}"
 
 
-def _chosen(answer: Any, n_choice: int, keys: Any, place: str) -> int | None:
+def _chosen(answer: Any, n_choice: int, place: str) -> int | None:
     """Return the index of the choice that is right, written as an index from 0, or as a letter from A."""
     text = "" if answer is None else str(answer).strip()
     if not text:
         return None
-    if isinstance(keys, list) and text in keys:
-        return keys.index(text)
     if text in map(str, range(n_choice)):
         return int(text)
     letters = string.ascii_uppercase[:n_choice]
@@ -400,17 +356,6 @@ def _without_mark(blocks: Iterable[bytes]) -> Iterator[bytes]:
     for block in blocks:
         yield block.removeprefix(b"\xef\xbb\xbf") if is_first else block
         is_first = False
-
-
-def _peeked(rows: Iterator[tuple[int, list[str]]], most: int) -> list[tuple[int, list[str]]]:
-    """Return the first rows, fewer if they are long."""
-    found, size = [], 0
-    for row in islice(rows, most):
-        found.append(row)
-        size += sum(map(len, row[1]))
-        if size > MAX_LINE_BYTES:
-            break
-    return found
 
 
 def _whole(file: Path) -> bytes:

@@ -15,14 +15,12 @@ from transformer_xl.model_config import HeadConfig
 Label = str | float | int | tuple[str, ...]
 """A class; a number; the index of a choice; or the labels of a text, possibly none."""
 
-_MOST_CLASSES = 20  # so many may be numbers with fractions, or occur once on average
+_MOST_CLASSES = 20  # so many may occur once on average
 _MOST_SHOWN = 5
 _LARGEST = 1e9  # number, whose square is one in fp32
 
 MOST_LABELS = 4096
 """Classes or labels of a model: a matrix of confusions fits into memory, and their names into its settings."""
-
-_MOST_LETTERS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -70,15 +68,19 @@ def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...
         raise CorpusError(
             f"{file}: all {len(examples):,} texts have the label {shown(names[0])}; give texts of two classes or more"
         )
-    _check_classes(names, len(examples), file)
+    if len(names) > max(_MOST_CLASSES, len(examples) // 2):
+        some = ", ".join(map(shown, names[:_MOST_SHOWN]))
+        raise CorpusError(
+            f"{file}: {len(names):,} different labels in {len(examples):,} texts ({some}, …) are no classes; name the column "
+            "of the label by --label (task.label), or use --task regression for numbers"
+        )
     return _few(names, file)
 
 
 def _few(names: tuple[str, ...], file: str) -> tuple[str, ...]:
-    if len(names) > MOST_LABELS or sum(map(len, names)) > _MOST_LETTERS:
-        what = f"{len(names):,} different labels" if len(names) > MOST_LABELS else "labels of so many letters"
-        most = f"{MOST_LABELS:,} labels with {_MOST_LETTERS:,} letters in all"
-        raise CorpusError(f"{file}: {what} are too many for a model, which has at most {most}; merge or shorten them")
+    if len(names) > MOST_LABELS:
+        what = f"{len(names):,} different labels are too many for a model, which has at most {MOST_LABELS:,}"
+        raise CorpusError(f"{file}: {what}; name the column of the label by --label (task.label), or merge some")
     return names
 
 
@@ -87,18 +89,6 @@ def _sorted(names: Iterable[str]) -> tuple[str, ...]:
     if all(_number(name) is not None for name in names):
         names.sort(key=float)
     return tuple(names)
-
-
-def _check_classes(names: tuple[str, ...], n_example: int, file: str) -> None:
-    if len(names) <= _MOST_CLASSES:
-        return
-    some = ", ".join(map(shown, names[:_MOST_SHOWN]))
-    found = f"{file}: {len(names):,} different labels in {n_example:,} texts ({some}, …)"
-    numbers = [_number(name) for name in names]
-    if None not in numbers and any(number and number % 1 for number in numbers):
-        raise CorpusError(f"{found}: these are numbers, not classes; use --task regression")
-    if len(names) > n_example // 2:
-        raise CorpusError(f"{found}: these are not classes; name the column of the label by --label (task.label)")
 
 
 def _number(text: str) -> float | None:

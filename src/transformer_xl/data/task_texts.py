@@ -116,15 +116,15 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
     """
     files, is_span = find_files(task), task.kind == "span"
     notes = list(files.notes)
-    train = _read(files.train, task, ())
+    train = _read(files.train, task)
     labels = () if is_span else label_names(task, train)
     if files.valid:
-        valid = _read(files.valid, task, labels)
+        valid = _read(files.valid, task)
     else:
         apart: Any = {"span": held_out, "choice": passages_apart}.get(task.kind, cut_off)
         train, valid = apart(train, task.valid_share, seed=seed)
         notes.append(f"{len(valid):,} of {len(train) + len(valid):,} texts of '{files.train}' are kept to validate on")
-    test = _read(files.test, task, labels, labelled=False) if files.test else None
+    test = _read(files.test, task, labelled=False) if files.test else None
     if test is not None and _has_no_labels(test, labels):
         notes.append(f"'{files.test}' is not scored: its texts have no labels")
         test = None
@@ -137,10 +137,10 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
     return TaskTexts(train, valid, test, labels, tuple(notes))
 
 
-def _read(path: Path, task: TaskConfig, classes: tuple[str, ...], *, labelled: bool = True) -> list[Any]:
+def _read(path: Path, task: TaskConfig, *, labelled: bool = True) -> list[Any]:
     if task.kind == "span":
         return read_squad(path, labelled=labelled)
-    if examples := list(read_examples(path, task, labelled=labelled, classes=classes)):
+    if examples := list(read_examples(path, task, labelled=labelled)):
         return examples
     raise CorpusError(f"'{path}' has no texts; give a file with some")
 
