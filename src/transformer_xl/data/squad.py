@@ -17,30 +17,24 @@ Reference: Rajpurkar et al. 2016 and 2018 for the files; zihangdai/xlnet `run_sq
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, StringConstraints, ValidationError
 
 from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import NOT_SCORED, Example
 from transformer_xl.data.text_files import Piece, check_readable, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, one_line, room_for, shown
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, room_for, shown
 from transformer_xl.model_config import ModelConfig
-from transformer_xl.untrusted import is_unicode, parse_json
 
 Item = TypeVar("Item")
-
-MAX_BYTES = 1 << 28
-"""The largest file that is read, decompressed; the training file of SQuAD 2.0 has 42 MB."""
-
-MAX_PARTS = 1 << 24
-"""The most brackets, commas and colons of a file; the training file of SQuAD 2.0 has some 4 million."""
 
 
 class Answer(NamedTuple):
@@ -86,6 +80,38 @@ class Question:
         return Example(self.passage, self.text, label=label, place=self.place, id=self.id)
 
 
+class _Entry(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+_Text = Annotated[str, StringConstraints(pattern=r"\S")]
+
+
+class _Answer(_Entry):
+    text: _Text
+    answer_start: NonNegativeInt
+
+
+class _Question(_Entry):
+    id: _Text
+    question: _Text
+    answers: list[_Answer] = []
+    is_impossible: bool = False
+
+
+class _Paragraph(_Entry):
+    context: _Text
+    qas: list[_Question]
+
+
+class _Article(_Entry):
+    paragraphs: list[_Paragraph]
+
+
+class _File(_Entry):
+    data: list[_Article]
+
+
 def read_squad(path: Path, *, labelled: bool = True) -> list[Question]:
     """Read a file of SQuAD 1.1 or 2.0, plain or compressed (.gz, .xz, .zst).
 
@@ -97,101 +123,45 @@ def read_squad(path: Path, *, labelled: bool = True) -> list[Question]:
         the questions in the order of the file.
 
     Raises:
-        CorpusError: the file cannot be read, is too large, is no such JSON, or something in it is missing or contradicts
-            itself, for example an answer that does not stand in its passage where the file says so.
+        CorpusError: the file cannot be read, is no such JSON, or something in it is missing or contradicts itself, for example
+            an answer that does not stand in its passage where the file says so.
     """
     path = Path(path)
     check_readable(path)
-    content = bytearray()
-    for block in read_blocks(Piece(path)):
-        content += block
-        if len(content) > MAX_BYTES:
-            raise CorpusError(f"'{path}' has more than {MAX_BYTES:,} bytes, the most accepted of a SQuAD file; divide it")
     try:
-        values = parse_json(bytes(content), most_parts=MAX_PARTS)
-    except ValueError as error:
-        raise CorpusError(f"'{path}' is not valid JSON: {one_line(error)}; fetch or write it again") from None
-    questions = list(_questions(values, path, labelled))
+        file = _File.model_validate_json(b"".join(read_blocks(Piece(path))))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise CorpusError(f"'{path}' is no file of SQuAD: {where}: {first['msg']}; write it as in SQuAD") from None
+    questions = [
+        _question(entry, paragraph.context, number, path, labelled=labelled)
+        for number, article in enumerate(file.data)
+        for paragraph in article.paragraphs
+        for entry in paragraph.qas
+    ]
     if not questions:
         raise CorpusError(f"'{path}' has no questions; give another file")
-    seen: set[str] = set()
-    for question in questions:
-        if question.id in seen:
-            raise CorpusError(f"{question.place}: another question has the same id; give each its own")
-        seen.add(question.id)
+    if twice := next((name for name, n in Counter(question.id for question in questions).items() if n > 1), None):
+        raise CorpusError(f"'{path}', question {shown(twice)}: another question has the same id; give each its own")
     return questions
 
 
-def _questions(values: Any, path: Path, labelled: bool) -> Iterator[Question]:
-    where = f"'{path}'"
-    for number, article in enumerate(_field(values, "data", list, where)):
-        in_article = f"{where}, article {number + 1}"
-        for count, paragraph in enumerate(_field(article, "paragraphs", list, in_article)):
-            in_paragraph = f"{in_article}, paragraph {count + 1}"
-            passage = _text(paragraph, "context", in_paragraph)
-            for index, entry in enumerate(_field(paragraph, "qas", list, in_paragraph)):
-                name = _text(entry, "id", f"{in_paragraph}, question {index + 1}")
-                place = f"{where}, question {shown(name)}"
-                answers, is_impossible = _answers(entry, passage, place, labelled)
-                yield Question(
-                    id=name,
-                    text=_text(entry, "question", place),
-                    passage=passage,
-                    answers=answers,
-                    is_impossible=is_impossible,
-                    is_labelled=bool(answers) or is_impossible,
-                    article=number,
-                    place=place,
-                )
-
-
-def _answers(entry: dict[str, Any], passage: str, place: str, labelled: bool) -> tuple[tuple[Answer, ...], bool]:
-    is_impossible = _field(entry, "is_impossible", bool, place) if "is_impossible" in entry else False
-    given = _field(entry, "answers", list, place) if labelled and not is_impossible else entry.get("answers") or []
-    if not isinstance(given, list):
-        raise CorpusError(f"{place}: its 'answers' are no list; write it as in SQuAD")
-    if is_impossible and given:
+def _question(entry: _Question, passage: str, article: int, path: Path, *, labelled: bool) -> Question:
+    place = f"'{path}', question {shown(entry.id)}"
+    if entry.is_impossible and entry.answers:
         raise CorpusError(f"{place}: it has answers although is_impossible is true; remove one of the two")
-    if labelled and not is_impossible and not given:
+    if labelled and not entry.is_impossible and not entry.answers:
         raise CorpusError(f"{place}: it has no answers; add one, or set is_impossible to true")
-    answers = []
-    for value in given:
-        answer = Answer(_text(value, "text", f"{place}, answer"), _field(value, "answer_start", int, f"{place}, answer"))
-        if answer.start < 0 or passage[answer.start : answer.end] != answer.text:
-            raise CorpusError(f"{place}: {_misplaced(answer, passage)}")
-        answers.append(answer)
-    return tuple(answers), is_impossible
-
-
-def _misplaced(answer: Answer, passage: str) -> str:
-    complaint = f"answer {shown(answer.text)} is not in its passage at character {answer.start}"
-    if answer.start >= 0:
-        stands = passage[answer.start : answer.end]
-        complaint += f", where {shown(stands)} stands" if stands else f", which has {len(passage)}"
-    start = min(max(answer.start, 0), len(passage))
-    places = [passage.rfind(answer.text, 0, start + len(answer.text)), passage.find(answer.text, start)]
-    if max(places) < 0:
-        return f"{complaint}, nor anywhere in it; correct its text"
-    nearest = min((at for at in places if at >= 0), key=lambda at: abs(at - answer.start))
-    return f"{complaint}; set answer_start to {nearest}, where it is"
-
-
-def _field(values: Any, name: str, kind: type, place: str) -> Any:
-    value = values.get(name) if isinstance(values, dict) else None
-    if type(value) is not kind:
-        words = {list: "a list", str: "a text", int: "a whole number", bool: "true or false"}[kind]
-        found = f"is {shown(value)}, not {words}" if isinstance(values, dict) and name in values else "is missing"
-        raise CorpusError(f"{place}: '{name}' {found}; write it as in SQuAD")
-    return value
-
-
-def _text(values: Any, name: str, place: str) -> str:
-    text = _field(values, name, str, place)
-    if not text.strip():
-        raise CorpusError(f"{place}: '{name}' is empty; give a text or leave this entry out")
-    if not is_unicode(text):
-        raise CorpusError(f"{place}: '{name}' has a lone surrogate, which is not Unicode text; write it again")
-    return text
+    answers = tuple(Answer(answer.text, answer.answer_start) for answer in entry.answers)
+    for answer in answers:
+        if (stands := passage[answer.start : answer.end]) != answer.text:
+            raise CorpusError(
+                f"{place}: answer {shown(answer.text)} is not in its passage at character {answer.start}, where "
+                f"{shown(stands)} stands; correct answer_start"
+            )
+    is_labelled = bool(answers) or entry.is_impossible
+    return Question(entry.id, entry.question, passage, answers, entry.is_impossible, is_labelled, article, place)
 
 
 def held_out(questions: Sequence[Question], share: float, *, seed: int) -> tuple[list[Question], list[Question]]:
