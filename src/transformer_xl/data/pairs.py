@@ -97,7 +97,7 @@ class PairStream(Lanes):
         ([[0, 1, 2, 3, 4, 5], [49, 48, 47, 46, 45, 44]], [99, 99])
     """
 
-    _resumed_with = "the same corpus, train.batch_size, train.tgt_len, reuse_len and bi_data"
+    _resumed_with = "the same corpus, train.batch_size, train.tgt_len, train.seed, data.shuffle, reuse_len and bi_data"
 
     def __init__(
         self,

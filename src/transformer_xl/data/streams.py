@@ -32,9 +32,6 @@ NOT_SCORED = -100
 
 _LOOK_BACK = 64  # tokens; a sentence usually has fewer
 
-_ORDER = ("shuffle", "seed", "n_documents", "order")
-"""Parts of the state that only a shuffled text has."""
-
 
 @dataclass(frozen=True)
 class Segment:
@@ -58,7 +55,7 @@ class Stream(ABC):
     rows in the same order for every W.
     """
 
-    _resumed_with = "the same corpus, train.batch_size and train.tgt_len"
+    _resumed_with = "the same corpus, train.batch_size, train.tgt_len, train.seed and data.shuffle"
 
     def __init__(self, *, batch_size: int, rank: int, world_size: int) -> None:
         if batch_size < 1:
@@ -120,12 +117,11 @@ class Stream(ABC):
             ConfigError: the state belongs to another text or layout, or is damaged.
         """
         layout = self._layout()
-        for name in (*layout, *(name for name in _ORDER if name in state)):
-            if state.get(name) != layout.get(name):
-                remedy = self._resumed_with + (", data.shuffle and train.seed" if name in _ORDER else "")
+        for name in layout | dict(state):
+            if name not in ("epoch", "segment") and state.get(name) != layout.get(name):
                 raise ConfigError(
                     f"saved position belongs to {name} {state.get(name)}, not {layout.get(name)}; "
-                    f"resume with {'that version of numpy' if name == 'order' else remedy}"
+                    f"resume with {'that version of numpy' if name == 'order' else self._resumed_with}"
                 )
         epoch, segment = state.get("epoch", -1), state.get("segment", -1)
         if epoch < 0 or not 0 <= segment < self.segments_per_epoch:
@@ -188,11 +184,11 @@ class Lanes(Stream):
             "batch_size": self._batch_size,
             "tgt_len": self._tgt_len,
             "n_tokens": len(self._ids),
+            "shuffle": self._shuffle,
         }
         if self._shuffle == "none":
             return layout
-        order = {"shuffle": self._shuffle, "seed": self._seed, "n_documents": len(self._starts), "order": ORDER}
-        return layout | order
+        return layout | {"seed": self._seed, "n_documents": len(self._starts), "order": ORDER}
 
 
 class SegmentStream(Lanes):
