@@ -209,8 +209,8 @@ def progress(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = [TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[state]")]
-    columns.insert(1, BarColumn(bar_width=20))
+    name, state = (TextColumn(f"{{task.{field}}}", markup=False) for field in ("description", "fields[state]"))
+    columns = (name, BarColumn(bar_width=20), state)
     with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as drawn:
         task = drawn.add_task(what, total=total, state="")
 

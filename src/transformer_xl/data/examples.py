@@ -267,6 +267,7 @@ class _Reader:
         return label_number(value, place) if self._kind == "regression" else _name(value, place)
 
     def _with_choices(self, example: Example, fields: Fields, columns: Columns) -> Example:
+        assert columns.choices is not None
         place, choices = example.place, fields.get(columns.choices)
         if not isinstance(choices, list) or not all(isinstance(each, str) and each.strip() for each in choices):
             raise CorpusError(f"{place}: {shown(columns.choices)} is not a list of texts to choose from")
