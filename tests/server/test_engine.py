@@ -289,6 +289,20 @@ def test_a_text_whose_reader_is_far_behind_ends(start: Start, model: Transformer
     same(service.engine, session, oracle)
 
 
+def test_a_fault_of_ours_is_told_and_the_thread_goes_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = start().engine
+
+    def fail(**_: Any) -> None:
+        raise RuntimeError("ours")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._scheduler, "tick", fail)
+        with pytest.raises(RefusalError, match=r"computing failed \(RuntimeError\)"):
+            Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(3))).wait()
+    assert len(Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(3))).tokens()) == 3
+    assert engine.is_healthy and engine.is_idle
+
+
 def test_what_takes_too_long_is_ended(start: Start) -> None:
     engine = start().engine
     waiter = Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(10**6), timeout=0.2))

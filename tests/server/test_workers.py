@@ -485,6 +485,18 @@ def test_what_is_open_elsewhere_is_no_unknown_session(serve: Serve) -> None:
     assert not list(home.service.sessions.store.directory.rglob(f"*{'0' * 32}*")), "a question about nothing leaves nothing"
 
 
+def test_who_only_looks_whether_a_session_is_free_is_waited_for(start: Start) -> None:
+    store = start(stored=True).sessions.store
+    assert store
+    path = store.path(LOCAL_OWNER, f"w1-{'0' * 32}")
+    looking = store.lease(path)
+    with pytest.raises(RefusalError, match="open in another process \\(test\\)"):
+        store.lease(path)
+    threading.Timer(0.05, looking.close).start()
+    store.lease(path, wait=PATIENCE).close()
+    assert not list(path.parent.iterdir()), "neither lock nor owner"
+
+
 def test_two_workers_that_save_by_one_name_take_turns(serve: Serve) -> None:
     home, refuge = serve(stored=True), serve(stored=True, worker="w2")
     one, two = begin(home, "first"), begin(refuge, "second one")

@@ -1,6 +1,7 @@
 """`txl serve`."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -99,14 +100,14 @@ def serve(
     from transformer_xl.model.room import free_bytes
     from transformer_xl.server.app import Server, make_app
     from transformer_xl.server.engine import Engine
-    from transformer_xl.server.metrics import Metrics, standard_log
+    from transformer_xl.server.metrics import Metrics
     from transformer_xl.server.service import Service
     from transformer_xl.server.sessions import Sessions, Store, most_bytes, most_leases
 
     opened = opening.open(run)
     with room_for(f"{rows:,} rows", "lower --rows or --mem-len"):
         decoder = Decoder(opened.model, batch_size=rows, mem_len=mem_len, precision=precision)
-    metrics = Metrics(log=standard_log(quiet=quiet))
+    metrics = Metrics(log=None if quiet else sys.stderr)
     engine = Engine(
         decoder,
         opened.tokenizer,

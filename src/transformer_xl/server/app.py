@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -107,9 +108,10 @@ async def _unknown(request: Request, error: HTTPException) -> JSONResponse:
 
 def _methods(request: Request) -> list[str]:
     """Return the methods of a path: a route that is written out goes before those that match it by a parameter."""
-    routes = [each for router in ROUTERS for each in router.routes if each.matches(request.scope)[0] != Match.NONE]
-    exact = [each for each in routes if each.path == request.url.path]
-    return sorted({method for each in exact or routes for method in each.methods or ()}) or ["GET"]
+    routes = [each for router in ROUTERS for each in router.routes if isinstance(each, APIRoute)]
+    matching = [each for each in routes if each.matches(request.scope)[0] != Match.NONE]
+    exact = [each for each in matching if each.path == request.url.path]
+    return sorted({method for each in exact or matching for method in each.methods or ()}) or ["GET"]
 
 
 async def _broken(_: Request, error: Exception) -> JSONResponse:

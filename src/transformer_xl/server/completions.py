@@ -55,19 +55,22 @@ class Usage(Answer):
     total_tokens: int
 
 
-class CompletionAnswer(Answer):
-    """Texts, as in OpenAI's completions."""
-
+class _Written(Answer):
     id: str
     object: str
     created: int
     model: str
     system_fingerprint: str
-    choices: list[Choice]
     usage: Usage
 
 
-class ChatAnswer(CompletionAnswer):
+class CompletionAnswer(_Written):
+    """Texts, as in OpenAI's completions."""
+
+    choices: list[Choice]
+
+
+class ChatAnswer(_Written):
     """Messages, as in OpenAI's chats."""
 
     choices: list[ChatChoice]

@@ -274,8 +274,7 @@ class Engine:
 
     def spill(self, session: Session, state: RowState) -> bool:
         """Let go of a parked session whose file holds `state`; return False if it was used meanwhile."""
-        parts = [*self._parts.values(), *(part for queue in list(self._waiting.values()) for part in queue)]
-        is_needed = any(part.ticket.job.session is session for part in parts)
+        is_needed = any(ticket.job.session is session for ticket in self._open_tickets())
         if session.busy or is_needed or session.parked is not state or session.is_changed:
             return False
         session.parked, session.is_gone = None, True
@@ -294,13 +293,18 @@ class Engine:
         while not self._stopping or self._calls:
             try:
                 self._turn()
-            except Exception as error:  # a fault of ours: whoever waits is told, and the thread goes on
+            except Exception as error:  # a fault of ours: all are told, and the thread goes on
                 traceback.print_exc()
                 self.n_failed += 1
                 for part in list(self._parts.values()):
                     self._fail(part.ticket, _refusal_of(error))
-        for ticket in {part.ticket for part in [*self._parts.values(), *(p for q in self._waiting.values() for p in q)]}:
+        for ticket in self._open_tickets():
             self._fail(ticket, RefusalError(503, "the server is shutting down", code="shutting_down", retry_after=5))
+
+    def _open_tickets(self) -> set[Ticket]:
+        with self._wake:
+            waiting = [part for queue in self._waiting.values() for part in queue]
+        return {part.ticket for part in [*self._parts.values(), *waiting]}
 
     def _turn(self) -> None:
         with self._wake:
@@ -318,16 +322,9 @@ class Engine:
                 self._wake.wait(_IDLE_SECONDS)
 
     def _tick(self) -> None:
-        begin, events = time.monotonic(), list[Event]()
-        try:
-            events = self._scheduler.tick(pieces=1)
-            self.n_failed = 0
-        except Exception as error:  # a fault of ours; every text has lost its row's numbers
-            self.n_failed += 1
-            for part in list(self._parts.values()):
-                self._scheduler.cancel(part.number)
-                self._fail(part.ticket, _refusal_of(error))
-        self.last_tick = time.monotonic()
+        begin = time.monotonic()
+        events = self._scheduler.tick(pieces=1)
+        self.last_tick, self.n_failed = time.monotonic(), 0
         n_read = sum(event.n for event in events if isinstance(event, Read))
         n_written = sum(isinstance(event, Chosen) for event in events)
         seconds = self.last_tick - begin
@@ -538,8 +535,7 @@ class Engine:
         now = time.monotonic()
         with self._wake:
             cancelled, self._cancelled = self._cancelled, set()
-            waiting = {part.ticket for queue in self._waiting.values() for part in queue}
-        for ticket in ({part.ticket for part in self._parts.values()} | waiting) - cancelled:
+        for ticket in self._open_tickets() - cancelled:
             is_slow = ticket.n_ahead > _AHEAD * ticket.n_text
             if is_slow or now - ticket.submitted > ticket.job.timeout:
                 ticket.cancelled = "slow_reader" if is_slow else "timeout"

@@ -31,7 +31,6 @@ _TOO_LARGE = f"a body has at most {MOST_BODY_BYTES:,} bytes; append longer texts
 _BODY_SECONDS = 30.0
 _LEAST_RATE = 1000  # bytes per second of a body of any length, after a while
 _LEAST_KEY = 16
-_MOST_KEY_BYTES = 1 << 20
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -41,12 +40,8 @@ def read_keys(path: Path) -> tuple[str, ...]:
         ConfigError: no such file, one that others can read, or without a key of at least 16 characters.
     """
     try:
-        mode, size = path.stat().st_mode, regular_size(path)  # nobody may write to a pipe
-        if size > _MOST_KEY_BYTES:
-            raise ValueError(f"it has {size:,} bytes, which are no keys")
+        mode, _ = path.stat().st_mode, regular_size(path)  # nobody may write to a pipe
         text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ConfigError(f"--api-key-file '{path}' cannot be read: it is no text") from None
     except (OSError, ValueError) as error:
         reason = system_reason(error, "name another file") if isinstance(error, OSError) else one_line(error)
         raise ConfigError(f"--api-key-file '{path}' cannot be read: {reason}") from None

@@ -1,7 +1,6 @@
 """Counts for Prometheus, and one line of JSON per request. Neither ever holds text, tokens, keys or whole ids."""
 
 import json
-import sys
 from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -66,8 +65,3 @@ class Metrics:
     def text(self) -> bytes:
         """Return all counts in the format of Prometheus."""
         return generate_latest(self.registry)
-
-
-def standard_log(*, quiet: bool) -> TextIO | None:
-    """Return where lines of requests go."""
-    return None if quiet else sys.stderr

@@ -5,7 +5,7 @@ from importlib import resources
 from typing import Any, Literal
 
 from fastapi import APIRouter
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
 from transformer_xl.server.dependencies import ERRORS, Serving, require_model
 from transformer_xl.server.wire import Answer, DetokenizeRequest, Listed, TokenizeRequest
@@ -85,14 +85,14 @@ def _model(service: Serving) -> Model:
     return Model(id=service.model, created=service.began, meta=service.details)
 
 
-@router.post("/tokenize")
-@router.post("/v1/tokenize")
-async def tokenize(service: Serving, body: TokenizeRequest) -> Tokens:
+@router.post("/tokenize", response_model=Tokens)
+@router.post("/v1/tokenize", response_model=Tokens)
+async def tokenize(service: Serving, body: TokenizeRequest) -> Response:
     """Return the tokens of a text."""
     require_model(service, body.model)
     ids = (await service.encode(body.content if body.prompt is None else body.prompt)).tolist()
-    pieces = [TokenPiece(id=token, piece=_piece(service.tokenizer.piece(token))) for token in ids if body.with_pieces]
-    return Tokens(tokens=pieces or ids, count=len(ids))
+    pieces = [{"id": token, "piece": _piece(service.tokenizer.piece(token))} for token in ids if body.with_pieces]
+    return JSONResponse({"tokens": pieces or ids, "count": len(ids)})  # which may be many
 
 
 @router.post("/detokenize")

@@ -165,8 +165,7 @@ class Service:
         return self._description(
             session.id,
             session.created,
-            session.used,
-            session.ttl,
+            session.expires_at,
             session.text.n_tokens,
             state=session.state,
             busy=session.busy is not None,
@@ -176,18 +175,17 @@ class Service:
 
     def described_file(self, path: Path, note: dict[str, str]) -> SessionAnswer:
         """Return the same of a session that is only a file."""
-        times = (number_of(note, key) for key in ("created", "used", "ttl"))
-        n_tokens = TextState.of_note(note).n_tokens
-        state = "disk" if self._store().holder(path) is None else "elsewhere"
-        return self._description(path.stem, *times, n_tokens, state=state, busy=False, saved_at=n_tokens, n_rewindable=0)
+        created, ttl, used = (number_of(note, key) for key in ("created", "ttl", "used"))
+        expires_at, n_tokens = None if ttl is None or used is None else used + ttl, TextState.of_note(note).n_tokens
+        now = {"state": "disk" if self._store().is_free(path) else "elsewhere", "busy": False}
+        now |= {"saved_at": n_tokens, "n_rewindable": 0}
+        return self._description(path.stem, created or 0, expires_at, n_tokens, **now)
 
-    def _description(
-        self, name: str, created: float | None, used: float | None, ttl: float | None, n_tokens: int, **now: Any
-    ) -> SessionAnswer:
+    def _description(self, name: str, created: float, expires_at: float | None, n_tokens: int, **now: Any) -> SessionAnswer:
         return SessionAnswer(
             id=name,
-            created=int(created or 0),
-            expires_at=None if ttl is None or used is None else int(used + ttl),
+            created=int(created),
+            expires_at=None if expires_at is None else int(expires_at),
             model=self.model,
             n_tokens=n_tokens,
             mem_len=self.mem_len,
@@ -197,9 +195,9 @@ class Service:
         )
 
     def described_files(self, owner: str) -> dict[str, SessionAnswer]:
-        """Return the same of all sessions of an owner that have files, by their ids."""
-        store = self.sessions.store
-        return {path.stem: self.described_file(path, note) for path, note in (store.notes(owner) if store else ())}
+        """Return the same of an owner's sessions that are only files, by their ids."""
+        notes = self.sessions.store.notes(owner) if self.sessions.store else ()
+        return {path.stem: self.described_file(path, note) for path, note in notes if path.stem not in self.sessions.live}
 
     async def open(self, owner: str, name: str) -> Session:
         """Return a session of an owner, from its file if it is not in memory.

@@ -163,7 +163,7 @@ class Store:
 
     def names(self, owner: str) -> list[str]:
         """Return the names of an owner's files, sessions and saved ones."""
-        return [path.name.removesuffix(_SUFFIX) for path in (self.directory / owner[:_OWNER_LETTERS]).glob(f"*{_SUFFIX}")]
+        return [path.stem for path in (self.directory / owner[:_OWNER_LETTERS]).glob(f"*{_SUFFIX}")]
 
     def all_notes(self) -> Iterator[tuple[Path, dict[str, str]]]:
         """Yield the sessions of all owners, not the saved ones."""
@@ -196,13 +196,13 @@ class Store:
         except OSError as error:
             raise RefusalError(507, f"no lease for the session ({error.strerror})", code="not_saved") from error
 
-    def holder(self, path: Path) -> str | None:
-        """Return the name of the process that has a session open; None: none has."""
+    def is_free(self, path: Path) -> bool:
+        """Return whether no process has a session open."""
         try:
             self.require_free(path)
-        except RefusalError as refusal:
-            return str(refusal.extra.get("owner"))
-        return None
+        except RefusalError:
+            return False
+        return True
 
     def require_free(self, path: Path, *, wait: float = 0.0) -> None:
         """Refuse a session that is open in another process, and remove a lease that a killed one has left; see `lease`."""

@@ -169,7 +169,9 @@ async def score(request: Request, service: Serving, owner: Owner, body: ScoreReq
     about: dict[str, Any] = {"model": service.model, "n_tokens": len(ids)}
     ways = ("on", "off") if body.memory == "both" else (body.memory,)
     found = {way: await unless_gone(request.receive, figures(memory=way == "on")) for way in ways}
-    return ScoresAnswer(**about, **found) if body.memory == "both" else ScoreAnswer(**about, **dict(found[body.memory]))
+    if body.memory == "both":
+        return ScoresAnswer(**about, on=found["on"], off=found["off"])
+    return ScoreAnswer(**about, **dict(found[body.memory]))
 
 
 async def some_ids(service: Service, body: TextFields, what: str) -> np.ndarray:
