@@ -170,23 +170,17 @@ class Completion:
         scored: list[Chosen] = []
         echoed = not self._echoes
 
-        def echo() -> list[dict[str, Any]]:
-            return [
-                _choice(first + i, self._echoes[place], log.of(scored) if log and job.score else None)
-                for i, log in enumerate(logs)
-            ]
-
         async with aclosing(self._service.run(job)) as answers:
             async for each in answers:
+                if isinstance(each, (Piece, End)) and not echoed:
+                    echoed = True
+                    for i, log in enumerate(logs):
+                        yield _choice(first + i, self._echoes[place], log.of(scored) if log and job.score else None)
                 if each is None:
                     yield None
                 elif isinstance(each, Progress):
                     scored += each.scored
-                elif isinstance(each, (Piece, End)) and not echoed:
-                    echoed = True
-                    for choice in echo():
-                        yield choice
-                if isinstance(each, Piece):
+                elif isinstance(each, Piece):
                     log = logs[each.index]
                     logprobs = log.of([each.token], [each.text]) if log else None
                     yield _choice(first + each.index, whole_characters(each.text), logprobs)
