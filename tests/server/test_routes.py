@@ -124,6 +124,8 @@ def test_a_repeated_call_is_told_where_the_text_is(serve: Serve) -> None:
         again = client.post(f"{one}/{what}", json={**body, "at": 0})
         assert again.status_code == 409 and again.headers["x-should-retry"] == "false"
         assert again.json()["error"]["n_tokens"] == 3 and again.json()["error"]["code"] == "moved"
+    streamed = client.post(f"{one}/append?at=0", content=b"abc", headers={"content-type": "text/plain"})
+    assert (streamed.status_code, streamed.json()["error"]["code"]) == (409, "moved")
     assert client.get(one).json()["n_tokens"] == 3
 
 
