@@ -47,7 +47,7 @@ check-newest: $(NEWEST)/.ready  ## make check with the newest Python found, or $
 test: $(BIN)/.test  ## the suite
 	$(PYTEST)
 
-faults: $(BIN)/.test  ## kills, full disks, flipped bits and hostile files at full size
+faults: $(BIN)/.test  ## kills, full disks, flipped bits and command lines at full size
 	$(PYTEST) -m faults tests
 
 test-gpu: $(BIN)/.test  ## on a GPU: kernels, training, exact resume, decoding, commands, NCCL

@@ -1,8 +1,7 @@
 """How long it takes to convert a large checkpoint, and how much memory.
 
 Writes random weights of the published large WikiText-103 model (285 million parameters, 267,735 words) as Hugging Face had
-them, in each file format, and converts each with `txl convert` in a process of its own, whose memory is summed with that of its
-children.
+them, in each file format, and converts each with `txl convert` in a process of its own.
 """
 
 import argparse
