@@ -5,6 +5,7 @@ each block of documents.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -14,8 +15,10 @@ Shuffle = Literal["none", "documents"]
 ORDER = f"Generator(PCG64).permutation of numpy {np.__version__}"
 """What decides a random order besides its key; numpy may draw others in another version."""
 
-BLOCK = 256
+BLOCK = 64
 """The number of documents whose tokens are counted together."""
+
+_KEPT = 1024  # blocks, of which each lane of a batch reads one or two
 
 
 def permutation(n: int, *key: int) -> np.ndarray:
@@ -55,8 +58,9 @@ class ShuffledText:
         starts = document_starts[: np.searchsorted(document_starts, len(ids))]
         self._starts = starts if starts[:1].tolist() == [0] else np.concatenate([[0], starts])  # a view if possible
         self._order = permutation(len(self._starts), *key)
-        sizes = [self._block(index)[1].sum() for index in range(-(-len(self._order) // BLOCK))]
+        sizes = [self._look_up(index)[1].sum() for index in range(-(-len(self._order) // BLOCK))]
         self._borders = np.concatenate([[0], np.cumsum(sizes)])  # tokens before each block
+        self._block = lru_cache(_KEPT)(self._make_block)
 
     def read(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids at places begin … end - 1, and the offsets from `begin` at which documents start."""
@@ -71,14 +75,17 @@ class ShuffledText:
         """Yield place in this text, place in the ids, and length of each document with a token at begin … end - 1."""
         while begin < end:
             index = int(np.searchsorted(self._borders, begin, "right")) - 1
-            sources, lengths = self._block(index)
-            ends = self._borders[index] + np.cumsum(lengths)
-            chosen = slice(np.searchsorted(ends, begin, "right"), np.searchsorted(ends, end) + 1)
-            each = ((ends - lengths)[chosen], sources[chosen], lengths[chosen])
-            yield from zip(*(values.tolist() for values in each), strict=True)
+            places, sources, lengths = self._block(index)
+            chosen = slice(np.searchsorted(places, begin, "right") - 1, np.searchsorted(places, end))
+            yield from zip(places[chosen].tolist(), sources[chosen].tolist(), lengths[chosen].tolist(), strict=True)
             begin = int(self._borders[index + 1])
 
-    def _block(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def _make_block(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return places in this text, places in the ids, and lengths, of the documents of a block."""
+        sources, lengths = self._look_up(index)
+        return self._borders[index] + np.cumsum(lengths) - lengths, sources, lengths
+
+    def _look_up(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """Return places in the ids, and lengths, of the documents of a block."""
         documents = self._order[index * BLOCK : (index + 1) * BLOCK]
         sources = self._starts[documents]
