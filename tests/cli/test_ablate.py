@@ -73,6 +73,10 @@ def test_how_far_back_the_variants_look(txl: Txl, workbench: Path) -> None:
     assert txl("ablate", "--out", "a", "--recl", "30").complaint.startswith("--recl (30) must be a multiple of 20, such as 400")
     too_long = txl("ablate", "--out", "a", "--recl", "1000000", "--quiet").complaint
     assert too_long.endswith("give a longer text, or a smaller --recl")
+    results = workbench / "a" / "results" / f"{RUNS[1]}.json"
+    results.write_text(results.read_text().replace('"tokenizer": "', '"tokenizer": "another '))
+    refused = txl("ablate", "--out", "a", "--recl", "20", "--quiet").complaint
+    assert refused == "--recl compares losses of the same tokens, and vocabularies differ; leave it out"
 
 
 def test_interrupted_it_goes_on_to_the_same_bits(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,8 @@ def test_the_coder_takes_as_many_bytes_as_the_probabilities_say(example: dict[st
     assert len(coder.end()) == pytest.approx(n_bit / 8, abs=3)
     reader = example["Coder"](coder.end())
     assert [reader.code(p, 0) for _ in bits] == bits
+    borders = [example["Coder"](number.to_bytes(8)).code(2**31, 0) for number in (2**63 - 1, 2**63)]
+    assert borders == [1, 0]  # the last number of a 1, and the first of a 0
 
 
 def test_another_text_is_never_written(

@@ -15,6 +15,7 @@ from transformer_xl.data.prepare import prepare
 from transformer_xl.data.text_files import cut_chunks
 from transformer_xl.data.tokenizers import (
     CharTokenizer,
+    IdTokenizer,
     SymbolTokenizer,
     Tokenizer,
     WordTokenizer,
@@ -83,6 +84,11 @@ def test_saving_and_loading(name: str, tmp_path) -> None:
     assert loaded.loses == tokenizer.loses
     assert np.array_equal(loaded.encode(text), tokenizer.encode(text))
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_ids_that_were_music_in_0_2_are_ids() -> None:
+    saved = {"kind": "ids", "format": 1, "vocab_size": 3, "events": ["Bar_None", "Pitch_60", "Pitch_61"]}
+    assert tokenizer_from_dict(saved).to_dict() == IdTokenizer(3).to_dict()
 
 
 def test_a_saved_tokenizer_is_on_the_disk_before_its_name(tmp_path, monkeypatch) -> None:

@@ -142,7 +142,7 @@ def context_losses(
         tgt_len, context = longest, min(context, longest - size + 1)
     nats = []
     with scoring(model):
-        stream = open_stream(model.for_text(context + size), N_ROW, tgt_len=min(tgt_len, context + size - 1))
+        stream = open_stream(model.for_text(context + size), N_ROW, tgt_len=tgt_len)
         for first in range(0, len(starts), N_ROW):
             own = starts[first : first + N_ROW]
             stream.reset(torch.ones(N_ROW, dtype=torch.bool))
