@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -138,7 +138,7 @@ def unpickle(path: Path) -> Any:
 # --- the formats ------------------------------------------------------------------------------------------------------
 
 
-def _read_zip(path: Path, file: io.BufferedReader, size: int) -> Any:
+def _read_zip(path: Path, file: BinaryIO, size: int) -> Any:
     entries = _entries(path, file, size)
     folders = {name.split("/")[0] for name in entries}  # one, which has the file's name when it was saved
     folder = folders.pop() if len(folders) == 1 else ""
@@ -158,9 +158,9 @@ def _read_zip(path: Path, file: io.BufferedReader, size: int) -> Any:
     return content
 
 
-def _entries(path: Path, file: io.BufferedReader, size: int) -> dict[str, Storage]:
+def _entries(path: Path, file: BinaryIO, size: int) -> dict[str, Storage]:
     """Return the entries of a zip file by name; they lie within the file and do not overlap."""
-    with zipfile.ZipFile(_Directory(file)) as archive:  # type: ignore[arg-type]
+    with zipfile.ZipFile(_Directory(file)) as archive:  # pyright: ignore[reportArgumentType]
         listed = archive.infolist()
     checked = any(each.CRC for each in listed)  # PyTorch can write files without checksums
     entries = {}
@@ -182,7 +182,7 @@ def _entries(path: Path, file: io.BufferedReader, size: int) -> dict[str, Storag
 class _Directory:
     """A file as `zipfile` sees it, which reads the whole directory at once and keeps a kilobyte for each entry."""
 
-    def __init__(self, file: io.BufferedReader) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file, self.seek, self.tell = file, file.seek, file.tell
 
     def read(self, size: int = -1) -> bytes:
@@ -191,13 +191,13 @@ class _Directory:
         return self._file.read(size)
 
 
-def _blocks(file: io.BufferedReader, storage: Storage) -> Iterator[bytes]:
+def _blocks(file: BinaryIO, storage: Storage) -> Iterator[bytes]:
     file.seek(storage.offset)
     for left in range(storage.size, 0, -(2**20)):
         yield file.read(min(left, 2**20))
 
 
-def _read_stream(path: Path, file: io.BufferedReader, end: int, *, room: int) -> Any:
+def _read_stream(path: Path, file: BinaryIO, end: int, *, room: int) -> Any:
     """Read from where the file stands a plain pickle, or what torch.save wrote before 1.6: five pickles, then the storages."""
     reader = _Reader(path, file, end, lambda key, size: Storage(path, size), room=room)
     content = reader.next()
@@ -222,7 +222,10 @@ def _read_stream(path: Path, file: io.BufferedReader, end: int, *, room: int) ->
 # --- the pickle -------------------------------------------------------------------------------------------------------
 
 
-class _Reader(pickle._Unpickler):
+_Interpreter: Any = pickle._Unpickler
+
+
+class _Reader(_Interpreter):
     """Python's interpreter of pickles with the names, containers and limits of this file.
 
     Args:
@@ -233,9 +236,7 @@ class _Reader(pickle._Unpickler):
         room: bytes that files within the pickle may have all together.
     """
 
-    def __init__(
-        self, path: Path, file: io.BufferedReader, end: int, find: Callable[[str, int], Storage | None], *, room: int
-    ) -> None:
+    def __init__(self, path: Path, file: BinaryIO, end: int, find: Callable[[str, int], Storage | None], *, room: int) -> None:
         super().__init__(file, encoding="latin1")
         self.path, self.file, self.end, self.room = path, file, end, room
         self.storages: dict[str, _View] = {}
@@ -425,15 +426,12 @@ def _long(width: int, *decoding: str) -> Callable[[_Reader], None]:
 
     def load(self: _Reader) -> None:
         size = int.from_bytes(self.read(width), "little")
-        span = Span(self.file.tell(), size)
-        if size > self.end - span.offset:
-            raise _RefusedError("ends in the middle of its pickle")
         if decoding and size <= MAX_TEXT:
             self.append(str(self.read(size), *decoding))
             return
+        self.append(Stub("builtins.str") if decoding else Span(self.file.tell(), size))
         self.skipped += size
-        self.file.seek(size, io.SEEK_CUR)
-        self.append(Stub("builtins.str") if decoding else span)
+        self.file.seek(size, io.SEEK_CUR)  # what leads beyond the end is noticed there
 
     return load
 
@@ -457,10 +455,10 @@ _PLAIN = (
 _PLAIN += " EMPTY_TUPLE PROTO GLOBAL STACK_GLOBAL BINPERSID POP POP_MARK DUP GET BINGET LONG_BINGET STOP"
 _COUNTED = "TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST EMPTY_DICT LIST PUT BINPUT LONG_BINPUT MEMOIZE"
 _OPERATIONS: dict[str, Callable[[Any], Any]] = {
-    **{name: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _PLAIN.split()},
-    **{name: _counted(pickle._Unpickler.dispatch[getattr(pickle, name)[0]]) for name in _COUNTED.split()},
-    "EMPTY_SET": _counted(pickle._Unpickler.load_empty_list),
-    "FROZENSET": _counted(pickle._Unpickler.load_list),
+    **{name: _Interpreter.dispatch[getattr(pickle, name)[0]] for name in _PLAIN.split()},
+    **{name: _counted(_Interpreter.dispatch[getattr(pickle, name)[0]]) for name in _COUNTED.split()},
+    "EMPTY_SET": _counted(_Interpreter.load_empty_list),
+    "FROZENSET": _counted(_Interpreter.load_list),
     "DICT": _counted(_marked_dict),
     "REDUCE": _counted(_reduce),
     "NEWOBJ": _counted(_reduce),
