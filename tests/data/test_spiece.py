@@ -270,7 +270,9 @@ def piece(text: str | bytes, score: float = -1.0, kind: int = 1) -> bytes:
     return field(1, field(1, text) + field(2, score) + field(3, kind))
 
 
-SMALL = field(2, b"") + field(3, b"") + piece("<unk>", 0.0, 2) + piece("▁", -2.0) + piece("a", -1.5) + piece("▁a", -3.0)
+SMALL = (
+    field(2, b"") + field(3, field(1, "x")) + piece("<unk>", 0.0, 2) + piece("▁", -2.0) + piece("a", -1.5) + piece("▁a", -3.0)
+)
 
 
 def read(data: bytes, tmp_path: Path) -> SentencePieceTokenizer:
@@ -290,6 +292,7 @@ def test_a_model_written_by_hand(tmp_path: Path) -> None:
         (b"", "unk is not defined"),
         (b"\x80\x04\x95 a pickle", "damaged, or of another kind"),
         (SMALL[:-1], "damaged, or of another kind"),
+        (piece("<unk>", 0.0, 2) + piece("a") + field(2, b""), "it ends before its settings"),
         (SMALL + piece("<other>", 0.0, 2), "unk is already defined"),
         (SMALL + piece("a"), "a is already defined"),
         (SMALL + piece(b"\xed\xa0\x80"), "utf-8"),

@@ -71,6 +71,13 @@ def test_lines_that_the_library_would_skip_are_learned_from(normalization: str) 
     assert "▁zebra" in train("".join(f"{n} \u2585 zebra\n" for n in range(50)), normalization=normalization).pieces
 
 
+def test_the_text_of_the_unknown_piece_is_learned_like_any_other() -> None:
+    """PTB and WikiText have it in place of rare words."""
+    tokenizer = train("the <unk> sat on the mat\n" * 20)
+    assert 0 not in tokenizer.encode("the <unk>")
+    assert tokenizer.decode(tokenizer.encode("the <unk>")) == "the <unk>"
+
+
 def test_settings_of_normalization_are_those_of_the_tokenizer() -> None:
     tokenizer = train("Ünïcode ``quoted'' TEXT " * 50, normalization="xlnet", lower_case=True)
     assert tokenizer.decode(tokenizer.encode("Ünïcode ``quoted''")) == 'unicode "quoted"'

@@ -130,7 +130,8 @@ class SentencePieceTokenizer(PieceTokenizer):
         for line in map(self._changed, lines_of(text)):
             ids = self._library.encode(line, return_type="numpy")  # a list of lines would start threads each time
             if self._by_name[ids].any():
-                ids = [token_id for token_id, *_ in self._spans(line)]
+                pieces = self._library_says(line, str)
+                ids = [token_id for piece in pieces for token_id, _ in self._parts(piece)]
             found += [self._line_end, np.asarray(ids, np.int64)]
         return np.concatenate(found[1:])
 
@@ -167,13 +168,10 @@ class SentencePieceTokenizer(PieceTokenizer):
 
     def _spans(self, line: str) -> list[tuple[int, int, int]]:
         """Return the pieces of a line after XLNet's changes: id, and the places of its characters in that line."""
-        try:
-            found = self._library.encode(line, return_type="offset_mapping")
-        except UnicodeDecodeError:
-            raise TokenizerError("the model changes this text into what is not UTF-8; restore it from a copy") from None
+        found = self._library_says(line, "offset_mapping")
         spans: list[tuple[int, int, int]] = []
         for token_id, piece, (start, end) in zip(found["ids"], found["pieces"], found["offsets"], strict=True):
-            parts = self._parts(token_id, piece)
+            parts = self._parts(piece) if self.normalization == "xlnet" else [(token_id, piece)]
             n_left = sum(len(text) for _, text in parts)
             for part_id, text in parts:
                 n_left -= len(text)
@@ -182,13 +180,17 @@ class SentencePieceTokenizer(PieceTokenizer):
                 start = stop
         return spans
 
-    def _parts(self, token_id: int, piece: str) -> list[tuple[int, str]]:
+    def _library_says(self, line: str, return_type: Any) -> Any:
+        try:
+            return self._library.encode(line, return_type=return_type)
+        except UnicodeDecodeError:
+            raise TokenizerError("the model changes this text into what is not UTF-8; restore it from a copy") from None
+
+    def _parts(self, piece: str) -> list[tuple[int, str]]:
         """Return ids and texts of what XLNet makes of a piece: it cuts off a comma after a digit, and finds ids by texts."""
-        if self.normalization != "xlnet":
-            return [(token_id, piece)]
         texts: list[str] = [piece]
         if _ends_in_digit_comma(piece):
-            texts = self._library.encode(piece[:-1].replace(SPACE, ""), return_type=str)
+            texts = self._library_says(piece[:-1].replace(SPACE, ""), str)
             if texts and not piece.startswith(SPACE):  # the space is that before a line
                 texts[:1] = [rest for rest in [texts[0].removeprefix(SPACE)] if rest]
             texts.append(",")
@@ -263,18 +265,23 @@ def read_spiece(
 
 def _loaded(model: str) -> tuple[Any, tuple[str, ...]]:
     """Return the library's processor and its pieces."""
-    from sentencepiece import SentencePieceProcessor
+    from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor
 
     require(
         isinstance(model, str) and len(model) <= MAX_BYTES * 4 / 3 + 4, f"its model is no text of at most {MAX_BYTES:,} bytes"
     )
     try:
-        library = SentencePieceProcessor.from_proto(b64decode(model, validate=True))
+        data = b64decode(model, validate=True)
+        library = SentencePieceProcessor.from_proto(data)
         library.normalize(library.decode([library.unk_id()]) + "a  b")  # its settings, too, must be UTF-8
-        return library, tuple(map(library.id_to_piece, range(library.vocab_size())))
+        pieces = tuple(map(library.id_to_piece, range(library.vocab_size())))
+        spacing = SentencePieceNormalizer(model_proto=data).serialized_normalizer_spec()
     except (RuntimeError, ValueError) as error:  # among them is what is no UTF-8 or base 64
         reason = _PLACE_IN_LIBRARY.sub("", one_line(error)) or "it is damaged, or of another kind"
         raise TokenizerError(f"unusable tokenizer: sentencepiece cannot read it ({reason}); restore the file") from None
+    # the library reads a file that was cut after a piece as if it were whole
+    require(spacing, "it ends before its settings")
+    return library, pieces
 
 
 def lines_of(text: str) -> list[str]:

@@ -30,6 +30,7 @@ _MOST_PIECES = 2**18
 _COVERAGE = 0.99995  # of the text by characters that get a piece, as XLNet's
 _LINE = re.compile(r".{1,1000}(?: |$)|.{1000}")  # at most 4,000 bytes: of more than 4,192, the library skips a line
 _RESERVED = "\u2585"  # a line with it is skipped, too
+_UNKNOWN = "<unk>"  # is cut out of a text, so its characters would become unknown
 
 
 def train_unigram(config: TokenizerConfig, texts: Iterable[str]) -> SentencePieceTokenizer:
@@ -57,6 +58,7 @@ def train_unigram(config: TokenizerConfig, texts: Iterable[str]) -> SentencePiec
             control_symbols=list(CONTROL[3:]),
             user_defined_symbols=list(USER_DEFINED),
             normalization_rule_name="identity",
+            split_by_unicode_script=False,  # words are cut into fewer pieces so
             num_threads=1,  # each number of threads gives other pieces
             minloglevel=2,
         )
@@ -84,4 +86,4 @@ def _lines(config: TokenizerConfig, texts: Iterable[str]) -> Iterator[str]:
         for line in lines_of(text):
             if config.normalization == "xlnet":
                 line = xlnet_text(line, lower_case=config.lower_case, keep_accents=config.keep_accents)
-            yield from _LINE.findall(" ".join(line.replace(_RESERVED, " ").split()))
+            yield from _LINE.findall(" ".join(line.replace(_RESERVED, " ").replace(_UNKNOWN, "<unk >").split()))
