@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import os
 import select
@@ -47,6 +48,7 @@ def test_ids_are_the_text(text: Path, kind: str) -> None:
     train = prepared.splits["train"]
     assert train.ids.dtype == np.uint16
     assert train.document_starts.tolist() == [0]
+    assert prepared.training_sha256 == hashlib.sha256(train.ids.tobytes()).hexdigest()
     assert sum(prepared.splits[split].n_characters for split in SPLITS) == len(TEXT)
     assert sum(prepared.splits[split].n_bytes for split in SPLITS) == len(TEXT.encode())
 
