@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import assert_close, tiny_model
 
@@ -319,6 +320,30 @@ def test_queries_keys_and_values_are_dropped_forward_and_backward(locked: bool, 
     expected = gradients(projected() * masks, inputs)
     for what, actual in found.items():
         assert_close(what, actual, expected[what], 1e-5)
+
+
+class Conversions(TorchDispatchMode):
+    """Counts conversions to another type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += func.overloadpacket.__name__ == "_to_copy"
+        return func(*args, **(kwargs or {}))
+
+
+def test_what_both_projections_read_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segment, memory and weights; on their way back gradients of the segment and of the weights."""
+    fuse(monkeypatch)
+    block: Any = tiny_model(d_model=12, n_head=2, d_head=6, dropout=0.0).train().layers[0].attention
+    mem, h, conversions = torch.randn(2, 5, 12), drawn(2, 3, 12), Conversions()
+    with conversions, torch.autocast(h.device.type, torch.bfloat16):
+        q, k, v = block.project(h, mem, None)
+        assert conversions.n == 3
+        torch.autograd.backward([q, k, v], [torch.ones_like(x) for x in (q, k, v)])
+    assert conversions.n == 5
 
 
 COMPILING = """
