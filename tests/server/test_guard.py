@@ -202,6 +202,13 @@ def test_slow_and_endless_requests_hold_up_nobody(start: Start, monkeypatch: pyt
         body = json.dumps({"content": "abc"}).encode()
         asked = head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         assert b"[97,98,99]" in sent(address, asked)
+        begin_one = head.replace(b"/tokenize", b"/v1/sessions") + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}"
+        name = json.loads(sent(address, begin_one).partition(b"\r\n\r\n")[2])["id"]
+        path = f"/v1/sessions/{name}/append".encode()
+        text = head.replace(b"/tokenize", path).replace(b"application/json", b"text/plain") + b"Content-Length: 100\r\n"
+        for accepts in (b"", b"Accept: text/event-stream\r\n"):
+            late = sent(address, text + accepts + b"\r\na few bytes")
+            assert b" 408 " in late.split(b"\r\n")[0] and b"too_slow" in late
 
 
 def test_a_body_that_breaks_after_its_answer_is_no_failure(start: Start, caplog: pytest.LogCaptureFixture) -> None:

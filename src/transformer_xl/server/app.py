@@ -98,6 +98,8 @@ async def _invalid(_: Request, error: RequestValidationError | ValidationError) 
 
 
 async def _unknown(request: Request, error: HTTPException) -> JSONResponse:
+    if isinstance(error.__cause__, RefusalError):  # of the body, while it was read
+        return refused(error.__cause__)
     codes = {404: "not_found", 405: "method_not_allowed"}
     code = codes.get(error.status_code, "invalid_request")
     response = refused(RefusalError(error.status_code, str(error.detail), code=code))

@@ -9,7 +9,7 @@ import stat
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi.responses import JSONResponse
 
@@ -91,11 +91,6 @@ class Guard:
 
         async def answer(message: Any) -> None:
             nonlocal status
-            if (refusal := scope["state"].pop("refused", None)) is not None:  # whatever a route makes of it
-                scope["state"]["is_refused"] = True
-                await refuse(refusal)
-            if scope["state"].get("is_refused") and not message.get("is_refusal"):
-                return
             if message["type"] == "http.response.start":
                 status = message["status"]
                 extra = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
@@ -103,9 +98,6 @@ class Guard:
                     extra += [(b"access-control-allow-origin", allowed.encode("latin-1")), (b"vary", b"Origin")]
                 message = {**message, "headers": [*message.get("headers", []), *extra]}
             await send(message)
-
-        async def refuse(refusal: RefusalError) -> None:
-            await refused(refusal)(scope, receive, lambda message: answer({**message, "is_refusal": True}))
 
         scope.setdefault("state", {})
         try:
@@ -116,7 +108,7 @@ class Guard:
             await self._app(scope, self._limited(scope, headers, receive), answer)
         except RefusalError as refusal:
             if status == 0:
-                await refuse(refusal)
+                await refused(refusal)(scope, receive, answer)
         finally:
             route = getattr(scope.get("route"), "path", "none")
             owner = scope["state"].get("owner", "")[:8]
@@ -172,10 +164,6 @@ class Guard:
         if length.isdecimal() and int(length[:20]) > most:
             raise RefusalError(413, _TOO_LARGE, code="too_large")
 
-        def refuse_body(status: int, message: str, code: str) -> NoReturn:
-            scope["state"]["refused"] = refusal = RefusalError(status, message, code=code)
-            raise refusal
-
         waited, n_byte, is_over = 0.0, 0, False  # seconds: only those that the client takes
 
         async def limited() -> Any:
@@ -188,12 +176,12 @@ class Guard:
                 async with asyncio.timeout(max(left, 0.001)):
                     message = await receive()
             except TimeoutError:
-                refuse_body(408, "the body comes too slowly; send it again", "too_slow")
+                raise RefusalError(408, "the body comes too slowly; send it again", code="too_slow") from None
             waited += time.monotonic() - begin
             n_byte += len(message.get("body", b""))
             is_over = message["type"] != "http.request" or not message.get("more_body", False)
             if n_byte > most:
-                refuse_body(413, _TOO_LARGE, "too_large")
+                raise RefusalError(413, _TOO_LARGE, code="too_large")
             return message
 
         return limited
