@@ -1,6 +1,7 @@
 """The example of a memory from outside: its matrix is that of plain loops, and it is saved and decoded like the others."""
 
 import importlib
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,8 @@ def model_of(example: Any, **changes: Any) -> txl.TransformerXL:
     torch.manual_seed(1)
     model = make_model(example.MatrixConfig(**{**SIZES, "init_std": 0.5, **changes})).double().eval()
     assert isinstance(model, txl.TransformerXL)
+    for layer in model.layers:
+        torch.nn.init.uniform_(layer.scale, 0.5, 2.0)  # pyright: ignore[reportArgumentType]
     return model
 
 
@@ -49,12 +52,12 @@ def written(model: Any, states: list[torch.Tensor], layer: int, blocks: list[lis
 
 
 @torch.no_grad()
-def test_what_leaves_the_memory_is_written_as_loops_write_it(example: Any) -> None:
-    """Rows of one age, with padding, and where a document begins; T = 2, 5, 4 after a memory of 3."""
+def test_what_leaves_the_memory_is_written_and_read_as_loops_do_it(example: Any) -> None:
+    """Rows with padding, and where a document begins, which sees and keeps only itself; T = 2, 5, 4 after a memory of 3."""
     model = model_of(example)
-    ids, starts = torch.randint(11, (3, 11)), torch.zeros(3, 11, dtype=torch.bool)
-    starts[1, 6] = True
-    n_pad, states = torch.tensor([0, 0, 2]), [[] for _ in range(SIZES["n_layer"])]
+    ids, starts = torch.randint(11, (4, 11)), torch.zeros(4, 11, dtype=torch.bool)
+    starts[1, 6] = starts[3, 8] = True
+    n_pad, states = torch.tensor([0, 0, 2, 0]), [[] for _ in range(SIZES["n_layer"])]
     mems: Any = None
     for piece, pad in ((slice(0, 2), None), (slice(2, 7), n_pad), (slice(7, 11), None)):
         rows = Rows(n_pad=pad, document_starts=starts[:, piece])
@@ -63,11 +66,22 @@ def test_what_leaves_the_memory_is_written_as_loops_write_it(example: Any) -> No
         mems, states = new, [[*before, h_BTD] for before, h_BTD in zip(states, own, strict=False)]
     joined = [torch.cat(each, dim=1) for each in states]
     for layer in range(SIZES["n_layer"]):
-        every = [[own[row] for own in joined] for row in range(3)]
-        for row, blocks in enumerate([[[0, 1, 2, 3], [4, 5, 6, 7]], [[6, 7]], [[0, 1], [4, 5, 6, 7]]]):
-            expected = written(model, every[row], layer, blocks)
+        for row, blocks in enumerate([[[0, 1, 2, 3], [4, 5, 6, 7]], [[6, 7]], [[0, 1], [4, 5, 6, 7]], []]):
+            expected = written(model, [own[row] for own in joined], layer, blocks)
             torch.testing.assert_close(mems.matrices[layer][row], expected)
-    assert mems.n_valid.tolist() == [3, 3, 3]
+    assert mems.n_valid.tolist() == [3, 3, 3, 3]
+    torch.testing.assert_close(joined[1][3, 8:], model.hidden_states(ids[3:, 8:])[0][1][0])
+
+    layer, states = model.layers[0], joined[0][0]
+    block, matrix = layer.attention, written(model, [states], 0, [[0, 1, 2, 3]])
+    q, k, v = block.project(states[None, 7:], states[None, 4:7], None)
+    seen = model.block_class.positions(model, 7, backend="equation")[0]
+    found = block.attend(q, k, v, first_BT=torch.zeros(1, 4, dtype=torch.int64), **seen)
+    for t, head in itertools.product(range(4), range(2)):
+        total = (torch.where(q[0, t, head] > 0, q[0, t, head], q[0, t, head].exp() - 1) + 1) @ matrix[head]
+        mean = total[:-1] / total[-1]
+        found[0, t, head] += layer.scale.view(2, 4)[head] * mean / (mean.square().mean() + 1e-6).sqrt()
+    torch.testing.assert_close(joined[1][0, 7:], layer.feed_forward(block.add(states[None, 7:], found))[0])
 
 
 def test_it_is_trained_saved_loaded_and_decoded(example: Any, tmp_path: Path) -> None:
@@ -83,9 +97,9 @@ def test_it_is_trained_saved_loaded_and_decoded(example: Any, tmp_path: Path) ->
     for token in ids:
         logits, mems = (out := model(token[None, None], mems=mems)).logits, out.mems
         torch.testing.assert_close(decoder.feed([[int(token)]]).log_softmax(-1), logits[:, 0].log_softmax(-1))
-    with torch.no_grad():
-        mems = mems.reset(torch.tensor([True]))
-    assert all(not x.any() for x in mems.state_dict().values())
+    assert not any(x.requires_grad for x in mems.state_dict().values()), "a caller asks for gradients with keep_graph"
+    emptied = mems.reset(torch.tensor([True])).state_dict()
+    assert emptied.keys() == mems.state_dict().keys() and not any(x.any() for x in emptied.values())
 
 
 def test_the_figure_is_printed(example: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
