@@ -1,6 +1,5 @@
 """Tiny models and comparisons that tests share."""
 
-import json
 import os
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,14 +7,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.model.captured import Compute, Graphs
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import TransformerXLConfig, XLNetConfig
-from transformer_xl.seals import seal, unseal
 
 Model = TypeVar("Model", bound=nn.Module)
 TINY: dict[str, Any] = {
@@ -74,15 +72,10 @@ class AtOnce(Graphs):
         self.places.clear()
 
 
-def without_seal(folder: Path) -> None:
-    """Write the weights of a saved model as other programs do, so that its other files may be changed."""
-    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def sealed_as_it_is(run: Path) -> None:
-    """Seal what the `config.json` of a run holds, whatever that is, as an attacker would."""
-    content = unseal((run / "seal.json").read_bytes())
-    (run / "seal.json").write_bytes(seal({**content, "configs": [json.loads((run / "config.json").read_text())]}))
+def with_settings(run: Path, **sections: dict[str, Any]) -> None:
+    """Change settings of a run, in all of its checkpoints too, as if it had been trained with them."""
+    directory = RunDirectory(run)
+    directory.save_config(directory.config().changed(**sections), directory.tokenizer())
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 import math
 import shutil
 import tracemalloc
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers import sealed_as_it_is, tiny_model
+from tests.helpers import tiny_model, with_settings
 from tests.training.helpers import write_recipe, write_text
 from transformer_xl.config import DataConfig, TokenizerConfig, load_recipe
 from transformer_xl.data.prepare import prepare
@@ -68,11 +67,7 @@ def test_a_run_is_read_as_it_says_and_has_a_text_of_its_own() -> None:
 
 def test_a_run_of_others_cannot_ask_for_a_huge_memory(tmp_path: Path) -> None:
     shutil.copytree("run", tmp_path / "run")
-    path = tmp_path / "run" / "config.json"
-    values = json.loads(path.read_text())
-    values["eval"]["mem_len"] = 10**9
-    path.write_text(json.dumps(values))
-    sealed_as_it_is(tmp_path / "run")
+    with_settings(tmp_path / "run", eval={"mem_len": 10**9})
     opened = open_run(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"run' asks for a memory of .* positions, .* at most; if that is right"):
         opened.reading()

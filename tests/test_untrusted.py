@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.untrusted import MAX_DEPTH, MAX_SETTINGS_BYTES, MAX_SETTINGS_PARTS, parse_json, read_json, read_json_object
+from transformer_xl.untrusted import MAX_SETTINGS_BYTES, parse_json, read_json, read_json_object
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,11 @@ from transformer_xl.untrusted import MAX_DEPTH, MAX_SETTINGS_BYTES, MAX_SETTINGS
         ("{", "is not valid JSON: "),
         ("{}{}", "is not valid JSON: Extra data"),
         ("[" * 100_000, "is not valid JSON: it is nested too deep"),
-        ("[" * MAX_DEPTH + "[[]]" + "]" * MAX_DEPTH, "is not valid JSON: it is nested too deep"),
-        ("[" + "{}," * MAX_SETTINGS_PARTS + "{}]", "has 200,002 brackets, commas and colons; 100,000 is the most"),
+        ("[" * 100_000 + "]" * 100_000, "is not valid JSON: it is nested too deep"),
         ('{"a": "\xff"}'.encode("latin-1"), "is not valid JSON: 'utf-8' codec"),
         (" " * (MAX_SETTINGS_BYTES + 1), "has 1,048,577 bytes; 1,048,576 is the most"),
     ],
-    ids=range(14),
+    ids=range(13),
 )
 def test_unsound_settings_are_refused_in_one_line(text: str | bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"

@@ -1,29 +1,26 @@
-"""Files that are written and deleted whole or not at all, even if the process is killed or the power fails; locks (POSIX)."""
+"""Files that are written and deleted whole or not at all, even if the process is killed or the power fails; locks."""
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from transformer_xl.errors import ConfigError
 
 STRAY_SUFFIX = ".tmp"
 """Ends the names of unfinished and half-deleted files and directories, which are never read."""
 
-DAMAGED_SUFFIX = ".damaged"
-"""Ends the names of files that keep what was damaged, for people to look at; they are never read."""
-
 _POLL_SECONDS = 0.2
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 def canonical_json(value: Any) -> bytes:
@@ -40,12 +37,28 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
+def json_sha256(value: Any) -> str:
+    """Return the SHA-256 of a JSON value, as hex; spaces and the order of keys do not matter.
+
+    Example:
+        >>> json_sha256({"a": 1, "b": 2}) == json_sha256({"b": 2, "a": 1}) != json_sha256({"a": 1.0, "b": 2})
+        True
+    """
+    return hashlib.sha256(canonical_json(value)).hexdigest()
+
+
 @dataclass(frozen=True)
 class FileRecord:
     """Size and content of a file."""
 
     size: int  # bytes
     sha256: str  # hexadecimal
+
+
+def record_of(path: Path) -> FileRecord:
+    """Return the size and content of a file that exists."""
+    with path.open("rb") as file:
+        return FileRecord(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
@@ -118,53 +131,36 @@ def check_file(path: Path, *, option: str) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[Callable[[], bool]]:
+def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[None]:
     """Hold a lock while the block runs; it is released if the process dies.
 
-    On a file system without locks the block runs without one. The block gets a function that says whether the lock file still
-    is where it was, because others may delete it, and then anybody can make and hold another one.
+    On a file system that says that it has no locks, the block runs without one.
 
     Args:
-        path: the lock file, which serves only as a lock and is removed afterwards; its directory exists.
+        path: the lock file, in a directory of ours; it serves only as a lock and is removed afterwards.
         on_busy: called once if another process holds the lock. If it returns, this process waits; it may raise instead.
 
     Raises:
         OSError: the lock file cannot be made.
     """
-    was_busy = False
-    while True:
-        with path.open("a") as file:
-            if _lock(file.fileno()) and _is_still(path, file.fileno()):
-                is_held = partial(_is_still, path, file.fileno())
-                try:
-                    yield is_held
-                finally:
-                    if is_held():
-                        with suppress(OSError):
-                            path.unlink()
-                return
-        if not was_busy:
+    lock = FileLock(path, thread_local=False, poll_interval=_POLL_SECONDS)
+    try:
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
             on_busy()
-            was_busy = True
-        time.sleep(_POLL_SECONDS)
-
-
-def _lock(descriptor: int) -> bool:
+            lock.acquire()
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    own = path.stat()
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
-    """Return whether the opened file still is the one at `path`; its holder may have removed it meanwhile."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+        yield
+    finally:
+        with suppress(OSError):
+            if os.path.samestat(path.stat(), own):  # it may have been deleted, and be another's by now
+                path.unlink()  # whoever waits for it notices that
+        lock.release()
 
 
 def files_below(root: Path, *, skip: Set[str] = frozenset()) -> list[Path]:

@@ -17,15 +17,15 @@ from transformer_xl.data.labels import Example
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import Piece, check_readable, content_sha256, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import ConfigError, CorpusError, one_line, shown, system_reason
-from transformer_xl.files import files_below, locked, replace_file
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, shown, system_reason
+from transformer_xl.files import canonical_json, files_below, locked, replace_file
 from transformer_xl.generation.session_file import model_sha256
 from transformer_xl.model.precision import choose_device
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.opening import Opened, Which
 from transformer_xl.reading.tasks import Prediction, head_of, predictions
-from transformer_xl.seals import read_sealed, seal
+from transformer_xl.untrusted import read_json_object
 
 Text = str | tuple[str, str] | Example
 """A text; a text and its pair; or an example, which may have choices."""
@@ -220,7 +220,7 @@ def prediction_file(path: Path, origin: Mapping[str, str], *, resume: bool) -> I
                 _check_origin(path, record, origin)
                 n_kept = _whole_lines(path)
             else:
-                replace_file(record, seal(dict(origin)))
+                replace_file(record, canonical_json(dict(origin)))
             with path.open("ab") as file:
                 yield file, n_kept
     except OSError as error:
@@ -255,12 +255,10 @@ def _content_sha256(texts: Path) -> str:
 
 def _check_origin(path: Path, record: Path, origin: Mapping[str, str]) -> None:
     try:
-        found = read_sealed(record)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or one_line(error)
+        found = read_json_object(record)
+    except CheckpointError as error:
         raise ConfigError(
-            f"'{path}' cannot be gone on with, because '{record.name}', which says what it comes from, cannot be read "
-            f"({reason}); choose another --out"
+            f"'{path}' cannot be gone on with, because nothing says what it comes from ({error}); choose another --out"
         ) from None
     for what in ("model", "texts"):
         if found.get(f"{what}_sha256") != origin.get(f"{what}_sha256"):

@@ -1,7 +1,7 @@
 """The one way in which files that others may have written are opened, and JSON in them is read.
 
-A file is a regular one of limited size, opened without waiting. JSON is UTF-8 of few enough parts, not nested deep. Every key
-occurs in it once, and every number is finite.
+A file is a regular one of limited size, opened without waiting. JSON is UTF-8. Every key occurs in it once, and every number is
+finite.
 """
 
 import json
@@ -17,13 +17,9 @@ from transformer_xl.errors import CheckpointError, one_line
 MAX_SETTINGS_BYTES = 2**20
 """The largest JSON file that holds no vocabulary."""
 
-MAX_SETTINGS_PARTS = 100_000
 REMEDY = "restore it from a copy"
-MAX_DEPTH = 64
-"""Lists and objects inside of each other; our own files have 4, those of byte-pair tokenizers 8."""
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-_PARTS = (b"{", b"[", b",", b":")
 
 
 def open_regular(path: Path) -> tuple[FileIO, int]:
@@ -73,9 +69,7 @@ def read_small(path: Path, *, most_bytes: int, remedy: str = REMEDY) -> bytes:
         return read_at(path, file, 0, size)
 
 
-def read_json(
-    path: Path, *, most_bytes: int = MAX_SETTINGS_BYTES, most_parts: int = MAX_SETTINGS_PARTS, remedy: str = REMEDY
-) -> Any:
+def read_json(path: Path, *, most_bytes: int = MAX_SETTINGS_BYTES, remedy: str = REMEDY) -> Any:
     """Read a JSON file of limited size; see `parse_json` for what is refused, and `remedy` ends the error's message.
 
     Raises:
@@ -83,7 +77,7 @@ def read_json(
     """
     data = read_small(path, most_bytes=most_bytes, remedy=remedy)
     try:
-        return parse_json(data, most_parts=most_parts)
+        return parse_json(data)
     except ValueError as error:
         raise CheckpointError(f"'{path}' is not valid JSON: {one_line(error)}; {remedy}") from None
 
@@ -96,27 +90,20 @@ def read_json_object(path: Path, *, remedy: str = REMEDY) -> dict[str, Any]:
     return values
 
 
-def parse_json(data: bytes, *, most_parts: int = MAX_SETTINGS_PARTS) -> Any:
+def parse_json(data: bytes) -> Any:
     """Parse JSON in UTF-8.
 
-    Refused are more than `most_parts` brackets, braces, commas and colons (counting them is cheap, parsing is not), what is
-    nested deeper than `MAX_DEPTH`, and what programs read in different ways: keys that occur twice, NaN, Infinity, and numbers
-    that become infinite.
+    Refused is what programs read in different ways: keys that occur twice, NaN, Infinity, and numbers that become infinite.
 
     Raises:
         ValueError: it is not such JSON.
     """
-    n_parts = sum(map(data.count, _PARTS))
-    if n_parts > most_parts:
-        raise ValueError(f"it has {n_parts:,} brackets, commas and colons; {most_parts:,} is the most accepted")
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_without_repeats, parse_constant=_no_number, parse_float=_finite)
+        return json.loads(data.decode(), object_pairs_hook=_without_repeats, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
     except ValueError as error:
         raise ValueError(one_line(error)) from None
-    _check_depth(value)
-    return value
 
 
 def is_unicode(text: str) -> bool:
@@ -126,16 +113,6 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        containers = [item for item in level if isinstance(item, dict | list)]
-        if not containers:
-            return
-        level = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
-    raise ValueError("it is nested too deep")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

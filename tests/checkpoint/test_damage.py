@@ -10,7 +10,7 @@ import torch
 
 from tests.checkpoint.helpers import assert_same, assert_same_tensors, numbered
 from tests.helpers import TINY, tiny_model
-from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.checkpoint.run_directory import RunDirectory, copies, load
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config import RunConfig, TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
@@ -58,19 +58,19 @@ def test_random_damage_is_always_found(
     assert_same(store.load(2), numbered(2, n_values=10_000))
 
 
+CONFIG = RunConfig(name="mine", model=TINY)  # pyright: ignore[reportArgumentType]
 TOKENIZER = train_tokenizer(TokenizerConfig(kind="char"), ["abcdefghijkl\n"])
 
 
 def export(folder: Path) -> None:
-    tiny_model().save_pretrained(folder)
-    TOKENIZER.save(folder / "tokenizer.json")
+    tiny_model().save_pretrained(folder, tokenizer=TOKENIZER)
 
 
 def start(folder: Path) -> None:
     run = RunDirectory(folder)
     with run.locked():
-        run.create(RunConfig(name="mine", model=TINY), TOKENIZER)  # pyright: ignore[reportArgumentType]
-    run.store().save(Checkpoint(1, tiny_model().state_dict(), {}, {}))
+        run.create(CONFIG, TOKENIZER)
+    run.store().save(Checkpoint(1, tiny_model().state_dict(), {}, {}, copies(CONFIG, TOKENIZER)))
 
 
 def content(folder: Path) -> tuple[object, ...]:
@@ -82,20 +82,28 @@ def content(folder: Path) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("n_damages", SIZES)
 @pytest.mark.parametrize("damage", [flip_bit, truncate])
-@pytest.mark.parametrize("make", [export, start])
+@pytest.mark.parametrize(
+    ("make", "place", "n_files"),
+    [(export, "", 3), (start, "checkpoints/step-00000001", 6)],  # people may change the settings of a saved model
+)
 def test_damage_in_any_file_of_a_run_or_a_model_is_found_or_harmless(
-    tmp_path: Path, make: Callable[[Path], None], damage: Callable[[Path, random.Random], None], n_damages: int
+    tmp_path: Path,
+    make: Callable[[Path], None],
+    place: str,
+    n_files: int,
+    damage: Callable[[Path, random.Random], None],
+    n_damages: int,
 ) -> None:
     generator = random.Random(n_damages)
     torch.manual_seed(1)
     make(tmp_path / "sound")
     expected = content(tmp_path / "sound")
-    names = sorted(path.name for path in (tmp_path / "sound").iterdir() if path.is_file())
-    assert len(names) == 3
+    names = sorted(path.name for path in (tmp_path / "sound" / place).iterdir() if place or path.name != "config.json")
+    assert len(names) == n_files
     n_named = 0
     for attempt in range(n_damages):
         shutil.copytree(tmp_path / "sound", tmp_path / "copy")
-        path = tmp_path / "copy" / names[attempt % len(names)]
+        path = tmp_path / "copy" / place / names[attempt % len(names)]
         damage(path, generator)
         try:
             found = content(tmp_path / "copy")
@@ -109,3 +117,18 @@ def test_damage_in_any_file_of_a_run_or_a_model_is_found_or_harmless(
         shutil.rmtree(tmp_path / "copy")
     print(f"{n_damages} damages, {n_named} named, the others harmless")
     assert n_named >= 0.95 * n_damages
+
+
+@pytest.mark.parametrize("damage", [flip_bit, truncate])
+def test_a_run_needs_nothing_beside_its_checkpoints(tmp_path: Path, damage: Callable[[Path, random.Random], None]) -> None:
+    """What lies beside them is for people, and was under a seal of its own before."""
+    generator = random.Random(1)
+    start(tmp_path / "run")
+    expected = content(tmp_path / "run")
+    for name in ("config.json", "tokenizer.json"):
+        sound = (tmp_path / "run" / name).read_bytes()
+        for _ in range(20):
+            damage(tmp_path / "run" / name, generator)
+            found = content(tmp_path / "run")
+            assert (found[0], found[1], found[3]) == (expected[0], expected[1], expected[3])
+            (tmp_path / "run" / name).write_bytes(sound)

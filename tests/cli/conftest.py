@@ -1,6 +1,5 @@
 """A small finished run, made once, and `txl` called in this process as a person would call it; no curve is drawn."""
 
-import json
 import math
 import shutil
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import sealed_as_it_is
+from tests.helpers import with_settings
 from tests.training.helpers import write_recipe, write_text
 from transformer_xl.cli import main
 from transformer_xl.data.tokenizers import Tokenizer
@@ -80,17 +79,12 @@ def train_once(home: Path, recipe: str, corpus: str, out: Path, *options: str) -
 
 def save(model: SequenceModel, tokenizer: Tokenizer, where: str | Path) -> None:
     """Export a model with its tokenizer."""
-    model.save_pretrained(where)
-    tokenizer.save(Path(where, "tokenizer.json"))
+    model.save_pretrained(where, tokenizer=tokenizer)
 
 
 def change_settings(run: Path, section: str, **values: Any) -> None:
-    """Change settings of a run, and seal it with them."""
-    config = run / "config.json"
-    settings = json.loads(config.read_text())
-    settings[section] |= values
-    config.write_text(json.dumps(settings))
-    sealed_as_it_is(run)
+    """Change settings of a run."""
+    with_settings(run, **{section: values})
 
 
 @pytest.fixture

@@ -472,10 +472,11 @@ def test_damage_is_named_and_passed_over(txl: Txl, workbench: Path) -> None:
         assert f"{newest.name}/model.safetensors" in line
 
 
-def test_a_damaged_config_is_named(txl: Txl, workbench: Path) -> None:
+def test_a_damaged_config_changes_nothing(txl: Txl, workbench: Path) -> None:
+    """It is for people: the checkpoints have their own."""
     (workbench / "run" / "config.json").write_text("{")
-    for command in ("eval run", "generate run", "train --resume --out run"):
-        assert "config.json' is not valid JSON" in txl(*command.split()).complaint
+    assert txl("eval", "run").status == 0
+    assert txl("train", "--resume", "--out", "run", "--quiet").status == 0
 
 
 def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,7 +491,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("seal run --seed 1", "unknown option --seed; it belongs to txl finetune, txl generate. See txl seal --help."),
+        ("plot run --seed 1", "unknown option --seed; it belongs to txl finetune, txl generate. See txl plot --help."),
         ("eval run --memlen 3", "unknown option --memlen; did you mean --mem-len? See txl eval --help."),
         ("eval run --zzz=3", "unknown option --zzz. See txl eval --help."),
         ("train text.txt quickstart", "'quickstart': more arguments than the command takes. See txl train --help."),

@@ -119,7 +119,9 @@ def test_a_file_that_is_gone_on_with_is_the_same_to_the_last_byte(txl: Txl, mode
         "'found.jsonl' comes from the model 'mood', which was another then; choose another --out"
     )
     Path("found.jsonl.origin.json").unlink()
-    assert "cannot be read (No such file or directory); choose another --out" in txl(*command, "--resume").complaint
+    assert (
+        "origin.json' cannot be read: No such file or directory); choose another --out" in txl(*command, "--resume").complaint
+    )
 
 
 def test_answers_have_their_place(txl: Txl, workbench: Path) -> None:

@@ -10,7 +10,7 @@ ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
     {"version", "errors", "process", "console"},
     {"files", "untrusted"},
-    {"world", "pictures", "hub", "seals"},
+    {"world", "pictures", "hub", "manifest"},
     {"tensor_file"},
     {"settings"},
     {"kinds"},

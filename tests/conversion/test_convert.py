@@ -26,7 +26,7 @@ from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import HeadConfig
 
-FILES = ["config.json", "model.safetensors"]
+FILES = ["config.json", "manifest.json", "model.safetensors"]
 SMALL = {"d_model": 8, "d_embed": 16, "d_inner": 6, "n_head": 2, "d_head": 3, "div_val": 2}
 
 

@@ -501,7 +501,7 @@ def test_a_run_becomes_a_directory_with_a_card_of_its_own_figures(tmp_path: Path
     recipe, text = write_recipe(tmp_path / "tiny.toml"), write_text(tmp_path / "text.txt")
     train(str(recipe), corpus=str(text), out=tmp_path / "run")
     done = export(tmp_path / "run", tmp_path / "mine", kind="native")
-    assert names(tmp_path / "mine") == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    assert names(tmp_path / "mine") == ["README.md", "config.json", "manifest.json", "model.safetensors", "tokenizer.json"]
     (model, tokenizer), (same, its) = load(tmp_path / "run"), load(tmp_path / "mine")
     assert its.fingerprint == tokenizer.fingerprint and done.notes == ()
     assert all(torch.equal(tensor, same.state_dict()[name]) for name, tensor in model.state_dict().items())

@@ -289,25 +289,14 @@ def test_damaged_files(tmp_path) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer.json' cannot be read: No such file"):
         load_tokenizer(path)
     path.write_bytes(b'{"kind": "by')
-    with pytest.raises(TokenizerError, match=r"tokenizer.json' is not valid JSON: .*; restore it"):
+    with pytest.raises(TokenizerError, match=r"tokenizer '.*tokenizer.json': Unterminated string"):
         load_tokenizer(path)
     path.write_bytes(b"\x80\x04\x95")
-    with pytest.raises(TokenizerError, match=r"is not valid JSON"):
+    with pytest.raises(TokenizerError, match=r"tokenizer.json': 'utf-8' codec"):
         load_tokenizer(path)
     path.write_text("[" * 100_000)
-    with pytest.raises(TokenizerError, match=r"is not valid JSON"):
+    with pytest.raises(TokenizerError, match=r"tokenizer.json': it is nested too deep"):
         load_tokenizer(path)
-
-
-@pytest.mark.parametrize("checksum", [None, "", 0, False, [], "0" * 64])
-def test_a_checksum_that_is_there_must_hold(tmp_path, checksum: object) -> None:
-    path, values = tmp_path / "tokenizer.json", TOKENIZERS["lines"].to_dict()
-    path.write_text(json.dumps(values))
-    assert load_tokenizer(path).to_dict() == values  # another program's
-    path.write_text(json.dumps(values | {"checksum": checksum}))
-    with pytest.raises(TokenizerError, match=r"it is not as it was saved \(its checksum is another\)"):
-        load_tokenizer(path)
-    assert load_tokenizer(path, verify=False).to_dict() == values
 
 
 def test_a_file_of_absurd_size_is_refused(tmp_path, monkeypatch) -> None:
@@ -316,14 +305,6 @@ def test_a_file_of_absurd_size_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tokenizers, "MAX_FILE_BYTES", 10)
     with pytest.raises(TokenizerError, match=r"tokenizer.json' has \d+ bytes; 10 is the most accepted"):
         load_tokenizer(path)
-
-
-def test_a_file_of_far_more_words_than_its_model_has_is_refused_unparsed(tmp_path, monkeypatch) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text('{"words": [' + '"",' * 150_000 + '""]}')
-    monkeypatch.setattr("transformer_xl.untrusted.json.loads", lambda *_, **__: pytest.fail("it was parsed"))
-    with pytest.raises(TokenizerError, match="it has 150,003 brackets, commas and colons; 100,160 is the most"):
-        load_tokenizer(path, vocab_size=10)
 
 
 def test_a_corpus_is_prepared_by_it(tmp_path) -> None:

@@ -190,9 +190,6 @@ def test_a_file_says_how_it_was_read(model: TransformerXL, tmp_path: Path) -> No
     about = describe_session(tmp_path / "a")
     assert (about["decoder"]["mem_len"], about["decoder"]["precision"]) == (4, "fp32")
     assert about["note"]["tokens"] == "8"
-    (tmp_path / "b").write_bytes((tmp_path / "a").read_bytes().replace(b'"mem_len":4', b'"mem_len":9'))
-    with pytest.raises(CheckpointError, match="are not the SHA-256 of those before them"):
-        describe_session(tmp_path / "b")
 
 
 def test_sessions_of_others_are_refused_and_nothing_is_lost(model: TransformerXL, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import copy
 import errno
-import hashlib
 import json
 import os
 import pickle
@@ -21,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.checkpoint.test_damage import flip_bit, truncate
+from tests.checkpoint.test_damage import truncate
 from tests.checkpoint.test_faults import FAULTS, Fault, fail_call, fail_writes, small_disk
 from tests.forked import run_forked
 from tests.helpers import examples, tiny_model
@@ -170,9 +169,8 @@ def test_the_file_is_a_safetensors_file_of_the_promised_size(tmp_path: Path) -> 
     decoder.save(path, note={"tokenizer": "bytes"})
     with safe_open(path, "pt") as file:
         names = set(file.keys())
-    assert names == {"keys.0", "keys.1", "values.0", "values.1", "end", "n_valid", "last", "about", "sha256"}
-    tensors = load_file(path)
-    about = json.loads(tensors["about"].numpy().tobytes())
+        about = json.loads(file.metadata()["transformer_xl.session"])
+    assert names == {"keys.0", "keys.1", "values.0", "values.1", "end", "n_valid", "last"}
     assert about["note"] == {"tokenizer": "bytes"}
     assert about["decoder"]["precision"] == "bf16"
     config, stored = model_of("transformer_xl").config, 5 + 2
@@ -180,8 +178,7 @@ def test_the_file_is_a_safetensors_file_of_the_promised_size(tmp_path: Path) -> 
     rows = B * (4 * config.d_model + 16)
     data = path.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")
-    assert len(data) == header + memory + rows + len(tensors["about"]) + 32
-    assert data[-32:] == hashlib.sha256(data[:-32]).digest()
+    assert len(data) == header + memory + rows
 
 
 def test_a_file_is_replaced_and_no_stray_stays(tmp_path: Path) -> None:
@@ -278,24 +275,47 @@ def test_a_session_of_a_model_that_is_read_otherwise(tmp_path: Path, context: di
         Decoder(model).load(path)
 
 
-@pytest.mark.parametrize("damage", [flip_bit, truncate])
-def test_five_hundred_damages_are_all_found(path: Path, damage: Callable[[Path, random.Random], None]) -> None:
+def test_a_file_that_is_cut_is_always_found(path: Path) -> None:
     decoder, twin = reader_in_use()
     sound, generator = path.read_bytes(), random.Random(1)
     for _ in range(250):
         path.write_bytes(sound)
-        damage(path, generator)
-        with pytest.raises(CheckpointError, match=r"^session '.*a\.safetensors' is damaged or no session: it.*; load"):
+        truncate(path, generator)
+        with pytest.raises(CheckpointError, match=r"^'.*a\.safetensors' is no sound safetensors file"):
             decoder.load(path)
     assert_goes_on_alike(decoder, twin)
     path.write_bytes(sound)
     decoder.load(path)
 
 
-def sealed(tensors: dict[str, Tensor]) -> bytes:
-    """Return a file whose hash is right."""
-    data = b"".join(encode_tensors({**tensors, "sha256": torch.zeros(32, dtype=torch.uint8)}))[:-32]
-    return data + hashlib.sha256(data).digest()
+def test_a_damaged_header_is_refused_in_one_line_or_harmless(path: Path) -> None:
+    """The numbers have no checksum any more; what says to which model and decoder they belong is compared."""
+    decoder, sound = decoder_of(), path.read_bytes()
+    n_refused = 0
+    for bit in range(0, 8 * (8 + int.from_bytes(sound[:8], "little")), 7):
+        damaged = bytearray(sound)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            decoder.load(path)
+        except CheckpointError as error:
+            assert "\n" not in str(error)
+            n_refused += 1
+    assert n_refused > 800
+
+
+def unpacked(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file, and what it says as one of them."""
+    with safe_open(path, "pt") as file:
+        return {**load_file(path), "about": about_tensor(file.metadata()["transformer_xl.session"])}
+
+
+def packed(tensors: dict[str, Tensor]) -> bytes:
+    """Return the file of what `unpacked` returned."""
+    tensors = dict(tensors)
+    about = tensors.pop("about", None)
+    metadata = {} if about is None else {"transformer_xl.session": about.numpy().tobytes().decode()}
+    return b"".join(encode_tensors(tensors, metadata))
 
 
 def about_tensor(text: str) -> Tensor:
@@ -320,18 +340,12 @@ def with_tensors(**changes: Any) -> Callable[[dict[str, Tensor]], None]:
 
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
-    "version": (with_about(version=3), r"has version 3 and this program reads 2; upgrade"),
+    "version": (with_about(version=4), r"has version 4 and this program reads 3; upgrade"),
     "format": (with_about(format="other"), "is not a session file; give a file that decoder.save wrote"),
     "no about": (lambda t: t.pop("about"), "is not a session file"),
     "about is a list": (with_tensors(about=about_tensor("[]")), "is not a session file"),
     "about is not JSON": (with_tensors(about=about_tensor("{")), "is not a session file"),
-    "about is not text": (with_tensors(about=torch.full((3,), 255, dtype=torch.uint8)), "is not a session file"),
     "about is nested": (with_tensors(about=about_tensor("[" * 100_000)), "is not a session file"),
-    "about is of floats": (with_tensors(about=lambda x: x.float()), "is not a session file"),
-    "about is huge": (
-        with_tensors(about=lambda x: torch.cat([x, about_tensor(" " * MAX_ABOUT_BYTES)])),
-        "is not a session file",
-    ),
     "no decoder": (with_about(decoder=None), "does not say what it belongs to"),
     "note of numbers": (with_about(note={"a": 1}), "does not say what it belongs to"),
     "no model": (with_about(model=None), "does not say what it belongs to"),
@@ -352,12 +366,12 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_a_forged_file_with_a_right_hash(path: Path, name: str) -> None:
+def test_a_forged_file(path: Path, name: str) -> None:
     change, message = FORGERIES[name]
-    tensors = load_file(path)
-    assert sealed(tensors) == path.read_bytes()
+    tensors = unpacked(path)
+    assert packed(tensors) == path.read_bytes()
     change(tensors)
-    path.write_bytes(sealed(tensors))
+    path.write_bytes(packed(tensors))
     assert_described_alike(path, assert_refused(path, message))
 
 
@@ -395,9 +409,9 @@ QUOTED: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 @pytest.mark.parametrize("name", QUOTED)
 def test_what_a_file_says_is_quoted_short_and_without_control_characters(path: Path, name: str) -> None:
     change, message = QUOTED[name]
-    tensors = load_file(path)
+    tensors = unpacked(path)
     change(tensors)
-    path.write_bytes(sealed(tensors))
+    path.write_bytes(packed(tensors))
     with pytest.raises(CheckpointError, match=message) as caught:
         decoder_of().load(path)
     assert_short(caught.value)
@@ -408,9 +422,8 @@ def test_what_a_file_says_is_quoted_short_and_without_control_characters(path: P
 def test_so_is_what_the_reader_of_the_format_says(path: Path, field: str) -> None:
     tensor = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
     header = json.dumps({NASTY: tensor | {"shape": [7]}} if field == "name" else {"a": tensor | {field: NASTY}}).encode()
-    data = len(header).to_bytes(8, "little") + header + bytes(64)
-    path.write_bytes(data + hashlib.sha256(data).digest())
-    with pytest.raises(CheckpointError, match="is not a valid safetensors file") as caught:
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(64))
+    with pytest.raises(CheckpointError, match="is no sound safetensors file") as caught:
         decoder_of().load(path)
     assert_short(caught.value)
 
@@ -423,20 +436,10 @@ def assert_short(error: CheckpointError) -> None:
 def test_forged_ids_of_an_open_segment(path: Path) -> None:
     decoder_of("vaswani").save(path)
     for forged in (-2, VOCAB, 2**40):
-        tensors = load_file(path)
+        tensors = unpacked(path)
         tensors["open"][1, 2] = forged
-        path.write_bytes(sealed(tensors))
+        path.write_bytes(packed(tensors))
         assert_refused(path, "it has token ids outside the vocabulary", kind="vaswani")
-
-
-def test_headers_are_limited(path: Path) -> None:
-    header = json.dumps({f"{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(50_003)}).encode()
-    data = len(header).to_bytes(8, "little") + header
-    path.write_bytes(data + hashlib.sha256(data).digest())
-    assert_refused(path, "50000 is the most accepted")
-    data = (17 * 2**20).to_bytes(8, "little") + b" " * (17 * 2**20)
-    path.write_bytes(data + hashlib.sha256(data).digest())
-    assert_refused(path, "it does not begin as a safetensors file does")
 
 
 class Bomb:
@@ -446,11 +449,11 @@ class Bomb:
 
 FOREIGN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (lambda path: None, r"cannot be read \(No such file or directory\); check the path"),
-    "empty": (lambda path: path.touch(), "is damaged or no session"),
-    "text": (lambda path: path.write_text("once upon a time" * 10), "it does not begin as a safetensors file does; load"),
-    "pickle": (lambda path: path.write_bytes(pickle.dumps(Bomb())), "it does not begin as a safetensors file does; load"),
-    "torch": (lambda path: torch.save({"x": torch.ones(9), "y": Bomb()}, path), "it does not begin as a safetensors file"),
-    "weights": (lambda path: save_file({"w": torch.ones(99)}, path), "are not the SHA-256 of those before them; load"),
+    "empty": (lambda path: path.touch(), "is no sound safetensors file"),
+    "text": (lambda path: path.write_text("once upon a time" * 10), "is no sound safetensors file"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps(Bomb())), "is no sound safetensors file"),
+    "torch": (lambda path: torch.save({"x": torch.ones(9), "y": Bomb()}, path), "is no sound safetensors file"),
+    "weights": (lambda path: save_file({"w": torch.ones(99)}, path), "is not a session file; give"),
     "directory": (lambda path: path.mkdir(), "it is a link, directory or device, not a regular file"),
     "pipe": (os.mkfifo, "it is a link, directory or device, not a regular file"),
     "device": (lambda path: path.symlink_to("/dev/zero"), "it is a link, directory or device, not a regular file"),
@@ -476,19 +479,6 @@ def test_nothing_but_a_file_is_replaced(path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match=r"'.*foreign' cannot be saved: it is a link.*; choose another path"):
         decoder_of().save(foreign)
     assert foreign.lstat() == before
-
-
-def test_a_file_that_is_replaced_while_it_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_tensors = session_file.load_tensors
-
-    def replace_first(path: Path) -> dict[str, Tensor]:
-        decoder_of().save(path)
-        return load_tensors(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(session_file, "load_tensors", replace_first)
-        assert_refused(path, "was replaced while it was read; load it again")
-    decoder_of().load(path)
 
 
 @pytest.mark.parametrize("note", [{"a": 1}, {2: "b"}])
@@ -643,5 +633,5 @@ def test_a_file_that_only_claims_to_be_large_is_not_read(tmp_path: Path) -> None
     decoder = Decoder(tiny_model())
     decoder.save(tmp_path / "a.safetensors")
     os.truncate(tmp_path / "a.safetensors", 2**36)
-    with pytest.raises(CheckpointError, match="its header does not account for all of its bytes"):
+    with pytest.raises(CheckpointError, match="not fully covered"):
         decoder.load(tmp_path / "a.safetensors")

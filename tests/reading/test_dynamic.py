@@ -13,6 +13,7 @@ from tests.helpers import assert_close, default_dtype, random_weights, tiny_mode
 from tests.reading.test_evaluation import some_ids
 from tests.reference.reading_loops import dynamic_nats, mean_of_squares
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError
+from transformer_xl.files import write_file
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
@@ -20,7 +21,7 @@ from transformer_xl.model_config import LstmConfig, VanillaConfig
 from transformer_xl.reading.adapting import Cache, Dynamic
 from transformer_xl.reading.dynamic import mean_squares
 from transformer_xl.reading.evaluation import Score, evaluate
-from transformer_xl.tensor_file import load_tensors, write_sealed_tensors
+from transformer_xl.tensor_file import encode_tensors, load_tensors
 from transformer_xl.world import World
 
 
@@ -162,8 +163,7 @@ def test_two_halves_with_the_state_handed_over_are_one_text(case: str, at: int, 
     how: dict[str, Any] = {"tgt_len": 6, "dynamic": dynamic, "cache": cache, "precision": precision, "per_token": True}
     whole, again = (evaluate(model, ids, keep_state=True, **how) for _ in range(2))
     first = evaluate(model, ids[: at + 1], keep_state=True, **how)
-    content = {name: (x.dtype, x.shape) for name, x in state_of(first).items()}
-    write_sealed_tensors(tmp_path / "state.safetensors", content, state_of(first).__getitem__, metadata={})
+    write_file(tmp_path / "state.safetensors", encode_tensors(state_of(first)))
     second = evaluate(model, ids[at:], state=load_tensors(tmp_path / "state.safetensors"), keep_state=True, **how)
     assert whole.nats == again.nats
     for other in (nats_of(again), np.concatenate([nats_of(first), nats_of(second)])):

@@ -11,7 +11,7 @@ from transformer_xl.data.named import SPLITS
 from transformer_xl.errors import CheckpointError
 from transformer_xl.training.run import train
 
-OF_THE_TEXT = ("config", "tokenizer", "seal", "log", "state")
+OF_THE_TEXT = ("config", "tokenizer", "log", "state")
 STEPS = ("train.max_steps=12", "train.eval_interval=6")
 pytestmark = pytest.mark.usefixtures("no_picture")
 

@@ -1,11 +1,9 @@
 """The log survives whatever a model writes, wherever a process is killed, and whatever happens to its file."""
 
 import builtins
-import itertools
 import json
 import math
 import os
-import random
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoint.helpers import corrupt
 from transformer_xl.config import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.training import record as module
 from transformer_xl.training.record import Record, read_metrics
 
 CONFIG = RunConfig()
@@ -46,13 +42,6 @@ def test_numbers_that_json_lacks_are_null(record: Record) -> None:
     assert read_metrics(record.directory)[-1] == expected
 
 
-@pytest.mark.parametrize(("step", "kept"), [(0, 0), (4, 1), (7, 1), (8, 2), (11, 2), (12, 4), (99, 4)])
-def test_rewinding_drops_what_came_later(record: Record, step: int, kept: int) -> None:
-    lines = record.path.read_bytes().splitlines(keepends=True)
-    record.rewind(step)
-    assert record.path.read_bytes() == b"".join(lines[:kept])
-
-
 def test_a_line_cut_anywhere_is_dropped(record: Record) -> None:
     whole = record.path.read_bytes()
     begin = whole[:-1].rindex(b"\n") + 1
@@ -69,62 +58,12 @@ def reader(directory: Path) -> tuple[list[dict[str, Any]], list[str]]:
     return read_metrics(directory, warn=said.append), said
 
 
-@pytest.mark.parametrize("share", [pytest.param(0.05, id="some"), pytest.param(1, id="all", marks=pytest.mark.faults)])
-def test_a_flipped_bit_costs_its_own_line_and_is_named(record: Record, share: float) -> None:
-    record.write("train", 16, loss=0.5, tokens=160, seconds=1.0)
-    whole, entries, generator = record.path.read_bytes(), read_metrics(record.directory), random.Random(0)
-    for place, bit in itertools.product(range(len(whole) - 1), range(8)):  # a last line without its end is what a kill leaves
-        if generator.random() > share and whole[place : place + 1] != b"\n":
-            continue
-        record.path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
-        left, said = reader(record.directory)
-        if whole[place : place + 1] == b"\n":
-            assert (left, said) == (entries, [])
-        else:
-            n = whole.count(b"\n", 0, place)
-            assert left == entries[:n] + entries[n + 1 :]
-            assert said == [f"'{record.path}' has damaged lines: {n + 1}; left out"]
-
-
-def test_damaged_lines_are_kept_beside_the_log(record: Record) -> None:
-    lines = record.path.read_bytes().splitlines(keepends=True)
-    said: list[str] = []
-    for attempt in (1, 2):
-        record = Record(record.directory, warn=said.append)
-        record.path.write_bytes(lines[0] + b"\xff" + lines[1] + lines[2] + b"{}\n" + lines[3][:-5])
-        record.rewind(12, n_entry=4)
-        assert record.path.read_bytes() == lines[0] + lines[2]
-        assert (record.directory / "metrics.jsonl.damaged").read_bytes() == (b"\xff" + lines[1] + b"{}\n") * attempt
-    assert said == [f"'{record.path}' has damaged lines: 2, 4; moved to metrics.jsonl.damaged, and the run goes on"] * 2
-    assert record.n_entry == 2
-    record.rewind(12, n_entry=2)
-    assert len(said) == 2  # it is mended
-
-
-def test_many_damaged_lines_are_one_warning(record: Record) -> None:
-    with record.path.open("ab") as file:
-        file.write(b"\0\n" * 1500)
-    assert reader(record.directory)[1] == [f"'{record.path}' has damaged lines: 5, 6, 7, 8, 9 and 1,495 more; left out"]
-
-
-def test_entries_that_are_gone_are_counted(record: Record) -> None:
-    assert record.n_entry == 4
-    record.path.write_bytes(record.path.read_bytes()[:150])  # in the middle of the second
-    said: list[str] = []
-    record = Record(record.directory, warn=said.append)
-    record.rewind(12, n_entry=4)
-    record.path.unlink()
-    record.rewind(12, n_entry=1)
-    missing = f"entries up to step 12 are missing in '{record.path}'; the run goes on"
-    assert said == [f"3 of the 4 {missing}", f"1 of the 1 {missing}"]
-
-
 SOUND: dict[str, Any] = {"kind": "train", "step": 4, "loss": 0.25, "tokens": 40, "seconds": 1.0}
 
 
 NO_ENTRIES: list[Any] = [
-    *(SOUND | {"step": step} for step in ("4", 4.0, True, None, -1, [4], 10**4000)),
-    *(SOUND | {"loss": loss} for loss in ("0.25", [0.25], {}, True, math.nan, math.inf, 10**400)),
+    *(SOUND | {"step": step} for step in ("4", 4.0, True, None, [4])),
+    *(SOUND | {"loss": loss} for loss in ("0.25", [0.25], {}, True, math.nan, math.inf)),
     *(SOUND | {"kind": kind} for kind in ("trian", ["train"], None, 3, "valid", "sample", "final")),
     *(SOUND | {name: None} for name in ("tokens", "seconds")),
     *({name: value for name, value in SOUND.items() if name != left} for left in SOUND),
@@ -133,39 +72,27 @@ NO_ENTRIES: list[Any] = [
 ]
 
 
-def test_what_is_no_entry_is_damaged(record: Record) -> None:
-    """With a checksum or without."""
-    sound = record.path.read_bytes()
-    before = read_metrics(record.directory)
-    for value in NO_ENTRIES:
-        body = json.dumps(value)[:-1]
-        for end in (json.dumps(value)[-1:], f', "crc": "{module.zlib.crc32(body.encode()):08x}"}}'):
-            record.path.write_bytes(f"{body}{end}\n".encode() + sound)
-            assert reader(record.directory) == (before, [f"'{record.path}' has damaged lines: 1; left out"]), value
-
-
-def test_lines_without_a_checksum_are_read_and_get_one(record: Record) -> None:
-    record.path.write_text(json.dumps(SOUND) + "\n")
-    assert read_metrics(record.directory) == [SOUND]
-    record.rewind(4)
-    assert read_metrics(record.directory) == [SOUND]
-    corrupt(record.path)
-    assert reader(record.directory)[0] == []
-
-
-@pytest.mark.parametrize("bad", [b"[" * 100_000, b'{"a":' * 100_000, b" " * 3_000_000 + b"1", b"\0" * 3_000_000])
-@pytest.mark.parametrize("place", ["middle", "end"])
-def test_no_line_takes_the_reader_down(record: Record, bad: bytes, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LONGEST_LINE", 1 << 20)
-    first, *rest = record.path.read_bytes().splitlines(keepends=True)
-    record.path.write_bytes(first + bad + b"\n" + b"".join(rest if place == "middle" else []))
-    left, said = reader(record.directory)
-    assert len(left) == (4 if place == "middle" else 1)
-    assert said == [f"'{record.path}' has damaged lines: 2; left out"]
-    with pytest.warns(UserWarning, match="damaged lines: 2; moved"):
+def test_what_is_no_entry_is_left_out_and_counted(record: Record) -> None:
+    sound, before = record.path.read_bytes(), read_metrics(record.directory)
+    for bad in (
+        *(f"{json.dumps(value)}\n".encode() for value in NO_ENTRIES),
+        b"[" * 100_000 + b"\n",
+        b'{"a":' * 100_000 + b"\n",
+        b"\0\n",
+        b"\xff\n",
+    ):
+        record.path.write_bytes(bad + sound)
+        assert reader(record.directory) == (before, [f"'{record.path}': 1 of its 5 lines are no entries; left out"]), bad[:99]
+    record.path.write_bytes(b"\0\n" * 1500 + sound)
+    with pytest.warns(UserWarning, match="1,500 of its 1,504 lines are no entries"):
         record.rewind(99)
-    assert (record.directory / "metrics.jsonl.damaged").read_bytes().replace(b"\n", b"") == bad
-    assert read_metrics(record.directory) == left
+    assert record.path.read_bytes() == sound
+
+
+def test_lines_of_version_0_2_are_read(record: Record) -> None:
+    """They have a checksum."""
+    record.path.write_text(json.dumps({**SOUND, "crc": "12345678"}) + "\n")
+    assert read_metrics(record.directory) == [SOUND]
 
 
 @pytest.mark.parametrize(
@@ -174,38 +101,15 @@ def test_no_line_takes_the_reader_down(record: Record, bad: bytes, place: str, m
 def test_a_log_that_is_no_file_is_one_line(tmp_path: Path, make: Any) -> None:
     make(tmp_path / "metrics.jsonl")
     for read in (lambda: read_metrics(tmp_path), lambda: Record(tmp_path).rewind(3)):
-        with pytest.raises(
-            CheckpointError, match=r"metrics.jsonl' cannot be used: it is a link, directory or device, .*; move"
-        ):
+        with pytest.raises(CheckpointError, match=r"metrics.jsonl' is not a regular file, but a directory, pipe or device"):
             read()
 
 
 def test_a_log_of_many_gigabytes_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").touch()
     os.truncate(tmp_path / "metrics.jsonl", 2**36)
-    with pytest.raises(CheckpointError, match=r"cannot be used: it has 68,719,476,736 bytes, and 1,073,741,824 is the most"):
+    with pytest.raises(CheckpointError, match=r"has 68,719,476,736 bytes; 1,073,741,824 is the most"):
         read_metrics(tmp_path)
-
-
-def test_whoever_reads_a_log_is_told_what_is_missing(record: Record) -> None:
-    """Its newest checkpoint knows how many entries there were."""
-    state = record.directory / "checkpoints" / "step-00000012" / "state.json"
-    state.parent.mkdir(parents=True)
-    state.write_text(json.dumps({"record": {"entries": 9}}))
-    said: list[str] = []
-    n = len(read_metrics(record.directory, warn=said.append))
-    assert said == [f"{9 - n} of the 9 entries up to step 12 are missing in '{record.path}'"]
-    state.write_text("damaged")
-    assert len(read_metrics(record.directory, warn=said.append)) == n
-    assert len(said) == 1
-
-
-def test_damaged_lines_are_never_appended_to_what_a_link_leads_to(record: Record, tmp_path: Path) -> None:
-    corrupt(record.path)
-    record.path.with_name("metrics.jsonl.damaged").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match=r"metrics.jsonl.damaged' cannot be used: it is a link"):
-        record.rewind(12)
-    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_the_final_line_is_written_again_by_a_resumed_run(record: Record) -> None:
@@ -313,19 +217,6 @@ def test_a_resumed_run_goes_on_in_the_same_place(tmp_path: Path, remotes: list[R
     assert first == again != other
 
 
-@pytest.mark.parametrize("damage", ["{", "[" * 50_000, "[]", '{"wandb": 5}', '{"wandb": "1a2b3c4d"}', "\udcff"])
-def test_a_damaged_identity_is_named_and_made_anew(tmp_path: Path, remotes: list[Remote], damage: str) -> None:
-    (tmp_path / "loggers.json").write_bytes(damage.encode(errors="surrogateescape"))
-    said: list[str] = []
-    for _ in range(2):
-        write_some(tmp_path, "wandb", warn=said.append)
-    assert len(said) == 1
-    assert said[0].startswith(f"'{tmp_path / 'loggers.json'}' is damaged (")
-    assert said[0].endswith("); the run begins anew in wandb")
-    assert "\n" not in said[0]
-    assert {json.loads((tmp_path / "loggers.json").read_text())["wandb"]} == {run.options["id"] for run in remotes}
-
-
 def test_wandb_without_a_network_logs_offline(tmp_path: Path, remotes: list[Remote], monkeypatch: pytest.MonkeyPatch) -> None:
     opened = sys.modules["wandb"].init
 
@@ -421,3 +312,11 @@ def test_a_disk_that_tensorboard_cannot_write_ends_no_run(tmp_path: Path, monkey
     write_some(tmp_path, warn=said.append)
     assert said == ["tensorboard failed (No space left on device); it gets nothing more, metrics.jsonl has everything"]
     assert len(read_metrics(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("damage", ["{", "[" * 50_000, "[]", '{"wandb": 5}', "\udcff"])
+def test_a_damaged_identity_is_made_anew(tmp_path: Path, remotes: list[Remote], damage: str) -> None:
+    (tmp_path / "loggers.json").write_bytes(damage.encode(errors="surrogateescape"))
+    for _ in range(2):
+        write_some(tmp_path, "wandb")
+    assert {json.loads((tmp_path / "loggers.json").read_text())["wandb"]} == {run.options["id"] for run in remotes}

@@ -3,6 +3,7 @@
 TXL_SEED chooses other damages.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -21,14 +22,13 @@ from rich.console import Console
 
 import transformer_xl as txl
 from tests.checkpoint.helpers import as_bytes, spelled
-from tests.doors import changed, sealed_again
 from tests.training.helpers import run_bits
-from transformer_xl.checkpoint.checkpoint import MODEL_FILE, STATE_FILE, TRAINING_FILE
+from transformer_xl.checkpoint.checkpoint import MODEL_FILE, TRAINING_FILE
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.errors import CheckpointError, TxlError
+from transformer_xl.manifest import MANIFEST_FILE
 from transformer_xl.tensor_file import encode_tensors, load_tensors
 from transformer_xl.training.display import Display
-from transformer_xl.training.record import read_metrics
 from transformer_xl.training.run import train
 
 SEED = int(os.environ.get("TXL_SEED", "0"))
@@ -36,6 +36,8 @@ STEPS = 24
 FULL_SIZE = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(1200)]
 SIZES = [pytest.param(30, id="30"), pytest.param(2000, id="2000", marks=FULL_SIZE)]
 NEVER_READ = ("loss.png", ".lock")
+UNGUARDED = ("log", "steps", "copies")
+"""Of what a run leaves, see `run_bits`: lines of the log have no checksum, and files beside the checkpoints are not read."""
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------------
@@ -115,8 +117,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, recipe: str, text: Path) -> Pa
 def export(run: Path) -> Path:
     model, tokenizer = txl.load(run)
     folder = run.with_name("export")
-    model.save_pretrained(folder)
-    tokenizer.save(folder / "tokenizer.json")
+    model.save_pretrained(folder, tokenizer=tokenizer)
     return folder
 
 
@@ -133,17 +134,7 @@ def readings(folder: Path) -> dict[str, Callable[[Callable[[str], None]], Any]]:
     return {
         **{which: lambda warn, which=which: loaded(folder, warn, which=which) for which in ("best", "last", "average")},
         "settings": lambda warn: RunDirectory(folder).config(),
-        "log": lambda warn: Log(read_metrics(folder, warn=warn)),
     }
-
-
-class Log(list[dict[str, Any]]):
-    """The entries of a log; one that is cut short, as a kill leaves it, counts as the same, because resuming says so."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Log) and list(self) == other[: len(self)]
-
-    __hash__ = None
 
 
 def verdict(read: Callable[[Callable[[str], None]], Any], sound: Any, file: Path) -> str:
@@ -166,6 +157,8 @@ def verdict(read: Callable[[Callable[[str], None]], Any], sound: Any, file: Path
 def test_damage_is_named_or_harmless(what: str, n_damages: int, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(what)
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    if what == "export":  # people change its settings; the manifest covers weights and tokenizer
+        files.remove(folder / "config.json")
     sound = {name: read(pytest.fail) for name, read in readings(folder).items()}
     draw = random.Random(SEED)
     found = Counter[str]()
@@ -202,10 +195,8 @@ def test_a_damaged_run_goes_on_alike_or_says_why_not(run: Path, n_damages: int, 
         after = bits_when_resumed(damaged_copy, damaged_copy, said)
         messages = re.sub(r"\s+", " ", f"{said.getvalue()} {after if isinstance(after, str) else ''}")
         places = [file.name, *(part for part in file.parts if part.startswith("step-"))]
-        same = isinstance(after, dict) and all(after[name] == whole[name] for name in whole if name not in ("log", "steps"))
+        same = isinstance(after, dict) and all(after[name] == whole[name] for name in whole if name not in UNGUARDED)
         assert same or any(place in messages for place in places), (how, messages)
-        if isinstance(after, dict) and after["log"] != whole["log"]:
-            assert any(place in messages for place in places), (how, messages)
         found["goes on alike" if same else "named"] += 1
         shutil.rmtree(copy)
         shutil.rmtree(damaged_copy)
@@ -224,52 +215,18 @@ def test_weights_of_another_checkpoint_are_refused(run: Path, tmp_path: Path) ->
     assert line.startswith(f"'{newest / MODEL_FILE}' is damaged: its sha256 is ")
 
 
-class StoppedError(Exception):
-    """Raised where training would begin."""
+def forge(folder: Path, name: str, content: bytes) -> None:
+    """Replace a file of a checkpoint, and make its manifest say so, as an attacker would."""
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / MANIFEST_FILE).read_bytes())
+    manifest["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / MANIFEST_FILE).write_text(json.dumps(manifest))
 
 
 def kept(run: Path) -> dict[Path, bytes]:
     """The files of a run that a refused start must leave as they are."""
     passing = (*NEVER_READ, "environment.json", "loggers.json")
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name not in passing}
-
-
-@pytest.mark.parametrize(
-    ("n_each", "every", "n_least"),
-    [pytest.param(1, 3, 20, id="some"), pytest.param(9, 1, 200, id="all", marks=pytest.mark.faults)],
-)
-def test_a_forged_state_is_refused_in_one_line(
-    n_each: int, every: int, n_least: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An attacker can write hashes that fit; nothing of the run may be lost all the same."""
-
-    def stop(*_: Any) -> None:
-        raise StoppedError
-
-    monkeypatch.setattr("transformer_xl.training.loop.learn", stop)
-    copy = tmp_path / "copy"
-    newest = copy / max((run / "checkpoints").glob("step-????????")).relative_to(run)
-    sound = json.loads((run / newest.relative_to(copy) / STATE_FILE).read_text())
-    forged = dict(changed(sound, n_each=n_each)) | {f"without {name}": {**sound, name: None} for name in sound}
-    forged |= {f"lacks {name}": {key: value for key, value in sound.items() if key != name} for name in sound}
-    forged = dict(list(forged.items())[::every])
-    accepted = []
-    for how, state in forged.items():
-        shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(run, copy)
-        sealed_again(newest, STATE_FILE, json.dumps(state).encode())
-        before = kept(copy)
-        try:
-            train(out=copy, overrides=[f"train.max_steps={STEPS + 8}"], resume=True, display=Display(quiet=True))
-        except StoppedError:
-            accepted.append(how)
-        except TxlError as error:
-            assert "\n" not in str(error) and len(str(error)) < 700, how
-            assert kept(copy) == before, how
-    assert len(forged) > n_least
-    sound_too = ("with classes", "best='None'", "entries='None'", "best_loss='None'", "='nan'", "='inf'")  # NaN is no JSON
-    sound_too += (f"='{10**18}'", "loss='-1.0'", "tie_break='-1.0'")  # a number is a number
-    assert [how for how in accepted if not how.endswith(sound_too)] == []
 
 
 def forged_tensors(sound: dict[str, torch.Tensor]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
@@ -298,7 +255,7 @@ def test_forged_tensors_are_refused_in_one_line(every: int, run: Path, tmp_path:
     for how, tensors in forged[::-every]:  # of five parts, each in another way
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(run, copy)
-        sealed_again(copy / newest, TRAINING_FILE, b"".join(encode_tensors(tensors)))
+        forge(copy / newest, TRAINING_FILE, b"".join(encode_tensors(tensors)))
         before = kept(copy)
         with pytest.raises(CheckpointError) as refused:
             train(out=copy, overrides=[f"train.max_steps={STEPS + 8}"], resume=True, display=Display(quiet=True))

@@ -1,21 +1,21 @@
-"""One checkpoint as a directory: three files of content, and a manifest with the size and SHA-256 of each.
+"""One checkpoint as a directory: tensors, state, settings and tokenizer, and a manifest with the size and SHA-256 of each.
 
 Layout: `model.safetensors` (weights alone, for other tools), `training.safetensors` (optimizer, memory, random states),
-`state.json` (schedule, position, counters) and `manifest.json` (step, sizes, hashes), written last.
-
-The manifest is a sealed JSON file: it contains its own checksum, and only one spelling of it is accepted, so any change to its
-bytes is found.
+`state.json` (schedule, position, counters), `config.json` and `tokenizer.json` (of the run when it was saved), and
+`manifest.json` (step, sizes, hashes), written last.
 """
 
-import hashlib
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.errors import CheckpointError, one_line
-from transformer_xl.files import FileRecord, canonical_json, regular_size, sync_directory, write_file
-from transformer_xl.seals import read_sealed, seal
+from transformer_xl.files import canonical_json, regular_size, sync_directory, write_file
+from transformer_xl.manifest import MANIFEST_FILE, Manifest, encode_manifest, parse_manifest
+from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE
 from transformer_xl.untrusted import parse_json
 
 if TYPE_CHECKING:
@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 MODEL_FILE = "model.safetensors"
 TRAINING_FILE = "training.safetensors"
 STATE_FILE = "state.json"
-MANIFEST_FILE = "manifest.json"
-FORMAT = 1
-MAX_STATE_BYTES = 16 * 2**20
-
-_MAX_STATE_PARTS = 2**20
+FORMAT, FORMAT_OF_0_2 = 2, 1
+"""Checkpoints of version 0.2 have no settings and no tokenizer; the directory of their run has."""
 
 _CONTENT_FILES = (MODEL_FILE, TRAINING_FILE, STATE_FILE)
+_COPIES = (CONFIG_FILE, TOKENIZER_FILE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +39,7 @@ class Checkpoint:
     model: "dict[str, Tensor]"  # weights alone, by name
     training: "dict[str, Tensor]"  # optimizer, memory and random states, by flat name; may be empty
     state: dict[str, Any]  # everything else, as JSON: scalars, lists and dicts with text keys
+    copies: Mapping[str, bytes] = field(default_factory=dict)  # the run's `config.json` and `tokenizer.json`
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
@@ -53,66 +52,74 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     from transformer_xl.tensor_file import encode_tensors
 
     directory.mkdir()
-    records = {
-        MODEL_FILE: write_file(directory / MODEL_FILE, encode_tensors(checkpoint.model)),
-        TRAINING_FILE: write_file(directory / TRAINING_FILE, encode_tensors(checkpoint.training)),
-        STATE_FILE: write_file(directory / STATE_FILE, [_encode_state(checkpoint.state)]),
+    content = {
+        MODEL_FILE: encode_tensors(checkpoint.model),
+        TRAINING_FILE: encode_tensors(checkpoint.training),
+        STATE_FILE: [_encode_state(checkpoint.state)],
+        **{name: [data] for name, data in checkpoint.copies.items()},
     }
-    files = {name: asdict(record) for name, record in records.items()}
-    write_file(directory / MANIFEST_FILE, [seal({"format": FORMAT, "step": checkpoint.step, "files": files})])
+    records = {name: write_file(directory / name, chunks) for name, chunks in content.items()}
+    write_file(directory / MANIFEST_FILE, [encode_manifest(records, format=FORMAT, step=checkpoint.step)])
     sync_directory(directory)
 
 
 def read_checkpoint(directory: Path, *, step: int) -> Checkpoint:
-    """Verify a checkpoint directory, which must be of that step, then load it to the CPU.
+    """Load a checkpoint directory, which must be of that step, to the CPU; what is loaded has been compared with its manifest.
 
     Raises:
-        CheckpointError: a file is not what was written (the message names it); no tensor is allocated then.
+        CheckpointError: a file is not what was written (the message names it).
     """
     from transformer_xl.tensor_file import load_tensors
 
+    with _readable(directory):
+        manifest = _read_manifest(directory, step=step)
+        copies = _read_copies(directory, manifest)
+        state = _read_state(directory / STATE_FILE, manifest)
+        model, training = (load_tensors(directory / name, manifest) for name in (MODEL_FILE, TRAINING_FILE))
+    return Checkpoint(step, model, training, state, copies)
+
+
+def read_copies(directory: Path, *, step: int) -> dict[str, bytes]:
+    """Return the run's settings and tokenizer from a checkpoint directory, and load nothing else; see `read_checkpoint`."""
+    with _readable(directory):
+        return _read_copies(directory, _read_manifest(directory, step=step))
+
+
+@contextmanager
+def _readable(directory: Path) -> Iterator[None]:
     try:
-        _check_names(directory)
-        for name, record in _read_manifest(directory / MANIFEST_FILE, step=step).items():
-            _check_content(directory / name, record)
-        model = load_tensors(directory / MODEL_FILE)
-        training = load_tensors(directory / TRAINING_FILE)
-        state = _read_state(directory / STATE_FILE)
+        yield
     except OSError as error:
         path, reason = str(error.filename or directory), error.strerror or str(error)
         raise CheckpointError(f"{path!r} cannot be read ({reason}); check the disk and the permissions") from error
-    return Checkpoint(step=step, model=model, training=training, state=state)
 
 
-def _check_names(directory: Path) -> None:
+def _read_manifest(directory: Path, *, step: int) -> Manifest:
+    """Read the manifest, and compare names and sizes of all files with it."""
     if directory.is_symlink():
         raise _damaged(directory, "it is a symbolic link, not a directory")
     names = {path.name for path in directory.iterdir()}
-    expected = {*_CONTENT_FILES, MANIFEST_FILE}
-    if missing := sorted(expected - names):
+    if missing := sorted({*_CONTENT_FILES, MANIFEST_FILE} - names):
         raise _damaged(directory, f"{', '.join(missing)} missing")
-    if extra := sorted(names - expected):
-        raise _damaged(directory, f"it holds {extra[0]!r}, which is not part of a checkpoint")
-
-
-def _read_manifest(path: Path, *, step: int) -> dict[str, FileRecord]:
+    path = directory / MANIFEST_FILE
     try:
-        manifest = read_sealed(path)
+        regular_size(path)
+        manifest = parse_manifest(path.read_bytes(), remedy=_REMEDY)
     except ValueError as error:
-        raise _damaged(path, str(error)) from error
-    if not _is(manifest.get("format"), FORMAT):
-        raise CheckpointError(
-            f"{str(path)!r} has format {manifest.get('format')!r} and this version reads {FORMAT}; upgrade transformer_xl"
-        )
-    if not _is(manifest.get("step"), step):
-        raise _damaged(path, f"it is of step {manifest.get('step')!r}, not {step}")
-    files = manifest.get("files")  # names in it are never used as paths unless they are ours
-    if not isinstance(files, dict) or set(files) != set(_CONTENT_FILES):
+        raise _damaged(path, one_line(error)) from error
+    format_, its_step = manifest.facts.get("format"), manifest.facts.get("step")
+    if not (_is(format_, FORMAT) or _is(format_, FORMAT_OF_0_2)):
+        raise CheckpointError(f"{str(path)!r} has format {format_!r} and this version reads {FORMAT}; upgrade transformer_xl")
+    if not _is(its_step, step):
+        raise _damaged(path, f"it is of step {its_step!r}, not {step}")
+    listed = set(manifest.files)  # names in it are never used as paths unless they are ours
+    if not set(_CONTENT_FILES) <= listed <= {*_CONTENT_FILES, *_COPIES}:
         raise _damaged(path, f"it must list {', '.join(_CONTENT_FILES)}")
-    try:
-        return {name: FileRecord(**files[name]) for name in _CONTENT_FILES}
-    except TypeError as error:
-        raise _damaged(path, "each file needs a size and a sha256") from error
+    if extra := sorted(names - listed - {MANIFEST_FILE}):
+        raise _damaged(directory, f"it holds {extra[0]!r}, which is not part of a checkpoint")
+    for name, record in manifest.files.items():
+        _check_size(directory / name, record.size)
+    return manifest
 
 
 def _is(value: object, number: int) -> bool:
@@ -120,33 +127,32 @@ def _is(value: object, number: int) -> bool:
     return type(value) is int and value == number
 
 
-def _check_content(path: Path, record: FileRecord) -> None:
+def _check_size(path: Path, written: object) -> None:
     try:
         size = regular_size(path)
     except ValueError as error:
         raise _damaged(path, str(error)) from error
-    if size != record.size:
-        raise _damaged(path, f"it has {size} bytes and {record.size} were written")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != record.sha256:
-        raise _damaged(path, f"its sha256 is {digest[:12]}… and {str(record.sha256)[:12]}… was written")
+    if size != written:
+        raise _damaged(path, f"it has {size} bytes and {written} were written ({MANIFEST_FILE})")
 
 
-def _read_state(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > MAX_STATE_BYTES:
-        raise _damaged(path, f"it has more than {MAX_STATE_BYTES} bytes")
+def _read_copies(directory: Path, manifest: Manifest) -> dict[str, bytes]:
+    return {name: manifest.read(directory / name) for name in _COPIES if name in manifest.files}
+
+
+def _read_state(path: Path, manifest: Manifest) -> dict[str, Any]:
+    data = manifest.read(path)
     try:
-        state = parse_json(path.read_bytes(), most_parts=_MAX_STATE_PARTS)
+        state = parse_json(data)
         if not isinstance(state, dict):
             raise ValueError("it holds no JSON object")
-        _check_json(state, "state")
-    except (ValueError, CheckpointError) as error:
+    except ValueError as error:
         raise _damaged(path, str(error)) from error
     return state
 
 
-REMEDY = "; load an earlier checkpoint or restore this one from a copy"
+_REMEDY = "load an earlier checkpoint or restore this one from a copy"
+REMEDY = f"; {_REMEDY}"
 """The end of a message about damage."""
 
 
@@ -158,16 +164,9 @@ def _encode_state(state: dict[str, Any]) -> bytes:
     """Serialize the state; refuse values that JSON cannot hold or would silently change (tuples, number keys)."""
     try:
         _check_json(state, "state")
-        data = canonical_json(state)
-        if len(data) <= MAX_STATE_BYTES:
-            parse_json(data, most_parts=_MAX_STATE_PARTS)
+        return canonical_json(state)
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; a list that contains itself
         raise CheckpointError(f"state cannot be stored: {one_line(error)}; keep to small, plain values") from error
-    if len(data) > MAX_STATE_BYTES:
-        raise CheckpointError(
-            f"state takes {len(data)} bytes as JSON, more than {MAX_STATE_BYTES}; put arrays into `training` as tensors"
-        )
-    return data
 
 
 def _check_json(value: Any, where: str) -> None:

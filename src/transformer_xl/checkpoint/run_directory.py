@@ -1,14 +1,12 @@
 """The directory of a run, and loading a model and its tokenizer.
 
 runs/quickstart/
-config.json       every setting, resolved
-tokenizer.json
-seal.json         what these two must be; any change of them is found
+config.json       every setting, resolved, for people: each checkpoint has its own copy, which is the one that is read
+tokenizer.json    the same
 checkpoints/      step-00001000/ …, best.json
 environment.json  versions, commit, machine, seed and command of each start
 loggers.json      the remote runs that it writes to, if any
 metrics.jsonl     loss, validation, samples; one JSON object per line
-*.damaged         what was damaged in a log, set aside
 loss.png
 .lock             held by the process that trains here
 """
@@ -17,35 +15,19 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
+from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore, averaged_weights
 from transformer_xl.config import RunConfig
-from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, TxlError, beside, one_line, system_reason
+from transformer_xl.data.tokenizers import MAX_FILE_BYTES, Tokenizer, load_tokenizer, read_tokenizer
+from transformer_xl.errors import CheckpointError, TxlError, beside, one_line, system_reason
 from transformer_xl.files import locked, make_directories, remove, replace_file, stray_name
 from transformer_xl.model.directory import CONFIG_FILE, RUNS, TOKENIZER_FILE, read_config, resolve
-from transformer_xl.seals import differences, read_sealed, seal, seal_command, summary
-from transformer_xl.untrusted import read_json_object
+from transformer_xl.untrusted import parse_json, read_small
 
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
-SEAL_FILE = "seal.json"
-
-
-@dataclass(frozen=True)
-class Seal:
-    """What the files of a run must hold.
-
-    Attributes:
-        configs: contents that `config.json` may have: one, or while it is replaced the old and the new.
-        tokenizer: fingerprint of the tokenizer.
-    """
-
-    configs: list[dict[str, Any]]
-    tokenizer: str
 
 
 class RunDirectory:
@@ -64,11 +46,8 @@ class RunDirectory:
         return CheckpointStore(self.path / CHECKPOINTS, keep=keep)
 
     @contextmanager
-    def locked(self) -> Iterator[Callable[[], bool]]:
-        """Keep other processes from training here until the block ends; make the directory, and remove it if it stays empty.
-
-        The block gets a function that says whether the lock is still there.
-        """
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training here until the block ends; make the directory, and remove it if it stays empty."""
 
         def refuse() -> None:
             raise CheckpointError(f"another process is training in '{self.path}'; wait until it ends, or choose another --out")
@@ -81,8 +60,8 @@ class RunDirectory:
             with writing(self.path):
                 make_directories(self.path)
                 held.callback(remove_if_empty)
-                is_held = held.enter_context(locked(self.path / LOCK_FILE, on_busy=refuse))
-            yield is_held
+                held.enter_context(locked(self.path / LOCK_FILE, on_busy=refuse))
+            yield
 
     def check_free(self) -> None:
         """Raise a `CheckpointError` unless the directory is free for a new run."""
@@ -98,97 +77,56 @@ class RunDirectory:
             try:
                 checkpoints.mkdir(exist_ok=True)
                 tokenizer.save(self.path / TOKENIZER_FILE)
-                self.save_config(config, tokenizer)
+                self._write_config(config)
             except BaseException:
-                replaced = (self.path / SEAL_FILE, self.path / CONFIG_FILE)
-                for path in (checkpoints, self.path / TOKENIZER_FILE, *replaced, *map(stray_name, replaced)):
+                config_path = self.path / CONFIG_FILE
+                for path in (checkpoints, self.path / TOKENIZER_FILE, config_path, stray_name(config_path)):
                     with suppress(OSError):
                         remove(path)
                 raise
 
-    def write_missing(self, config: RunConfig, tokenizer: Tokenizer) -> list[str]:
-        """Write those files again without which nobody can use the run, if they are gone; return their names."""
-        names = (CONFIG_FILE, TOKENIZER_FILE, SEAL_FILE, CHECKPOINTS)
-        missing = [name for name in names if not (self.path / name).exists()]
-        with writing(self.path):
-            if missing:
-                make_directories(self.path / CHECKPOINTS)
-            if TOKENIZER_FILE in missing:
-                tokenizer.save(self.path / TOKENIZER_FILE)
-        if CONFIG_FILE in missing or SEAL_FILE in missing:
-            self.save_config(config, tokenizer)
-        return missing
-
     def save_config(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        """Write the run's settings, and seal them and its tokenizer; a kill at any time leaves sealed settings, old or new."""
-        new = config.model_dump(mode="json")
-        try:
-            old = self.read_seal().configs
-        except CheckpointError:  # there is none yet
-            old = []
+        """Change the run's settings, in its checkpoints too; a kill at any time leaves each with the old or the new ones."""
+        self.store().change_copies(copies(config, tokenizer))
         with writing(self.path):
-            self._write_seal(Seal([*old, new], tokenizer.fingerprint))
-            replace_file(self.path / CONFIG_FILE, (json.dumps(new, indent=2) + "\n").encode())
-            self._write_seal(Seal([new], tokenizer.fingerprint))
+            self._write_config(config)
 
-    def read_seal(self) -> "Seal":
-        """Read what the run's settings and tokenizer must be.
+    def _write_config(self, config: RunConfig) -> None:
+        replace_file(self.path / CONFIG_FILE, config_bytes(config))
 
-        Raises:
-            CheckpointError: it is missing or damaged.
+    def config(self, checkpoint: Checkpoint | None = None) -> RunConfig:
+        """Read the run's settings.
+
+        Args:
+            checkpoint: whose settings they are; None: the newest that is sound, or before the first one `config.json`.
         """
-        path = self.path / SEAL_FILE
-        remedy = f"if {CONFIG_FILE} and {TOKENIZER_FILE} are right, seal them again: {seal_command(self.path)}"
-        try:
-            match read_sealed(path):
-                case {"configs": [*configs], "tokenizer": str(tokenizer)} if all(isinstance(each, dict) for each in configs):
-                    return Seal(configs, tokenizer)
-            raise ValueError("it says nothing of a run")
-        except FileNotFoundError:
-            raise CheckpointError(f"'{path}' is missing; {remedy}") from None
-        except OSError as error:
-            raise CheckpointError(f"'{path}' cannot be read: {error.strerror or error}; check the permissions") from None
-        except ValueError as error:
-            raise CheckpointError(f"'{path}' is damaged ({one_line(error)}); {remedy}") from None
-
-    def _write_seal(self, content: "Seal") -> None:
-        replace_file(self.path / SEAL_FILE, seal(vars(content)))
-
-    def config(self) -> RunConfig:
-        """Read the run's settings."""
         path = self.path / CONFIG_FILE
         if not path.exists():
             runs = beside(self.path, lambda path: RunDirectory(path).holds_run, also=RUNS)
             raise CheckpointError(f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train{runs}")
-        values = read_json_object(path)
-        known = [list(differences(sealed, values)) for sealed in self.read_seal().configs]
-        if found := min(known, key=len, default=["no settings are sealed"]):
-            raise CheckpointError(
-                f"'{path}' is not as the run left it: {summary(found)}; restore it, or if you changed it on purpose: "
-                f"{seal_command(self.path)}"
-            )
         try:
+            values = parse_json(self._content_of(CONFIG_FILE, checkpoint))
+            if not isinstance(values, dict):
+                raise CheckpointError(f"'{path}' is not a JSON object; restore it from a copy")
             return RunConfig(**values)
-        except ConfigError as error:
-            raise CheckpointError(f"'{path}': {error}") from None
+        except ValueError as error:  # of JSON, or of settings
+            raise CheckpointError(f"'{path}': {one_line(error)}") from None
 
-    def tokenizer(self, vocab_size: int | None = None) -> Tokenizer:
-        """Read the run's tokenizer; see `load_tokenizer`."""
-        path = self.path / TOKENIZER_FILE
-        tokenizer = load_tokenizer(path, vocab_size=vocab_size or self.config().model.vocab_size)
-        if tokenizer.fingerprint != self.read_seal().tokenizer:
-            raise CheckpointError(
-                f"'{path}' is another tokenizer than the run's; restore it, or if you changed it on purpose: "
-                f"{seal_command(self.path)}"
-            )
-        return tokenizer
+    def tokenizer(self, checkpoint: Checkpoint | None = None) -> Tokenizer:
+        """Read the run's tokenizer; see `config`."""
+        return read_tokenizer(self._content_of(TOKENIZER_FILE, checkpoint), self.path / TOKENIZER_FILE)
+
+    def _content_of(self, name: str, checkpoint: Checkpoint | None) -> bytes:
+        """Return the content of a file as a checkpoint has it; those of version 0.2 have none."""
+        known = checkpoint.copies if checkpoint else self.store().newest_copies()
+        return known[name] if name in known else read_small(self.path / name, most_bytes=MAX_FILE_BYTES)
 
     def _is_free(self) -> bool:
         """Return whether the directory has no files but those that a killed start leaves: everything before config.json."""
         names = {path.name for path in self.path.iterdir()} - {LOCK_FILE}
         if CHECKPOINTS not in names:
             return not names
-        own = (CHECKPOINTS, TOKENIZER_FILE, SEAL_FILE, stray_name(self.path / CONFIG_FILE).name)
+        own = (CHECKPOINTS, TOKENIZER_FILE, stray_name(self.path / CONFIG_FILE).name)
         return all(name.startswith(own) for name in names) and not any((self.path / CHECKPOINTS).iterdir())
 
     def _content(self) -> str:
@@ -244,15 +182,17 @@ def load(
         CheckpointError: there is nothing, everything is damaged, parts do not fit together, or weights are not finite numbers.
     """
     from transformer_xl.model.adapters import merged
-    from transformer_xl.model.pretrained import build, open_model
+    from transformer_xl.model.pretrained import build, manifest_of, open_model
     from transformer_xl.model.sequence_model import make_model
 
     run = RunDirectory(source)
     if run.holds_run:
-        config, train = run.config().model, run.config().train
-        tokenizer = run.tokenizer(config.vocab_size)
+        newest_or_best = run.store().load_best if which == "best" else run.store().load_newest
+        checkpoint = newest_or_best(on_damaged=on_damaged or _warn)
+        weights = _weights(run, checkpoint, which)
+        settings, tokenizer = run.config(checkpoint), run.tokenizer(checkpoint)
+        config, train = settings.model, settings.train
         check_tokenizer(tokenizer, config.vocab_size, str(source))
-        weights = _run_weights(run, which, on_damaged or _warn)
         if train.lora_rank is not None:
             weights = merged(weights, scale=train.lora_alpha / train.lora_rank)
         return build(make_model, config, weights, f"{run.path / CHECKPOINTS}"), tokenizer
@@ -263,9 +203,19 @@ def load(
             f"'{folder}' has no {TOKENIZER_FILE}; save the tokenizer there, convert again with --vocabulary FILE, or load "
             "the model alone, with from_pretrained of its class"
         )
-    tokenizer = load_tokenizer(folder / TOKENIZER_FILE, vocab_size=config.vocab_size)
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE, manifest=manifest_of(folder))
     check_tokenizer(tokenizer, config.vocab_size, str(source))
     return open_model(make_model, config, folder), tokenizer
+
+
+def config_bytes(config: RunConfig) -> bytes:
+    """Return what `config.json` of a run holds."""
+    return (json.dumps(config.model_dump(mode="json"), indent=2) + "\n").encode()
+
+
+def copies(config: RunConfig, tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Return the settings and the tokenizer as checkpoints keep them."""
+    return {CONFIG_FILE: config_bytes(config), TOKENIZER_FILE: tokenizer.to_json()}
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocab_size: int | None, origin: str) -> None:
@@ -277,9 +227,7 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int | None, origin: str) -
         )
 
 
-def _run_weights(run: RunDirectory, which: str, on_damaged: Callable[[str], None]) -> dict[str, Any]:
-    store = run.store()
-    checkpoint = (store.load_best if which == "best" else store.load_newest)(on_damaged=on_damaged)
+def _weights(run: RunDirectory, checkpoint: Checkpoint, which: str) -> dict[str, Any]:
     averaged = which == "average"
     if which == "best":  # its average may be what makes it the best
         match checkpoint.state:

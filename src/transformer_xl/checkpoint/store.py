@@ -11,23 +11,33 @@ One directory cannot replace another in one operation. So if a step is saved aga
 import errno
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.checkpoint.checkpoint import FORMAT, REMEDY, Checkpoint, read_checkpoint, write_checkpoint
+from transformer_xl.checkpoint.checkpoint import (
+    FORMAT_OF_0_2,
+    REMEDY,
+    Checkpoint,
+    read_checkpoint,
+    read_copies,
+    write_checkpoint,
+)
 from transformer_xl.console import short
 from transformer_xl.errors import SYSTEM_REMEDIES, CheckpointError, ConfigError
 from transformer_xl.files import (
+    canonical_json,
     discard_directory,
     make_directory,
+    regular_size,
     remove,
     replace_file,
     stray_name,
     sync_directory,
 )
-from transformer_xl.seals import read_sealed, seal
+from transformer_xl.untrusted import parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,8 +146,29 @@ class CheckpointStore:
         if step not in (known := self.steps()):
             have = f"it has steps {', '.join(map(str, known))}" if known else "it has none"
             raise CheckpointError(f"no checkpoint of step {step} in {str(self.directory)!r}; {have}")
-        final, old = self._path(step), self._old_path(step)
-        return read_checkpoint(old if old.is_dir() and not final.is_dir() else final, step=step)
+        return read_checkpoint(self._readable_path(step), step=step)
+
+    def newest_copies(self) -> dict[str, bytes]:
+        """Return settings and tokenizer from the newest checkpoint where these are sound; empty if there is none."""
+        for step in reversed(self.steps()):
+            with suppress(CheckpointError):
+                return read_copies(self._readable_path(step), step=step)
+        return {}
+
+    def change_copies(self, copies: Mapping[str, bytes]) -> None:
+        """Save all sound checkpoints again with other settings; an interruption leaves each with the old or the new ones.
+
+        Raises:
+            CheckpointError: one cannot be written, and has the old ones.
+        """
+        for step in self.steps():
+            try:
+                checkpoint = self.load(step)
+            except CheckpointError:  # nobody will load it
+                continue
+            with _explained(f"checkpoint {str(self._path(step))!r} cannot be saved with other settings"):
+                self._write(replace(checkpoint, copies=copies), self._path(step))
+                self._settle(step)
 
     def load_newest(self, *, on_damaged: Callable[[str], None]) -> Checkpoint:
         """Load the newest sound checkpoint; raise a `CheckpointError` if there is none.
@@ -205,6 +236,10 @@ class CheckpointStore:
     def _old_path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}.old"
 
+    def _readable_path(self, step: int) -> Path:
+        final, old = self._path(step), self._old_path(step)
+        return old if old.is_dir() and not final.is_dir() else final
+
     def _entries(self) -> list[Path]:
         try:
             return sorted(self.directory.iterdir())
@@ -250,8 +285,12 @@ class CheckpointStore:
                 discard_directory(self._old_path(step))
                 discard_directory(self._path(step))
 
+    def _best_record(self, step: int) -> bytes:
+        """Return what the record of the best step says. It says it twice, so that damage shows."""
+        return canonical_json({"directory": self._path(step).name, "step": step})
+
     def _record_best(self, step: int) -> None:
-        replace_file(self._best_path, seal({"format": FORMAT, "step": step}))
+        replace_file(self._best_path, self._best_record(step))
 
     def _read_best(self) -> int | None:
         path = str(self._best_path)
@@ -263,12 +302,15 @@ class CheckpointStore:
 
     def _recorded_best(self) -> int | None:
         try:
-            content = read_sealed(self._best_path)
+            regular_size(self._best_path)
+            data = self._best_path.read_bytes()
         except FileNotFoundError:
             return None
-        if content.get("format") != FORMAT or not _is_step(content.get("step")):
-            raise ValueError(f"it is not of format {FORMAT}")
-        return content["step"]
+        content = parse_json(data)
+        step = content.get("step") if isinstance(content, dict) else None
+        if not _is_step(step) or (data != self._best_record(step) and content.get("format") != FORMAT_OF_0_2):
+            raise ValueError("it does not name a step as it was written")
+        return step
 
     def _load_first_sound(self, steps: Iterable[int], on_damaged: Callable[[str], None]) -> Checkpoint:
         reasons: list[str] = []

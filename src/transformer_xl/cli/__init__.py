@@ -20,7 +20,6 @@ from transformer_xl.cli import (
     predict,
     recipes,
     score,
-    seal,
     serve,
     train,
     translate,
@@ -74,7 +73,6 @@ app.command(ablate.ablate)
 app.command(plot.plot)
 app.command(recipes.recipes)
 app.command(recipes.settings)
-app.command(seal.seal)
 
 
 def main(arguments: list[str] | None = None) -> None:

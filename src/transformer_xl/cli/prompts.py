@@ -187,7 +187,7 @@ def _is_object(line: str) -> bool:
 
 def _fields(line: str) -> dict[str, Any]:
     try:
-        fields = parse_json(line.encode(), most_parts=len(line))
+        fields = parse_json(line.encode())
     except ValueError as error:
         raise CorpusError(f'it is not JSON ({error}); write {{"prompt": "text"}}') from None
     if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):

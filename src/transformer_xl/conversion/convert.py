@@ -1,7 +1,7 @@
 """Converts a foreign checkpoint to a native directory, one tensor at a time."""
 
-import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from transformer_xl.conversion.sources import ForeignCheckpoint, open_source
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import write_file
-from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
-from transformer_xl.model.pretrained import config_values, sealing
+from transformer_xl.model.directory import WEIGHTS_FILE
+from transformer_xl.model.pretrained import config_values, write_settings
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model_config import AttentionConfig
-from transformer_xl.tensor_file import write_sealed_tensors
+from transformer_xl.tensor_file import TensorSpec, encode_lazily
 
 
 @dataclass(frozen=True)
@@ -85,23 +85,26 @@ def convert(
     words = None if vocabulary is None else Path(vocabulary)
     found = open_source(Path(source), kind=kind, vocabulary=words, moses=moses, settings=settings)
     content, load = _native_tensors(found)
-    n_parameters = sum(shape.numel() for _, shape in content.values())
-    n_bytes = sum(shape.numel() * dtype.itemsize for dtype, shape in content.values())
-    values = config_values(found.config)
+    n_parameters = sum(math.prod(shape) for _, shape in content.values())
+    n_bytes = sum(math.prod(shape) * dtype.itemsize for dtype, shape in content.values())
 
-    def progress(n_written: int) -> None:
-        if on_progress:
-            on_progress(min(n_written, n_bytes), n_bytes)
+    def chunks() -> Iterator[bytes | memoryview]:
+        n_written = 0
+        for chunk in encode_lazily(content, load):
+            yield chunk
+            n_written += len(chunk)
+            if on_progress:
+                on_progress(min(n_written, n_bytes), n_bytes)
 
     with new_directory(target) as folder:
-        size = write_sealed_tensors(folder / WEIGHTS_FILE, content, load, metadata=sealing(values), on_progress=progress)
-        write_file(folder / CONFIG_FILE, [json.dumps(values, indent=2).encode() + b"\n"])
-        if found.tokenizer is not None:
-            found.tokenizer.save(folder / TOKENIZER_FILE)
-    return Converted(found.kind, found.weights, found.config, found.tokenizer, n_parameters, size, found.tgt_len, found.notes)
+        record = write_file(folder / WEIGHTS_FILE, chunks())
+        write_settings(folder, config_values(found.config), record, found.tokenizer)
+    return Converted(
+        found.kind, found.weights, found.config, found.tokenizer, n_parameters, record.size, found.tgt_len, found.notes
+    )
 
 
-def _native_tensors(source: ForeignCheckpoint) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:
+def _native_tensors(source: ForeignCheckpoint) -> tuple[dict[str, TensorSpec], Callable[[str], Tensor]]:
     """Check that the source has all native tensors. Return their types and shapes, and a function that makes one of them."""
     origin = str(source.weights)
     names = source.key_map.locate({name: tensor.shape for name, tensor in source.tensors.items()}, origin)
@@ -131,7 +134,7 @@ def _native_tensors(source: ForeignCheckpoint) -> tuple[dict[str, tuple[torch.dt
                 raise CheckpointError(f"tensors '{first}' and '{other}' of '{origin}' are tied by its settings, but differ")
         return tensor
 
-    content = {name: (dtype, torch.Size(shape)) for name, shape in shapes.items()}
+    content = {name: TensorSpec(dtype, shape) for name, shape in shapes.items()}
     return content, lambda name: source.key_map.native(name, shapes, read)
 
 

@@ -26,7 +26,7 @@ from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import TransformerXLConfig, XLNetConfig
-from transformer_xl.tensor_file import encode_lazily
+from transformer_xl.tensor_file import TensorSpec, encode_lazily
 from transformer_xl.version import __version__
 
 Target = Literal["native", "huggingface", "authors"]
@@ -114,8 +114,7 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
     with new_directory(target) as folder:
         write_file(folder / CARD_FILE, [card.encode()])
         if foreign is None:
-            model.save_pretrained(folder)
-            cast("Tokenizer", tokenizer).save(folder / TOKENIZER_FILE)
+            model.save_pretrained(folder, tokenizer=tokenizer)
             notes = []
         else:
             write_file(folder / "model.safetensors", encode_lazily(foreign.content, foreign.make))
@@ -174,7 +173,7 @@ class _Foreign:
 
     settings_file: str
     settings: dict[str, Any]
-    content: dict[str, tuple[torch.dtype, torch.Size]]
+    content: dict[str, TensorSpec]
     make: Callable[[str], Tensor]
     notes: tuple[str, ...]
     write_vocabulary: Callable[[Path, Tokenizer | None], Iterable[str]]
@@ -210,7 +209,7 @@ def _xlnet(model: XLNet | TaskModel, kind: Target, tgt_len: int | None) -> _Fore
         shared = [name for name in weights if name.removeprefix("backbone.") in ("r_w_bias", "r_r_bias", "r_s_bias")]
         weights |= {name: weights[name].expand(config.n_layer, -1, -1) for name in shared}
     parts = [part for part in key_map.parts() if config.head is None or not part.optional]  # its models have one head
-    content = {part.name: (model.dtype, torch.Size(part.shape)) for part in parts}
+    content = {part.name: TensorSpec(model.dtype, tuple(part.shape)) for part in parts}
     notes = list(_notes_of_head(config))
     if config.zero_first_memory and config.mem_len:
         notes.append(
@@ -250,21 +249,19 @@ def _no_pieces(folder: Path, tokenizer: Tokenizer | None) -> Iterator[str]:
         yield "no vocabulary was written, because Hugging Face reads a spiece.model; if the model came with one, put it there"
 
 
-def _foreign_tensors(
-    model: TransformerXL, kind: Target
-) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:
+def _foreign_tensors(model: TransformerXL, kind: Target) -> tuple[dict[str, TensorSpec], Callable[[str], Tensor]]:
     """Return types and shapes of all foreign tensors, and a function that makes one of them."""
     config = model.config
     key_map = (huggingface if kind == "huggingface" else authors).key_map(config)
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     # the authors' `load_state_dict` needs all names of tied weights; Hugging Face ties them itself
     parts = {name: part for part in key_map.parts() for name in (part.name, *(part.aliases if kind == "authors" else ()))}
-    content = {name: (model.dtype, torch.Size(part.shape)) for name, part in parts.items()}
+    content = {name: TensorSpec(model.dtype, tuple(part.shape)) for name, part in parts.items()}
     fixed: dict[str, Tensor] = {}
     if not config.learns_positions:  # their modules store the frequencies of the sinusoids with the weights
         prefix = "transformer." if kind == "huggingface" else ""
         fixed[f"{prefix}pos_emb.inv_freq"] = 1 / 10000 ** (torch.arange(0.0, config.d_model, 2.0) / config.d_model)
-    content |= {name: (tensor.dtype, tensor.shape) for name, tensor in fixed.items()}
+    content |= {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in fixed.items()}
 
     def make(name: str) -> Tensor:
         return fixed[name] if name in fixed else key_map.foreign(parts[name].name, weights.__getitem__).to(model.dtype)

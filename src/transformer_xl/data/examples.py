@@ -39,7 +39,6 @@ UNLABELLED = ("unsup",)
 
 STDIN = "standard input"
 
-_MAX_JSON_PARTS = 1 << 22  # commas of a long text count, too
 _JSON = (".jsonl", ".ndjson", ".json")
 _RACE = ("high", "middle")
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
@@ -197,7 +196,7 @@ class _Reader:
     def _json(self, data: bytes, place: str) -> Any:
         _decoded(data, place)
         try:
-            return parse_json(data, most_parts=_MAX_JSON_PARTS)
+            return parse_json(data)
         except ValueError as error:
             raise CorpusError(f"{place}: it is not JSON: {one_line(error)}") from None
 

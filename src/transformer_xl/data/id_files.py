@@ -98,7 +98,7 @@ def _of_array(piece: Piece, array: _Array, file: IO[bytes], vocab_size: int) -> 
 
 def _of_line(path: Path, offset: int, line: bytes) -> np.ndarray:
     try:
-        value = parse_json(line, most_parts=len(line))
+        value = parse_json(line)
     except ValueError as error:
         raise CorpusError(f"{_line(path, offset)} is not JSON: {one_line(error)}") from None
     ids = value.get("ids") if isinstance(value, dict) else value

@@ -14,14 +14,10 @@ import numpy as np
 
 from transformer_xl.data.text_files import not_utf8_remedy
 from transformer_xl.errors import TokenizerError
-from transformer_xl.files import whole_file
-from transformer_xl.seals import json_sha256
+from transformer_xl.files import json_sha256, whole_file
 
 FORMAT = 1
 """Version of the JSON files."""
-
-CHECKSUM = "checksum"
-"""Name of the checksum in a file, which is the tokenizer's fingerprint."""
 
 BYTES = [bytes([value]) for value in range(256)]
 
@@ -178,9 +174,13 @@ class Tokenizer(ABC):
         return values
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer as JSON with its checksum; `path` holds the old or the new file, never a part of one."""
+        """Write the tokenizer as JSON; `path` holds the old or the new file, never a part of one."""
         with whole_file(Path(path)) as stray:
-            stray.write_text(json.dumps({**self.to_dict(), CHECKSUM: self.fingerprint}), encoding="utf-8")
+            stray.write_bytes(self.to_json())
+
+    def to_json(self) -> bytes:
+        """Return what `save` writes."""
+        return json.dumps(self.to_dict()).encode()
 
     @cached_property
     def fingerprint(self) -> str:

@@ -9,6 +9,7 @@ not begin with one. (Bytes and characters: at any code point. Words: at any whit
 other white space, where BPE may form one token more than without the cut.
 """
 
+import hashlib
 import inspect
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,21 +20,16 @@ from transformer_xl.data.bpe import BPETokenizer, train_bpe
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
 from transformer_xl.data.ids import IdTokenizer
 from transformer_xl.data.spiece import SentencePieceTokenizer
-from transformer_xl.data.tokenizer_base import CHECKSUM, FORMAT, Tokenizer, require
+from transformer_xl.data.tokenizer_base import FORMAT, Tokenizer, require
 from transformer_xl.data.unigram_files import SavedUnigram
 from transformer_xl.data.unigram_training import train_unigram
 from transformer_xl.data.words import WordTokenizer, train_words
-from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean, shown
-from transformer_xl.seals import json_sha256, seal_command
-from transformer_xl.untrusted import read_json
+from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean, one_line, shown
+from transformer_xl.manifest import Manifest
+from transformer_xl.untrusted import parse_json, read_small
 
 MAX_FILE_BYTES = 64 << 20
 """The largest file that is read as a tokenizer; one of 800,000 words has some 10 MB."""
-
-MAX_PARTS = 1 << 21
-"""The most brackets, commas and colons of such a file: one per word, 6 per token of byte pairs, and those in the words."""
-
-_PARTS_PER_TOKEN, _OTHER_PARTS = 16, 100_000
 
 _CLASSES = (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, SentencePieceTokenizer, SymbolTokenizer, IdTokenizer)
 _KINDS: dict[str, Any] = {cls.kind: cls for cls in _CLASSES}
@@ -64,33 +60,35 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return train(config, texts)
 
 
-def load_tokenizer(path: Path, *, vocab_size: int | None = None, verify: bool = True) -> Tokenizer:
+def load_tokenizer(path: Path, *, manifest: Manifest | None = None) -> Tokenizer:
     """Read a tokenizer that `Tokenizer.save` wrote.
 
     Args:
         path: of the file.
-        vocab_size: of the model that it belongs to, if that is known: a file of far more words is refused unread.
-        verify: compare the file with its checksum, if it has one; those of other programs have none.
+        manifest: says what the file must be.
 
     Raises:
-        TokenizerError: no such file, or one that is too large, damaged, inconsistent or of an unknown kind.
+        TokenizerError: no such file, or one that is too large, inconsistent or of an unknown kind.
+        CheckpointError: it is another than the manifest says.
     """
-    path = Path(path)
-    most_parts = MAX_PARTS if vocab_size is None else min(MAX_PARTS, _PARTS_PER_TOKEN * vocab_size + _OTHER_PARTS)
     try:
-        values = read_json(path, most_bytes=MAX_FILE_BYTES, most_parts=most_parts)
-        require(isinstance(values, dict), "it is not a JSON object")
-        is_sealed, checksum = CHECKSUM in values, values.pop(CHECKSUM, None)
-        if verify and is_sealed and checksum != json_sha256(values):
-            raise TokenizerError(
-                "it is not as it was saved (its checksum is another); restore it from a copy, or if you changed it on purpose: "
-                f"{seal_command(path.parent)}"
-            )
-        return tokenizer_from_dict(values)
+        data = read_small(Path(path), most_bytes=MAX_FILE_BYTES)
     except CheckpointError as error:
         raise TokenizerError(str(error)) from None
-    except TokenizerError as error:
-        raise TokenizerError(f"tokenizer '{path}': {error}") from None
+    if manifest:
+        manifest.check(Path(path), hashlib.sha256(data).hexdigest())
+    return read_tokenizer(data, Path(path))
+
+
+def read_tokenizer(data: bytes, path: Path) -> Tokenizer:
+    """Return the tokenizer that a file of this content holds; `path` is named in errors, see `load_tokenizer`."""
+    try:
+        values = parse_json(data)
+        require(isinstance(values, dict), "it is not a JSON object")
+        values.pop("checksum", None)  # version 0.2 wrote one
+        return tokenizer_from_dict(values)
+    except ValueError as error:  # of JSON, or a TokenizerError
+        raise TokenizerError(f"tokenizer '{path}': {one_line(error)}") from None
 
 
 def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:

@@ -20,7 +20,7 @@ from transformer_xl.generation.inputs import (
     row_mask,
 )
 from transformer_xl.generation.scores import Scores
-from transformer_xl.generation.session_file import LAST, RESERVED, RowState, SessionFormat, model_sha256
+from transformer_xl.generation.session_file import LAST, RowState, SessionFormat, model_sha256
 from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
 from transformer_xl.model.softmax import check_ids
@@ -345,8 +345,8 @@ class Decoder:
 
     def _take(self, row: int) -> dict[str, Tensor]:
         tensors = self._stream.take(row)
-        if reserved := sorted(RESERVED & tensors.keys()):
-            raise ValueError(f"a tensor of the model's memory cannot be called {reserved[0]!r}; give it another name")
+        if LAST in tensors:
+            raise ValueError(f"a tensor of the model's memory cannot be called {LAST!r}; give it another name")
         return {**tensors, LAST: self._hidden[row].clone()}
 
     def put(self, row: int, state: RowState) -> None:

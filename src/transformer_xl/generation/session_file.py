@@ -1,8 +1,6 @@
 """Sessions: what rows of a decoder have read, as one safetensors file that gives the same next numbers, to the last bit.
 
-The file stores only the positions that a later token can see. The tensor `about` is JSON that says to which model and decoder
-the session belongs. The last 32 bytes, the tensor `sha256`, are the hash of all bytes before them, so that the whole file is
-verified before any of it is parsed.
+The file stores only the positions that a later token can see. Its metadata say to which model and decoder the session belongs.
 
 Tensors of several rows are joined: keys and values along their positions, the others along a first axis of rows.
 
@@ -27,23 +25,19 @@ from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, canonical_json, regular_size, sync_directory, write_file
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.reading.stream import check_like, check_names
-from transformer_xl.tensor_file import MAX_HEADER_BYTES, encode_lazily, encode_tensors, load_tensors, open_tensors
+from transformer_xl.tensor_file import TensorFile, TensorSpec, encode_lazily, encode_tensors
 from transformer_xl.untrusted import parse_json
 
 FORMAT = "transformer_xl session"
-VERSION = 2
+VERSION = 3
 MAX_ABOUT_BYTES = 2**20
 """A note is a remark, such as the tokenizer's name; long text belongs in another file."""
 
-_ABOUT, _CHECKSUM = "about", "sha256"
-_CHECKSUM_BYTES = 32
-_CHUNK_BYTES = 2**20
+_ABOUT = "transformer_xl.session"
+"""Name of the metadata, which are JSON."""
 
 LAST = "last"
 """Name of the hidden state (D,) from which the scores of a row's next token are computed."""
-
-RESERVED = frozenset({_ABOUT, _CHECKSUM, LAST})
-"""Names that no tensor of a stream may have."""
 
 _OPENED_WITH = ("mem_len", "tgt_len", "precision")
 _READ_WITH = ("clamp_len", "same_length", "ext_len")
@@ -84,7 +78,7 @@ class SessionFormat:
         if not _is_note(note):
             raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
         content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": note, "model": rows[0].model}
-        about = canonical_json(content)
+        about = canonical_json(content).decode()
         if len(about) > MAX_ABOUT_BYTES:
             raise CheckpointError(f"the note takes {len(about)} bytes and {MAX_ABOUT_BYTES} is the most; shorten it")
         stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # no user's file has this name
@@ -103,11 +97,13 @@ class SessionFormat:
             sync_directory(path.parent)
 
     def load(self, path: str | Path) -> tuple[list[RowState], dict[str, str]]:
-        """Verify a file, and return its rows, on the CPU, and its note; see `Decoder.load`."""
+        """Return the rows of a file, on the CPU, and its note; see `Decoder.load`."""
         path = Path(path)
-        about, tensors = _open_session(path)
+        file, about = _open_session(path)
         _check_origin(path, about, self.own)
         try:
+            check_names(file.tensors, self.own.tensors)
+            tensors = file.load()
             rows = [RowState(row, self.own.terms, self.own.model) for row in _unpack(tensors, self.own, self.by_position)]
             for row in rows:
                 self.check(row.tensors)
@@ -117,19 +113,11 @@ class SessionFormat:
 
 
 def describe_session(path: Path) -> dict[str, Any]:
-    """Verify a file, and return what it says: `model`, a hash, `decoder`, how that was opened, and `note`.
+    """Return what a file says: `model`, a hash, `decoder`, how that was opened, and `note`.
 
-    Anybody can compute the hash, so a valid file may still say anything; only the types are certain. A CheckpointError says in
-    one line why the file is not a session.
+    A valid file may say anything; only the types are certain. A CheckpointError says in one line why it is not a session.
     """
-    return _open_session(Path(path))[0]
-
-
-def peek_session(path: Path) -> dict[str, Any]:
-    """Return what a file says like `describe_session`, without verifying the whole of it: for lists of many large files."""
-    with _explained(f"session {str(path)!r} cannot be read", "check the path and the permissions"), open_tensors(path) as file:
-        about = {name: file.load_one(name) for name in (_ABOUT, _CHECKSUM) if name in file.tensors}
-    return _decode_about(path, about)
+    return _open_session(Path(path))[1]
 
 
 def model_sha256(model: SequenceModel) -> str:
@@ -153,28 +141,20 @@ _HASHES: WeakKeyDictionary[SequenceModel, str] = WeakKeyDictionary()
 # --- writing ---------------------------------------------------------------------------------------------------------------
 
 
-def _encode(rows: Sequence[RowState], about: bytes, by_position: Collection[str]) -> Iterator[bytes | memoryview]:
+def _encode(rows: Sequence[RowState], about: str, by_position: Collection[str]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a session's file, joining the rows one tensor at a time."""
-    content: dict[str, tuple[torch.dtype, torch.Size]] = {_ABOUT: (torch.uint8, torch.Size([len(about)]))}
+    content: dict[str, TensorSpec] = {}
     for name, first in rows[0].tensors.items():
-        shape = [len(rows), *first.shape]
+        shape = (len(rows), *first.shape)
         if name in by_position:
-            shape = [first.shape[0], sum(row.tensors[name].shape[1] for row in rows), first.shape[2]]
-        content[name] = first.dtype, torch.Size(shape)
-    content[_CHECKSUM] = (torch.uint8, torch.Size([_CHECKSUM_BYTES]))
-    digest = hashlib.sha256()
+            shape = (first.shape[0], sum(row.tensors[name].shape[1] for row in rows), first.shape[2])
+        content[name] = TensorSpec(first.dtype, shape)
 
     def load(name: str) -> Tensor:
-        if name == _CHECKSUM:  # the files' order is by type and name, so all other bytes have been hashed by now
-            return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-        if name == _ABOUT:
-            return torch.frombuffer(bytearray(about), dtype=torch.uint8)
         parts = [row.tensors[name] for row in rows]
         return torch.cat(parts, dim=1) if name in by_position else torch.stack(parts)
 
-    for chunk in encode_lazily(content, load):
-        digest.update(chunk)
-        yield chunk
+    return encode_lazily(content, load, {_ABOUT: about})
 
 
 def _check_replaceable(path: Path) -> None:
@@ -190,32 +170,15 @@ def _check_replaceable(path: Path) -> None:
 # --- reading ---------------------------------------------------------------------------------------------------------------
 
 
-def _open_session(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return `about` and the tensors of the state."""
+def _open_session(path: Path) -> tuple[TensorFile, dict[str, Any]]:
+    """Return a session's file, and what it says."""
     with _explained(f"session {str(path)!r} cannot be read", "check the path and the permissions"):
-        tensors = _read_verified(path)
-    return _decode_about(path, tensors), tensors
-
-
-def _read_verified(path: Path) -> dict[str, Tensor]:
-    try:
-        size = regular_size(path)
-        before = path.lstat()
-        _check_hash(path, size)
-        tensors = load_tensors(path)
-        after = path.lstat()
-    except CheckpointError as error:  # the message may quote the file
-        printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
-        raise CheckpointError(printable[: len(repr(str(path))) + _MOST_QUOTED]) from error
-    except ValueError as error:
-        raise CheckpointError(f"session {str(path)!r} is damaged or no session: {error}; load another or start anew") from error
-    if (before.st_ino, before.st_mtime_ns, size) != (after.st_ino, after.st_mtime_ns, after.st_size):
-        raise CheckpointError(f"session {str(path)!r} was replaced while it was read; load it again")
-    return tensors
-
-
-_MOST_QUOTED = 200
-"""Characters of a message that fit on a screen."""
+        try:
+            regular_size(path)
+        except ValueError as error:
+            raise CheckpointError(f"session {str(path)!r} cannot be read: {error}; load another or start anew") from error
+    file = TensorFile(path)
+    return file, _decode_about(path, file.metadata.get(_ABOUT, ""))
 
 
 def _quoted(value: object) -> str:
@@ -225,39 +188,12 @@ def _quoted(value: object) -> str:
     return short.repr(value)
 
 
-_SOON_READ = 2**26
-"""Bytes that are read in a moment, whatever they are."""
-
-
-def _check_hash(path: Path, size: int) -> None:
-    """Compare the last bytes of a file with the hash of all bytes before them."""
-    digest, left = hashlib.sha256(), size - _CHECKSUM_BYTES
-    with path.open("rb") as file:
-        if not 0 < int.from_bytes(file.read(8), "little") <= min(size, MAX_HEADER_BYTES):
-            raise ValueError("it does not begin as a safetensors file does")
-        if size > _SOON_READ:  # what only claims to be large is not read to its end
-            try:
-                with open_tensors(path):
-                    pass
-            except CheckpointError:
-                raise ValueError("its header does not account for all of its bytes") from None
-        file.seek(0)
-        while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
-            digest.update(chunk)
-            left -= len(chunk)
-        if file.read(_CHECKSUM_BYTES + 1) != digest.digest():
-            raise ValueError(f"its last {_CHECKSUM_BYTES} bytes are not the SHA-256 of those before them")
-
-
-def _decode_about(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Remove `about` and the hash from the tensors, and return what `about` says."""
-    about, checksum = tensors.pop(_ABOUT, None), tensors.pop(_CHECKSUM, None)
+def _decode_about(path: Path, about: str) -> dict[str, Any]:
     content: Any = None
-    if about is not None and checksum is not None and about.dtype == torch.uint8 and about.numel() <= MAX_ABOUT_BYTES:
-        with suppress(ValueError):
-            content = parse_json(about.numpy().tobytes())
+    with suppress(ValueError):
+        content = parse_json(about.encode())
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(f"{str(path)!r} is not a session file; give a file that decoder.save wrote")
+        raise CheckpointError(f"{str(path)!r} is not a session file; give a file that decoder.save wrote (since 0.3)")
     if content.get("version") != VERSION:
         raise CheckpointError(
             f"session {str(path)!r} has version {_quoted(content.get('version'))} and this program reads {VERSION}; "

@@ -17,15 +17,17 @@ from transformers.utils.generic import ModelOutput
 from transformers.utils.hub import cached_file
 
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.files import record_of
 from transformer_xl.huggingface.cache import MemoryCache
 from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 from transformer_xl.huggingface.legacy import download_arguments, native_source
+from transformer_xl.manifest import MANIFEST_FILE
 from transformer_xl.model.call import Rows
 from transformer_xl.model.directory import CONFIG_FILE, WEIGHTS_FILE
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.pretrained import blueprint, check_config, check_finite
+from transformer_xl.model.pretrained import blueprint, check_finite, manifest_of
 from transformer_xl.model.sequence_model import make_model
-from transformer_xl.tensor_file import open_tensors
+from transformer_xl.tensor_file import TensorFile
 from transformer_xl.untrusted import read_json_object
 
 PREFILL = 128  # tokens of a prompt read at once, as `Decoder` does; the memory carries what was before
@@ -125,6 +127,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """Write `config.json`, `model.safetensors` (as `TransformerXL.save_pretrained` does) and `generation_config.json`."""
         weights = self.state_dict() if state_dict is None else state_dict
         weights = {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}
+        (Path(save_directory) / MANIFEST_FILE).unlink(missing_ok=True)  # of what is replaced
         super().save_pretrained(save_directory, is_main_process, weights, *args, **kwargs)
 
     def get_input_embeddings(self) -> torch.nn.Module:
@@ -310,11 +313,10 @@ def _check_file(source: str, arguments: dict[str, Any], gives: tuple[str | None,
     _check_head(config, gives, source)
     folder = Path(path).parent
     has_config = (folder / CONFIG_FILE).exists()
-    with open_tensors(Path(path)) as file:
-        if has_config:
-            check_config(file, folder)
-        file.verify()
-        blueprint(make_model, config.native, {name.removeprefix(_PREFIX): x for name, x in file.tensors.items()}, path)
+    tensors = {name.removeprefix(_PREFIX): spec for name, spec in TensorFile(Path(path)).tensors.items()}
+    blueprint(make_model, config.native, tensors, path)
+    if manifest := manifest_of(folder):
+        manifest.check(Path(path), record_of(Path(path)).sha256)
     return read_json_object(folder / CONFIG_FILE).get("mem_len") if has_config else None
 
 

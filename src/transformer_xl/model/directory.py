@@ -6,6 +6,7 @@ from typing import Any
 
 from transformer_xl.errors import CheckpointError, ConfigError, beside, shown
 from transformer_xl.hub import download
+from transformer_xl.manifest import MANIFEST_FILE
 from transformer_xl.model_config import KINDS, ModelConfig, model_config
 from transformer_xl.untrusted import read_json_object
 
@@ -37,7 +38,7 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
     if found := local_directory(source):
         return found
     try:
-        return download(str(source), [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE], revision=revision, token=token)
+        return download(str(source), [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, MANIFEST_FILE], revision=revision, token=token)
     except CheckpointError as error:
         raise CheckpointError(
             f"'{source}' is neither a directory nor a hub id that can be read ({error}; for a hub id "

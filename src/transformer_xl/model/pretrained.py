@@ -1,4 +1,4 @@
-"""Save a model as `config.json` + `model.safetensors`, and load it from a directory or a hub id."""
+"""Save a model as `config.json` + `model.safetensors` + `manifest.json`, and load it from a directory or a hub id."""
 
 import json
 import tempfile
@@ -11,16 +11,13 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError, one_line, shown
-from transformer_xl.files import canonical_json, make_directories, replace_file, whole_file
+from transformer_xl.files import FileRecord, make_directories, record_of, replace_file, whole_file, write_file
 from transformer_xl.hub import CARD_FILE, model_card, upload
+from transformer_xl.manifest import MANIFEST_FILE, Manifest, encode_manifest, parse_manifest
 from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, read_config, resolve
 from transformer_xl.model_config import ModelConfig
-from transformer_xl.seals import differences, seal_command, summary
-from transformer_xl.tensor_file import Place, TensorFile, check_storable, open_tensors, write_sealed_tensors
-from transformer_xl.untrusted import parse_json, read_json_object
-
-_SEALED_CONFIG = "transformer_xl.config"
-"""Name of the content of config.json in the metadata of the weights."""
+from transformer_xl.tensor_file import TensorFile, TensorSpec, encode_tensors
+from transformer_xl.untrusted import MAX_SETTINGS_BYTES, read_small
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -31,25 +28,23 @@ class PretrainedMixin:
     kind: ClassVar[str]
     config: ModelConfig
 
-    def save_pretrained(self: Any, directory: str | Path) -> None:
-        """Write the model to a directory, each file completely or not at all, sealed: loading finds any change.
+    def save_pretrained(self: Any, directory: str | Path, *, tokenizer: Any = None) -> None:
+        """Write the model to a directory, each file completely or not at all, with a manifest of their SHA-256.
 
         Args:
             directory: created if missing; its `config.json` and `model.safetensors` are replaced.
+            tokenizer: written too, so that `txl.load(directory)` works; None: none.
 
         Raises:
             CheckpointError: the directory cannot be written.
         """
         folder = Path(directory)
-        values = config_values(self.config)
-        weights: dict[str, Tensor] = self.state_dict()
-        check_storable(weights)
-        content = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
         try:
             make_directories(folder)
             with whole_file(folder / WEIGHTS_FILE) as stray:
-                write_sealed_tensors(stray, content, weights.__getitem__, metadata=sealing(values))
-            replace_file(folder / CONFIG_FILE, (json.dumps(values, indent=2) + "\n").encode())
+                weights = write_file(stray, encode_tensors(self.state_dict()))
+                (folder / MANIFEST_FILE).unlink(missing_ok=True)  # a kill leaves none rather than one of other files
+            write_settings(folder, config_values(self.config), weights, tokenizer)
         except OSError as error:
             raise CheckpointError(
                 f"cannot write the model to '{folder}': {error}; free space or choose another directory"
@@ -83,9 +78,7 @@ class PretrainedMixin:
         load = from_class if tokenizer is None else f'model, tokenizer = txl.load("{repo_id}")'
         card = model_card(self, name=repo_id.rpartition("/")[2], load=f"import transformer_xl as txl\n\n{load}")
         with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            if tokenizer is not None:
-                tokenizer.save(Path(folder) / TOKENIZER_FILE)
+            self.save_pretrained(folder, tokenizer=tokenizer)
             (Path(folder) / CARD_FILE).write_text(card, encoding="utf-8")
             return upload(folder, repo_id, private=private, token=token, commit_message=commit_message)
 
@@ -134,15 +127,35 @@ def config_values(config: ModelConfig) -> dict[str, Any]:
     return {"model_type": config.kind, **config.model_dump(mode="json")}
 
 
-def sealing(values: dict[str, Any]) -> dict[str, str]:
-    """Return the metadata of weights that belong to a `config.json` of these values."""
-    return {_SEALED_CONFIG: canonical_json(values).decode()}
+def write_settings(folder: Path, values: dict[str, Any], weights: FileRecord, tokenizer: Any) -> None:
+    """Write what belongs to the weights of a model: its settings, its tokenizer if it has one, and then their manifest.
+
+    The manifest leaves out the settings: shapes are compared anyway, and people change a length of memory.
+    """
+    replace_file(folder / CONFIG_FILE, (json.dumps(values, indent=2) + "\n").encode())
+    records = {WEIGHTS_FILE: weights}
+    if tokenizer is not None:
+        tokenizer.save(folder / TOKENIZER_FILE)
+        records[TOKENIZER_FILE] = record_of(folder / TOKENIZER_FILE)
+    replace_file(folder / MANIFEST_FILE, encode_manifest(records))
+
+
+def manifest_of(folder: Path) -> Manifest | None:
+    """Read the manifest of a saved model; None if it has none, as those of other programs and of version 0.2."""
+    path = folder / MANIFEST_FILE
+    if not path.exists():
+        return None
+    remedy = f"restore it from a copy, or delete {MANIFEST_FILE} if it was changed on purpose"
+    try:
+        return parse_manifest(read_small(path, most_bytes=MAX_SETTINGS_BYTES), remedy=remedy)
+    except ValueError as error:
+        raise CheckpointError(f"'{path}' is damaged: {one_line(error)}; {remedy}") from None
 
 
 def open_model(cls: Callable[[Any], Any], config: ModelConfig, folder: Path) -> Any:
     """Build a model of `config` from the weights of its directory.
 
-    No memory is allotted before its tensors are known to fit. Sealed weights are verified, and `config.json` with them.
+    No memory is allotted before its tensors are known to fit.
 
     Raises:
         CheckpointError: the file is missing or damaged, a tensor is missing, unexpected or of another shape or type, or not
@@ -151,32 +164,9 @@ def open_model(cls: Callable[[Any], Any], config: ModelConfig, folder: Path) -> 
     path = folder / WEIGHTS_FILE
     if not path.exists():
         raise CheckpointError(f"'{path}' is missing; is this the directory of a model?")
-    with open_tensors(path) as file:
-        check_config(file, folder)
-        model = blueprint(cls, config, file.tensors, str(path))
-        return _filled(model, file.load(), str(path))
-
-
-def sealed_differences(file: TensorFile, folder: Path) -> list[str]:
-    """Return in words in what `config.json` differs from what it was when the weights were saved; none if they do not say."""
-    text = file.metadata.get(_SEALED_CONFIG)
-    if text is None:
-        return []
-    try:
-        sealed = parse_json(text.encode())
-    except ValueError:
-        return [f"the settings in the metadata of {WEIGHTS_FILE} are damaged"]
-    return list(differences(sealed, read_json_object(folder / CONFIG_FILE)))
-
-
-def check_config(file: TensorFile, folder: Path) -> None:
-    """Refuse a `config.json` that differs from what it was when the weights were saved, if they say so."""
-    if found := sealed_differences(file, folder):
-        file.verify()  # it may be the weights that are damaged
-        raise CheckpointError(
-            f"'{folder / CONFIG_FILE}' is not as it was saved: {summary(found)}; restore it, or if you changed it on purpose: "
-            f"{seal_command(folder)}"
-        )
+    file = TensorFile(path)
+    model = blueprint(cls, config, file.tensors, str(path))
+    return _filled(model, file.load(manifest_of(folder)), str(path))
 
 
 def build(cls: Callable[[Any], Any], config: ModelConfig, weights: Mapping[str, Tensor], origin: str) -> Any:
@@ -188,7 +178,7 @@ def build(cls: Callable[[Any], Any], config: ModelConfig, weights: Mapping[str, 
     return _filled(blueprint(cls, config, weights, origin), weights, origin)
 
 
-def blueprint(cls: Callable[[Any], Any], config: ModelConfig, found: Mapping[str, Tensor | Place], origin: str) -> Any:
+def blueprint(cls: Callable[[Any], Any], config: ModelConfig, found: Mapping[str, Tensor | TensorSpec], origin: str) -> Any:
     """Return a model without memory for its weights, after comparing every name, shape and type with those of a file."""
     if config.least_tensors > len(found):  # even empty, a billion layers would fill the memory
         raise CheckpointError(

@@ -22,7 +22,6 @@ from transformer_xl.model.pretrained import PretrainedMixin
 from transformer_xl.model.room import check_room, check_unasked
 from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
 from transformer_xl.model_config import ModelConfig
-from transformer_xl.tensor_file import MAX_TENSORS
 
 
 @dataclass(frozen=True)
@@ -281,9 +280,6 @@ def _check_layers(config: ModelConfig) -> None:
     """Refuse more layers than there is room for or than a file holds; even on the meta device each takes a millisecond."""
     what = f"a model of {config.n_layer:,} layers"
     check_room(config.least_tensors * _LAYER_BYTES, None, what=what, remedy="lower model.n_layer")
-    if config.least_tensors > MAX_TENSORS:
-        most = f"{MAX_TENSORS:,} tensors is the most that a file holds"
-        raise ConfigError(f"{what} could not be saved: {most}; lower model.n_layer")
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:

@@ -540,7 +540,7 @@ def _graphs(device: torch.device) -> Graphs | None:
     return Graphs(device) if device.type == "cuda" else None
 
 
-def check_names(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def check_names(state: Mapping[str, object], own: Mapping[str, object]) -> None:
     """Raise a ValueError unless two states have the same names."""
     if state.keys() != own.keys():
         raise ValueError(f"tensors {reprlib.repr(sorted(state.keys() ^ own.keys())[:3])} are missing or unknown")

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from transformer_xl.errors import CheckpointError, system_reason
 from transformer_xl.files import STRAY_SUFFIX, make_directory, sync_directory
 from transformer_xl.generation.session import TextState
-from transformer_xl.generation.session_file import RowState, SessionFormat, peek_session
+from transformer_xl.generation.session_file import RowState, SessionFormat, describe_session
 from transformer_xl.server.jobs import RefusalError, Ticket
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Store:
     def note(path: Path) -> dict[str, str] | None:
         """Return the note of a file, which is not verified; None: it is none."""
         try:
-            return peek_session(path)["note"]
+            return describe_session(path)["note"]
         except (CheckpointError, OSError):
             return None
 

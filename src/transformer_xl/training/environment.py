@@ -9,8 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,10 +17,11 @@ from typing import Any
 
 import torch
 
-from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
+from transformer_xl.errors import CheckpointError
+from transformer_xl.files import replace_file
 from transformer_xl.process import cores
 from transformer_xl.training.record import unwritable
-from transformer_xl.untrusted import parse_json
+from transformer_xl.untrusted import read_json
 from transformer_xl.version import __version__
 
 ENVIRONMENT_FILE = "environment.json"
@@ -32,13 +32,8 @@ _SECONDS = 5
 _MOST_BYTES = 16 * 2**20  # of the file
 
 
-def write_environment(
-    directory: Path, *, seed: int, device: torch.device, step: int = 0, warn: Callable[[str], object] = warnings.warn
-) -> None:
-    """Add an entry to the run's `environment.json`; the run starts or goes on after `step`.
-
-    A damaged file is renamed `environment.json.damaged`, and `warn` says so.
-    """
+def write_environment(directory: Path, *, seed: int, device: torch.device, step: int = 0) -> None:
+    """Add an entry to the run's `environment.json`; the run starts or goes on after `step`."""
     variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", _CUBLAS, "WORLD_SIZE", LAUNCH)
     entry = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -50,16 +45,10 @@ def write_environment(
         "machine": _machine(device),
         "variables": {name: os.environ[name] for name in variables if name in os.environ},
     }
-    path = directory / ENVIRONMENT_FILE
     try:
-        try:
-            entries = _entries(path)
-        except ValueError as error:
-            aside = path.with_name(path.name + DAMAGED_SUFFIX)
-            path.replace(aside)
-            warn(f"'{path}' is damaged ({error}); moved to {aside.name}, and the run goes on")
-            entries = []
-        replace_file(path, (json.dumps([*entries, entry], indent=2) + "\n").encode())
+        replace_file(
+            directory / ENVIRONMENT_FILE, (json.dumps([*read_environment(directory), entry], indent=2) + "\n").encode()
+        )
     except OSError as error:
         raise unwritable(directory, error) from None
 
@@ -67,27 +56,10 @@ def write_environment(
 def read_environment(directory: Path) -> list[dict[str, Any]]:
     """Return the entries of a run, oldest first. A missing or damaged file has none; no run depends on it."""
     try:
-        return _entries(directory / ENVIRONMENT_FILE)
-    except (OSError, ValueError):
+        entries = read_json(directory / ENVIRONMENT_FILE, most_bytes=_MOST_BYTES)
+    except CheckpointError:
         return []
-
-
-def _entries(path: Path) -> list[dict[str, Any]]:
-    """Return the entries of a file; none if it does not exist.
-
-    Raises:
-        ValueError: it is damaged.
-        OSError: it cannot be read.
-    """
-    try:
-        if (size := regular_size(path)) > _MOST_BYTES:
-            raise ValueError(f"it has {size:,} bytes")
-        entries = parse_json(path.read_bytes(), most_parts=_MOST_BYTES)
-    except FileNotFoundError:
-        return []
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise ValueError("it holds no list of JSON objects")
-    return entries
+    return entries if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries) else []
 
 
 def begun_by_this_launch(directory: Path) -> bool:

@@ -164,7 +164,7 @@ def _teach(lesson: Lesson, world: World, display: Display) -> Tuned:
             bases.append(base)
             del base
         if goes_on or tokenizer is None:
-            tokenizer = directory.tokenizer(config.model.vocab_size)
+            tokenizer = directory.tokenizer()
             check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
         else:
             config = with_head(config, texts, display)

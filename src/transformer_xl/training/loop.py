@@ -8,12 +8,12 @@ import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import torch
 
-from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.checkpoint.run_directory import RunDirectory, copies
 from transformer_xl.checkpoint.store import Checkpoint
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
@@ -27,7 +27,6 @@ from transformer_xl.training.environment import computing_with, deterministic, l
 from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.parts import Best, Interval, Run
 from transformer_xl.training.record import Record
-from transformer_xl.training.saved import SavedRecord
 from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
 from transformer_xl.world import World
 
@@ -89,13 +88,13 @@ def conduct(
     """
     with _room(config, directory), ExitStack() as held:
         with world.agreed():
-            lock = held.enter_context(directory.locked()) if world.first else None
+            if world.first:
+                held.enter_context(directory.locked())
         held.enter_context(deterministic(config.train.deterministic))
         held.enter_context(computing_with(config.train.threads))
         if resume and not goes_on:
             display.say(f"no run in '{directory.path}' yet: starting '{config.name}' from the beginning")
         run = set_up()
-        run.held, run.is_locked = held, lock or run.is_locked
         if run.record:
             held.callback(run.record.close)
         if goes_on:
@@ -110,7 +109,6 @@ def conduct(
                     seed=run.config.train.seed,
                     device=run.trainer.device,
                     step=run.trainer.step,
-                    warn=display.warn,
                 )
         with stop_signals(once=world.alone) as received, run.display:
             try:
@@ -118,8 +116,6 @@ def conduct(
             except TrainingError as error:
                 run.draw_failed(error)
                 raise
-            if not world.from_first(world.first and run.trainer.step in run.store.steps()):  # somebody has deleted it meanwhile
-                save(run, must=True)
         return ending
 
 
@@ -173,23 +169,29 @@ def restore(run: Run) -> None:
         return
     with world.agreed():
         checkpoint = checkpoint or run.store.load(step)
+        if not checkpoint.copies:
+            raise CheckpointError(
+                f"'{run.directory.path}' was trained by transformer_xl 0.2, which saved other states; go on with that version, "
+                "or begin a new run with its weights (--from)"
+            )
         try:
-            record = SavedRecord(**checkpoint.state["record"])
-            if record.training_text == run.training_sha256:
+            record = checkpoint.state["record"]
+            is_same_text = record["training_text"] == run.training_sha256
+            if is_same_text:
                 run.trainer.restore(checkpoint)
+            run.interval, run.waiting = Interval(**record["interval"]), record["waiting"]
+            best = Best(**record["best"]) if record["best"] else None
         except (ValueError, RuntimeError, LookupError, TypeError) as error:
             reason = str(error).strip().splitlines()[-1].partition(";")[0].strip()
             remedy = "restore it from a copy, or delete its directory to go on from the one before"
             raise CheckpointError(
                 f"checkpoint {step} does not fit the run in '{run.directory.path}': {reason}; {remedy}"
             ) from None
-        if record.training_text != run.training_sha256:
+        if not is_same_text:
             raise CheckpointError(
                 f"{run.text} is not the one that the run in '{run.directory.path}' has read so far; restore it, or start "
                 "another run with another --out"
             )
-        run.interval, run.waiting = Interval(**record.interval.model_dump()), record.waiting
-        best = Best(**record.best.model_dump()) if record.best else None
         run.best = best if best and best.step in run.store.steps() else None
     final: dict[str, Any] | None = None
     with world.agreed():
@@ -198,7 +200,7 @@ def restore(run: Run) -> None:
             if not run.is_over:
                 run.store.check_room(run.checkpoint_bytes, warn=run.display.warn)
             is_finished = run.is_over and run.config.eval == run.directory.config().eval
-            final = run.record.rewind(step, n_entry=record.entries, is_finished=is_finished)
+            final = run.record.rewind(step, is_finished=is_finished)
     run.take_final(world.from_first(final))
     saved_by = checkpoint.state["world_size"]
     if saved_by != world.size:
@@ -302,7 +304,6 @@ def save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
         "best": asdict(newest_best) if newest_best else None,
         "training_text": run.training_sha256,
         "waiting": run.waiting,
-        "entries": run.record.n_entry if run.record else None,
     }
     try:
         finite = trainer.finite
@@ -315,9 +316,9 @@ def save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
         checkpoint = trainer.checkpoint(record)
         with run.world.agreed():
             if checkpoint and run.record:
-                run.mend()
                 run.record.sync()
-                run.store.save(checkpoint, best=best is not None)
+                own = replace(checkpoint, copies=copies(run.config, run.tokenizer))
+                run.store.save(own, best=best is not None)
     except (CheckpointError, TrainingError, ToldElsewhereError) as error:
         if must:
             raise

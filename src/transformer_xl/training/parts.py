@@ -3,8 +3,7 @@
 import shlex
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -102,8 +101,6 @@ class Run(ABC):
     interval: Interval = field(default_factory=Interval)
     best: Best | None = None
     waiting: int = 0  # validations since the best one; only tasks with `task.patience` count them
-    held: ExitStack = field(default_factory=ExitStack)  # until the run ends, such as the lock of its directory
-    is_locked: Callable[[], bool] = lambda: True  # whether that lock is still there
 
     command: ClassVar[str]
     """The command that begins and resumes such runs."""
@@ -131,26 +128,9 @@ class Run(ABC):
         """Its directory, quoted for a shell."""
         return shlex.quote(str(self.directory.path))
 
-    def mend(self) -> None:
-        """Write those files of the run's directory again that somebody has deleted; a warning names them.
-
-        Raises:
-            CheckpointError: they cannot be written, or the directory belongs to another run by now.
-        """
-        if not self.is_locked():
-            self.is_locked = self.held.enter_context(self.directory.locked())
-            if self.directory.holds_run and self.directory.config() != self.config:
-                raise CheckpointError(
-                    f"'{self.directory.path}' was deleted and holds another run now, so this one cannot be saved"
-                )
-        if missing := self.directory.write_missing(self.config, self.tokenizer):
-            names = ", ".join(missing)
-            self.display.warn(f"'{self.directory.path}' has lost {names} while it trained; written again")
-
     def note(self, kind: str, **values: Any) -> None:
         """Write an entry of the log."""
         if self.record:
-            self.mend()
             self.record.write(kind, self.trainer.step, **values)
 
     def stopped_by(self, received: list[int]) -> signal.Signals | None:

@@ -1,8 +1,5 @@
 """The record of a run: `metrics.jsonl`, a picture of the loss curve, and other programs that log it.
 
-Each line of `metrics.jsonl` ends with a checksum of what stands before it. A line that is not what was written is named and
-left out; it costs no other line.
-
 TensorBoard and Weights & Biases are imported only on request. The run's directory keeps the run's name in W&B, so a resumed
 run goes on in the same place. No failure of theirs ends a training, because `metrics.jsonl` has everything.
 """
@@ -10,14 +7,12 @@ run goes on in the same place. No failure of theirs ends a training, because `me
 import json
 import math
 import os
-import re
 import shlex
 import sys
 import warnings
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,11 +21,10 @@ from uuid import uuid4
 
 from transformer_xl.config import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
-from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
+from transformer_xl.files import canonical_json, replace_file
 from transformer_xl.pictures import MISSING, can_draw
-from transformer_xl.seals import read_sealed, seal
 from transformer_xl.training.curve import draw_curve
-from transformer_xl.untrusted import read_json_object
+from transformer_xl.untrusted import parse_json, read_json_object, read_small
 
 METRICS_FILE = "metrics.jsonl"
 PROJECT = "transformer_xl"
@@ -44,9 +38,7 @@ _FIELDS = {  # that an entry of a kind has besides kind and step; all but text a
     "sample": {"text"},
     "final": {"loss", "bpc"},
 }
-_LONGEST_LINE = 16 * 2**20  # bytes
 _LARGEST_LOG = 2**30  # bytes, of some three million lines
-_SEAM = re.compile(rb'(?<="})[^\n](?={"kind": )')  # of two lines, where what ended the first is damaged
 
 Warn = Callable[[str], None]  # shows a line of warning
 
@@ -73,10 +65,9 @@ class Record:
         self.path = directory / METRICS_FILE
         check_loggers(loggers)
         self._warn = warn
-        self.n_entry = 0  # written so far, as far as they count in a resumed run
         self._loggers: dict[str, Logger] = {}
         for name in dict.fromkeys(loggers or ("tensorboard",)):
-            identity = "" if name == "tensorboard" else _identity(directory, name, warn)
+            identity = "" if name == "tensorboard" else _identity(directory, name)
             with self._guarded(name):
                 if name == "tensorboard":
                     self._loggers[name] = _TensorBoard(directory)
@@ -93,7 +84,6 @@ class Record:
                 file.write(_line(entry))
         except OSError as error:
             raise unwritable(self.directory, error) from None
-        self.n_entry += kind != "final"
         self._call_loggers(lambda logger: logger.log(kind, step, values))
 
     def sync(self) -> None:
@@ -106,39 +96,25 @@ class Record:
         except OSError as error:
             raise unwritable(self.directory, error) from None
 
-    def rewind(self, step: int, *, n_entry: int | None = None, is_finished: bool = False) -> dict[str, Any] | None:
+    def rewind(self, step: int, *, is_finished: bool = False) -> dict[str, Any] | None:
         """Drop the entries after `step`, because a resumed run writes them again, and a half-written last line.
-
-        Damaged lines are named in a warning and moved to `metrics.jsonl.damaged`.
 
         Args:
             step: the last step whose entries stay.
-            n_entry: how many entries there were when the checkpoint of that step was saved; if they are fewer now, a warning
-                says so. None: unknown.
             is_finished: the run was finished at that step, so its final entry may stay.
 
         Returns:
             The final entry, if it stays.
         """
-        if not self.path.exists() and not n_entry:
+        if not self.path.exists():
             return None
-        entries, damaged = _read(self.path)
+        entries = read_metrics(self.directory, warn=self._warn)
         kept = [entry for entry in entries if entry["step"] <= step and entry["kind"] != "final"]
         final = [entry for entry in entries if entry["step"] == step and entry["kind"] == "final" and is_finished][-1:]
-        aside = self.path.with_name(self.path.name + DAMAGED_SUFFIX)
         try:
-            if damaged:
-                _copy_damaged(self.path, aside)
             replace_file(self.path, "".join(map(_line, kept + final)).encode())
         except OSError as error:
             raise unwritable(self.directory, error) from None
-        if damaged:
-            self._warn(f"{_named(self.path, damaged)}; moved to {aside.name}, and the run goes on")
-        if n_entry is not None and (n_missing := n_entry - len(kept) - len(damaged)) > 0:
-            self._warn(
-                f"{n_missing} of the {n_entry} entries up to step {step:,} are missing in '{self.path}'; the run goes on"
-            )
-        self.n_entry = len(kept)
         self._call_loggers(lambda logger: logger.rewind(step))
         return final[0] if final else None
 
@@ -176,128 +152,42 @@ def unwritable(directory: Path, error: OSError) -> CheckpointError:
 
 def _line(entry: dict[str, Any]) -> str:
     # in ASCII, because a byte-level model may write lone surrogates, or line ends other than \n
-    body = json.dumps(entry, allow_nan=False)[:-1]
-    return f'{body}, "crc": "{zlib.crc32(body.encode()):08x}"}}\n'
+    return json.dumps(entry, allow_nan=False) + "\n"
 
 
 def read_metrics(directory: Path, *, warn: Warn = warnings.warn) -> list[dict[str, Any]]:
-    """Return the entries of a run's `metrics.jsonl`, if there is one; `warn` names damaged lines.
+    """Return the entries of a run's `metrics.jsonl`, if there is one; `warn` says how many lines hold none.
 
-    A half-written last line is left out silently, because that is what a killed process leaves. The newest checkpoint knows how
-    many entries there were, so `warn` also says whether some are missing.
+    A half-written last line is left out silently, because that is what a killed process leaves.
     """
     path = directory / METRICS_FILE
-    entries, damaged = _read(path)
-    if damaged:
-        warn(f"{_named(path, damaged)}; left out")
-    step, n_entry = _saved(directory)
-    n_kept = sum(entry["step"] <= step and entry["kind"] != "final" for entry in entries)
-    if entries and (n_missing := n_entry - n_kept - len(damaged)) > 0:
-        warn(f"{n_missing:,} of the {n_entry:,} entries up to step {step:,} are missing in '{path}'")
-    return entries
-
-
-def _saved(directory: Path) -> tuple[int, int]:
-    """Return the step of the newest checkpoint, and how many entries there were then; 0 if it does not say."""
-    states = sorted((directory / "checkpoints").glob("step-*/state.json"))
-    try:
-        return int(states[-1].parent.name.removeprefix("step-")), int(read_json_object(states[-1])["record"]["entries"] or 0)
-    except (CheckpointError, IndexError, KeyError, TypeError, ValueError):
-        return 0, 0
-
-
-def _read(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """Return the entries of a log, and the numbers of its damaged lines."""
-    entries, damaged = [], dict[int, None]()
-    try:
-        for number, _, entry in _lines(path):
-            if entry is None:
-                damaged[number] = None
-            else:
-                entries.append(entry)
-    except OSError as error:
-        reason = error.strerror or error
-        raise CheckpointError(f"'{path}' cannot be read: {reason}; check the disk and the permissions") from None
-    return entries, list(damaged)
-
-
-def _copy_damaged(path: Path, aside: Path) -> None:
-    """Append the damaged lines of a log to another file, and force that to the disk."""
-    _is_file(aside)
-    with aside.open("ab") as file:
-        for _, line, entry in _lines(path):
-            if entry is None:
-                file.write(line.removesuffix(b"\n") + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
-    """Yield number, bytes and entry of each line, None if it is damaged; a half-written last line is left out.
-
-    A line that is too long for an entry comes in several pieces.
-    """
-    if not _is_file(path):
-        return
-    with path.open("rb") as file:
-        number, begins = 1, True
-        while piece := file.readline(_LONGEST_LINE):
-            ends = piece.endswith(b"\n")
-            if not begins or (len(piece) == _LONGEST_LINE and not ends):
-                yield number, piece, None
-            else:
-                *lines, last = _SEAM.split(piece)
-                yield from ((number, line, _entry(line)) for line in lines)
-                entry = _entry(last)
-                if entry or ends:  # else the process was killed while it wrote this line
-                    yield number, last, entry
-            number, begins = number + ends, ends
-
-
-def _is_file(path: Path) -> bool:
-    """Return whether a file exists; refuse what is not a regular file."""
-    try:
-        if (size := regular_size(path)) > _LARGEST_LOG:
-            raise ValueError(f"it has {size:,} bytes, and {_LARGEST_LOG:,} is the most that is read")
-    except FileNotFoundError:
-        return False
-    except ValueError as error:
-        raise CheckpointError(f"'{path}' cannot be used: {error}; move it away") from None
-    return True
+    if not path.exists():
+        return []
+    *lines, last = read_small(path, most_bytes=_LARGEST_LOG).split(b"\n")
+    entries = [entry for entry in map(_entry, lines) if entry]
+    if n_lost := len(lines) - len(entries):
+        warn(f"'{path}': {n_lost:,} of its {len(lines):,} lines are no entries; left out")
+    whole = _entry(last)
+    return [*entries, whole] if whole else entries
 
 
 def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return the entry that a line holds; None if it is not what `_line` writes. Lines of version 0.2.0 have no checksum."""
-    body, has_checksum, rest = line.removesuffix(b"\n").rpartition(b', "crc": "')
-    if has_checksum and rest != b'%08x"}' % zlib.crc32(body):
-        return None
+    """Return the entry that a line holds; None if it holds none."""
     try:
-        entry = json.loads(line.decode("ascii"))
-    except (ValueError, RecursionError):
+        entry = parse_json(line)
+    except ValueError:
         return None
-    if not isinstance(entry, dict):
+    kind = entry.get("kind") if isinstance(entry, dict) else None
+    if not isinstance(kind, str) or kind not in _FIELDS or not _FIELDS[kind] <= entry.keys():
         return None
-    if has_checksum:
-        del entry["crc"]
-    kind, step, text = (entry.get(name, "") for name in ("kind", "step", "text"))
-    numbers = [value for name, value in entry.items() if name not in ("kind", "text") and value is not None]
+    entry.pop("crc", None)  # version 0.2 wrote one
+    texts = {"kind", "text"} & entry.keys()
+    numbers = [value for name, value in entry.items() if name not in texts and value is not None]
+    is_sound = type(entry.get("step")) is int and None not in (entry.get("tokens", 0), entry.get("seconds", 0))
     is_sound = (
-        isinstance(kind, str)
-        and isinstance(text, str)
-        and kind in _FIELDS
-        and _FIELDS[kind] <= entry.keys()
-        and type(step) is int
-        and step >= 0
-        and None not in (entry.get("tokens", 0), entry.get("seconds", 0))
-        and all(type(value) in (int, float) and abs(value) <= sys.float_info.max for value in numbers)  # False for NaN
+        is_sound and all(isinstance(entry[name], str) for name in texts) and all(type(x) in (int, float) for x in numbers)
     )
     return entry if is_sound else None
-
-
-def _named(path: Path, damaged: list[int]) -> str:
-    """Return a clause that names damaged lines, not all if they are many."""
-    more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
-    return f"'{path}' has damaged lines: {', '.join(map(str, damaged[:5]))}{more}"
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -394,20 +284,15 @@ def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:
     return SummaryWriter(str(directory / "tensorboard"), purge_step=forgotten_from)
 
 
-def _identity(directory: Path, logger: str, warn: Warn) -> str:
+def _identity(directory: Path, logger: str) -> str:
     """Return the run's random name in a logger, kept in the run's directory."""
-    path = directory / "loggers.json"
-    known: dict[str, str] = {}
-    try:
-        known = read_sealed(path)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
-        warn(f"'{path}' is damaged ({error}); the run begins anew in {logger}")
-    if logger not in known:
+    path, known = directory / "loggers.json", dict[str, Any]()
+    with suppress(CheckpointError):  # none yet, or none any more: then the run begins anew there
+        known = read_json_object(path)
+    if not isinstance(known.get(logger), str):
         known[logger] = uuid4().hex[:8]
         try:
-            replace_file(path, seal(known))
+            replace_file(path, canonical_json(known))
         except OSError as error:
             raise unwritable(directory, error) from None
     return known[logger]

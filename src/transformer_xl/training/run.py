@@ -90,7 +90,7 @@ def train(
                 bases.append(model)
                 del model
             if goes_on:
-                tokenizer = directory.tokenizer(config.model.vocab_size)
+                tokenizer = directory.tokenizer()
                 check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
             text = prepare(config.data, tokenizer or config.tokenizer)
             if config.tokenizer.kind == "ids" and not goes_on:

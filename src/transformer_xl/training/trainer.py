@@ -33,7 +33,6 @@ from transformer_xl.training.feed import AnyStream, Feed, SegmentLengths
 from transformer_xl.training.graph import why_no_graph
 from transformer_xl.training.optim import Optimizers, Schedule, clipped, finite_norm, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
-from transformer_xl.training.saved import SavedState
 from transformer_xl.training.segments import AnySegment, count, divided, kind_of, tensors_of
 from transformer_xl.world import World
 
@@ -405,7 +404,6 @@ class Trainer:
             ValueError: it is none that `checkpoint` returned for this model and these settings.
         """
         state, training = checkpoint.state, checkpoint.training
-        SavedState(**state)
         self._check_tensors(training)
         self.feed.load_state_dict(state)
         own = self.model.state_dict()
