@@ -254,7 +254,10 @@ def _zips(folder: Path) -> list[Hostile]:
     central, end = sound.index(b"PK\x01\x02"), sound.index(b"PK\x05\x06")
     files = {
         "zip bomb": (_compressed({"archive/data.pkl": SOUND, "archive/data/0": bytes(10**8)}), "grow to 100 MB"),
-        "two names alike": (raw_zip([(file, SOUND) for file in ["archive/data.pkl"] * 2]), "differ between readers"),
+        "two names alike": (
+            raw_zip([("archive/data.pkl", SOUND), *[("archive/data/0", bytes(16))] * 2]),
+            "differ between readers",
+        ),
         "overlapping entries": (_overlapping(), "use bytes twice"),
         "entry outside": (_patched(sound, central + 42, struct.pack("<L", 2**31)), "read beyond the file"),
         "directory of 2 GB": (_patched(sound, end + 12, struct.pack("<L", 2**31)), "fill the memory"),
@@ -296,7 +299,8 @@ def raw_zip(files: list[tuple[str, bytes]], *, inside: str = "") -> bytes:
 def _overlapping() -> bytes:
     """Return a zip file whose two storages share bytes: the second, header and all, lies within the first's data."""
     outer = b"".join(_local("archive/data/1", bytes(16)))
-    return raw_zip([("archive/data.pkl", SOUND), ("archive/data/0", outer)], inside="archive/data/1")
+    body = whole(entry("w", tensor(of=storage(size=len(outer) // 4))))
+    return raw_zip([("archive/data.pkl", body), ("archive/data/0", outer)], inside="archive/data/1")
 
 
 def _local(file: str, data: bytes) -> tuple[bytes, bytes]:
