@@ -1,7 +1,7 @@
 import unicodedata
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples
@@ -17,6 +17,7 @@ TEXT = st.text(
 @pytest.mark.parametrize("keep_accents", [False, True])
 @settings(max_examples=examples(500))
 @given(text=TEXT)
+@example(text="aİb")  # its lower case has two characters
 def test_xlnet_reads_a_text_as_its_own_code_does(text: str, lower_case: bool, keep_accents: bool) -> None:
     expected = " ".join(text.strip().split()).replace("``", '"').replace("''", '"')
     if not keep_accents:

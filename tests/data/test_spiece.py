@@ -342,6 +342,7 @@ def test_a_file_of_0_2_gives_the_same_ids_and_is_saved_as_it_was(tmp_path: Path)
     values = few(normalization="xlnet", line_end="<eop>").to_dict()
     tokenizer = tokenizer_from_dict(json.loads(json.dumps(values)))
     assert tokenizer.to_dict() == values
+    assert tokenizer_from_dict(values | {"unknown_text": "?"}).decode([2, 0]) == "the?"
     tokenizer.save(tmp_path / "tokenizer.json")
     assert load_tokenizer(tmp_path / "tokenizer.json").fingerprint == tokenizer.fingerprint
 
