@@ -217,6 +217,6 @@ def test_an_xlnet_is_converted_with_its_pieces(tmp_path):
     export(tmp_path / "native", tmp_path / "foreign", kind="huggingface")
     (tmp_path / "foreign" / "spiece.model").write_bytes((GOLDENS / "xlnet.model").read_bytes())
     convert(tmp_path / "foreign", tmp_path / "again")
-    tokenizer = load_tokenizer(tmp_path / "again" / "tokenizer.json", vocab_size=500)
+    tokenizer = load_tokenizer(tmp_path / "again" / "tokenizer.json")
     rows = json.loads((GOLDENS / "xlnet.json").read_bytes())
     assert all(tokenizer.encode(row["text"]).tolist() == row["xlnet"] for row in rows)
