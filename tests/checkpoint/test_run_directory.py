@@ -257,7 +257,10 @@ def test_loading_takes_what_the_checkpoint_has_and_not_what_lies_beside_it(run: 
 def test_each_checkpoint_is_loaded_with_its_own_settings(run: RunDirectory) -> None:
     changed = CONFIG.changed(model={"clamp_len": 4})
     run.store().save(dataclasses.replace(run.store().load(2), copies=copies(changed, run.tokenizer())))
-    assert [load(run.path, which=which)[0].config.clamp_len for which in ("best", "last")] == [CONFIG.model.clamp_len, 4]
+    assert [load(run.path, which=which)[0].config.model_dump()["clamp_len"] for which in ("best", "last")] == [
+        CONFIG.model.model_dump()["clamp_len"],
+        4,
+    ]
     assert run.config() == changed
 
 

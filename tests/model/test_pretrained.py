@@ -292,9 +292,10 @@ def test_a_save_that_is_killed_leaves_a_model_without_a_manifest_of_another(
         raise KilledError
 
     tiny_model().save_pretrained(tmp_path)
+    new = tiny_model()
     with monkeypatch.context() as patch, pytest.raises(KilledError):
         patch.setattr("transformer_xl.model.pretrained.replace_file", kill)
-        (new := tiny_model()).save_pretrained(tmp_path)
+        new.save_pretrained(tmp_path)
     assert not (tmp_path / "manifest.json").exists()
     assert torch.equal(TransformerXL.from_pretrained(tmp_path)(IDS).logits, new(IDS).logits)
 

@@ -759,7 +759,7 @@ def test_resume_with_another_corpus_recipe_or_tokenizer_is_refused(recipe: str, 
 def test_resume_with_changed_settings_of_the_run_is_refused(start: Start, short: Path, tmp_path: Path) -> None:
     """Somebody edited those in a checkpoint, and its manifest."""
     shutil.copytree(short, tmp_path / "run")
-    with_settings(tmp_path / "run", model={"d_inner": RunDirectory(short).config().model.d_inner + 1})
+    with_settings(tmp_path / "run", model={"d_inner": RunDirectory(short).config().model.model_dump()["d_inner"] + 1})
     refuse(start, CheckpointError, "checkpoint 8 does not fit the run in .*feed_forward.outer.weight", out="run", resume=True)
 
 

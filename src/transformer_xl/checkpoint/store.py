@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from transformer_xl.checkpoint.checkpoint import (
     FORMAT_OF_0_2,
@@ -308,7 +308,11 @@ class CheckpointStore:
             return None
         content = parse_json(data)
         step = content.get("step") if isinstance(content, dict) else None
-        if not _is_step(step) or (data != self._best_record(step) and content.get("format") != FORMAT_OF_0_2):
+        if (
+            not isinstance(step, int)
+            or not _is_step(step)
+            or (data != self._best_record(step) and content.get("format") != FORMAT_OF_0_2)
+        ):
             raise ValueError("it does not name a step as it was written")
         return step
 
@@ -336,7 +340,7 @@ def averaged_weights(checkpoint: Checkpoint) -> "dict[str, Tensor]":
     return {name.removeprefix(AVERAGE_PREFIX): tensor for name, tensor in named if name.startswith(AVERAGE_PREFIX)}
 
 
-def _is_step(step: object) -> bool:
+def _is_step(step: object) -> TypeGuard[int]:
     return type(step) is int and 0 <= step <= _MAX_STEP
 
 

@@ -184,7 +184,7 @@ def test_round_trip(tmp_path_factory, shapes, n_shards, per_block, restart):
 
 def test_without_its_checksums_nothing_is_read(prefix, monkeypatch):
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    refused(prefix, r"pip install 'transformer_xl[tensorflow]'")
+    refused(prefix, r"in a clone: pip install -e '.[tensorflow]'")
     monkeypatch.undo()
     assert list(read_bundle(prefix)) == sorted(TENSORS)
 

@@ -225,7 +225,7 @@ def _masked_crc32c(*parts: bytes | bytearray) -> int:
     except ImportError:
         raise CheckpointError(
             "TensorFlow checkpoints are read only with the package that verifies their checksums: "
-            "pip install 'transformer_xl[tensorflow]'"
+            "in a clone: pip install -e '.[tensorflow]'"
         ) from None
     crc, step = 0, 2**20
     for view in map(memoryview, parts):

@@ -1,0 +1,132 @@
+"""What both READMEs tell a reader to type works in the order in which it stands there: every block, and every row of commands.
+
+Trainings are cut short, an ablation is only planned, and texts are small; nothing else is changed.
+"""
+
+import itertools
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.contract.test_languages import CHINESE, ENGLISH, ROOT
+from transformer_xl.cli import main
+
+SMALL = [
+    "model.n_layer=2", "model.d_model=16", "model.n_head=2", "model.d_head=8", "model.d_inner=24", "model.mem_len=8",
+    "train.batch_size=2", "train.tgt_len=8", "train.max_steps=2", "train.sample_tokens=0", "train.precision=fp32",
+    "eval.max_tokens=400",
+]  # fmt: skip
+SHORTER = {"--cache": "20"}
+LINES = "".join(f"It was the {n}th of times, and 'so on'.\n" for n in range(400))
+NOT_RUN = {"torchrun"}  # needs processes of its own: tests/training/test_run_torchrun.py
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with what a reader of the README has."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
+    for name in ("my.txt", "more.txt", "book.txt", "chapter.txt", "essay.txt"):
+        (tmp_path / name).write_text(LINES if name == "my.txt" else LINES[:2000], encoding="utf-8")
+    (tmp_path / "books").mkdir()
+    for n in range(3):
+        shutil.copy("my.txt", f"books/{n}.txt")
+        subprocess.run(["xz", f"books/{n}.txt"], check=True)
+    (tmp_path / "r.tsv").write_text("text\tlabel\n" + "it was good\tyes\nit was bad\tno\n" * 30, encoding="utf-8")
+    (tmp_path / "test.en").write_text("it was\n", encoding="utf-8")
+    (tmp_path / "pairs.txt").write_text("it was\tes war\n" * 200, encoding="utf-8")
+    np.save("pieces.npy", np.arange(4000) % 7)
+    shutil.copytree(ROOT / "tests" / "parity" / "goldens" / "huggingface" / "plain" / "checkpoint", "transfo-xl-wt103")
+    return tmp_path
+
+
+def train(corpus: str, run: str, *overrides: str) -> None:
+    follow(shlex.join(["txl", "train", "--corpus", corpus, "--out", run, *itertools.chain(*(("--set", o) for o in overrides))]))
+
+
+def follow(line: str) -> None:
+    """Run one command, cut short where it trains; it must end well."""
+    words = shlex.split(line, comments=True)
+    if not words or words[0] in NOT_RUN:
+        return
+    if words[0] == "make":
+        subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
+        return
+    if words[0] == "python":
+        subprocess.run([sys.executable, ROOT / words[1], *words[2:]], check=True, capture_output=True)
+        return
+    assert words[0] == "txl", line
+    words = [SHORTER.get(before, word) for before, word in itertools.pairwise(words)]
+    if words[0] == "serve":
+        serve(words)
+        return
+    if words[0] == "ablate":
+        words.append("--dry-run")  # what it trains is in tests/cli/test_ablate.py
+    if words[0] in ("train", "finetune"):
+        given = "--from" in words or words[0] == "finetune"  # the model is
+        for override in SMALL:
+            words += [] if given and override.startswith("model.") else ["--set", override]
+    if words[:2] == ["train", "quickstart"]:
+        words += ["--corpus", "my.txt"]
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert not end.value.code, line
+
+
+def serve(words: list[str]) -> None:
+    """Start the server and, once it answers, end it."""
+    command = [sys.executable, "-m", "transformer_xl", *words, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        assert server.stdout is not None
+        (address,) = next(found for line in server.stdout if (found := re.findall(r"http://[\w.:]+", line)))
+        with urllib.request.urlopen(f"{address}/healthz", timeout=60) as answer:
+            assert answer.status == 200
+        server.terminate()
+        server.stdout.read()
+    assert server.returncode == 0
+
+
+def blocks(document: Path) -> list[tuple[str, str]]:
+    """Return the language and the content of each fenced block."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("document", [ENGLISH, CHINESE], ids=lambda document: document.name)
+def test_a_reader_can_type_all_of_it(document: Path, bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = document.read_text(encoding="utf-8")
+    found = blocks(document)
+    assert [language for language, _ in found] == ["", "", "", "python"]
+    for language, block in found:
+        if language == "python":
+            Path("block.py").write_text(block, encoding="utf-8")
+            runpy.run_path("block.py")
+            continue
+        lines = block.splitlines()
+        typed = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")] or lines
+        for line in typed:
+            follow(line)
+    assert {path.name for path in Path("exported").iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    if document == CHINESE:  # its table has the same commands: test_languages.py
+        return
+    train("my.txt", "runs/mine")
+    train("pairs.txt", "runs/en-de", "data.documents=lines", "train.loss=answer")
+    commands = [
+        command
+        for row in text.splitlines()
+        if row.startswith("|") and "---" not in row
+        for command in re.findall(r"`((?:txl|torchrun|python) [^`]+)`", row.split("|")[2])
+    ]
+    assert len(commands) >= 10
+    for command in commands:
+        follow(command)
