@@ -273,6 +273,7 @@ def test_errors_are_one_line(txl: Txl, workbench: Path, command: str, complaint:
 
 def test_on_a_terminal_it_shows_how_far_it_is(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
+    monkeypatch.setattr("transformer_xl.console.DRAW_SECONDS", 0)
     answer = txl(*DECODE, "--precision", "fp32", "--json")
     assert "how fast memory is read" in answer.err
     assert "fp32 eager" in answer.err

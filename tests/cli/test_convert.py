@@ -201,6 +201,7 @@ def test_errors_are_one_line_and_write_nothing(
 
 def test_progress_is_shown_on_a_terminal(txl: Txl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("transformer_xl.console.DRAW_SECONDS", 0)
     answer = txl("convert", "hf", "native", "--json")
     assert answer.status == 0
     assert json.loads(answer.out)["kind"] == "huggingface"

@@ -162,7 +162,7 @@ def test_mistakes_are_one_line_and_change_nothing(talk: Talk) -> None:
         "/save": "/save needs a file: /save FILE",
         "/load": "/load needs a file: /load FILE",
         "/load gone": "session 'gone' cannot be read (No such file or directory)",
-        "/load text.txt": "session 'text.txt' is damaged or no session",
+        "/load text.txt": "'text.txt' is no sound safetensors file",
         "/save no/where": "session 'no/where' cannot be saved (No such file or directory)",
         "/set temprature 1": "temprature cannot be set; did you mean 'temperature'?",
         "/set temperature hot": "temperature ('hot') must be a number",

@@ -111,7 +111,7 @@ def test_a_damaged_line_of_the_log_is_named_and_left_out(txl: Txl, workbench: Pa
     first, second, *rest = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second.replace(b"loss", b"lo\xf3s") + b"".join(rest))
     answer = txl("plot", "run", "--json")
-    assert answer.err == "warning: 'run/metrics.jsonl' has damaged lines: 2; left out\n"
+    assert answer.err == "warning: 'run/metrics.jsonl': 1 of its 17 lines are no entries; left out\n"
     assert sum(len(line["x"]) for line in json.loads(answer.out)["lines"]) == n_entry - 1
 
 

@@ -17,6 +17,7 @@ from tests.cli.conftest import Txl
 @pytest.mark.usefixtures("nothing_drawn")
 def test_a_bar_is_shown(txl: Txl, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
+    monkeypatch.setattr("transformer_xl.console.DRAW_SECONDS", 0)
     answer = txl(*command.split())
     assert answer.status == 0
     assert "%" in answer.err and "\x1b[" in answer.err

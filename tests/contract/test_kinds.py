@@ -133,10 +133,9 @@ def test_a_memory_of_another_kind_says_what_its_tensors_mean(tmp_path: Path, mon
     state = other.take(0)
     with pytest.raises(ValueError, match="fewer than 0 tokens"):
         other.put(1, replace(state, tensors={**state.tensors, "n_valid": torch.tensor(-1)}))
-    for name in ("last", "about", "sha256"):
-        monkeypatch.setattr(toy_kinds.Trace, "names", (name, "n_valid"))
-        with pytest.raises(ValueError, match=f"a tensor of the model's memory cannot be called '{name}'; give it another name"):
-            decoder.take(0)
+    monkeypatch.setattr(toy_kinds.Trace, "names", ("last", "n_valid"))
+    with pytest.raises(ValueError, match="a tensor of the model's memory cannot be called 'last'; give it another name"):
+        decoder.take(0)
 
 
 def test_names_are_those_of_one_kind() -> None:

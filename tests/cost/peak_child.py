@@ -1,4 +1,7 @@
-"""Trains two steps in a process of their own, and returns the most memory that they took above what was held before."""
+"""Trains two steps in a process of their own, and returns the most memory that they took above what was held before.
+
+Without oneDNN, which multiplies fp32 on some processors and keeps ten megabytes of its own, whatever the model.
+"""
 
 import ctypes
 from typing import Any
@@ -9,6 +12,7 @@ import torch
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.cost.decoding import MemoryWatch
 from transformer_xl.data.streams import SegmentStream
+from transformer_xl.model import products
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.training.trainer import Trainer
@@ -22,6 +26,7 @@ _TINY = {
 
 def peak(settings: dict[str, Any]) -> int | None:
     """Return the peak of settings with the sections model and train, and the precision."""
+    products._prefers_onednn = lambda: False
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back to the system at once
     two_steps({name: {**value, **_TINY[name]} if name in _TINY else value for name, value in settings.items()})
     watch = MemoryWatch(torch.device("cpu"))  # after the libraries have loaded and allotted what they keep
