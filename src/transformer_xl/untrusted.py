@@ -40,7 +40,7 @@ def open_regular(path: Path) -> tuple[FileIO, int]:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise CheckpointError(f"'{path}' is not a regular file, but a directory, pipe or device; give the path of a file")
-    # unbuffered, because a child process may read the same open file and move its position
+    # unbuffered, because whoever reads more than a few places buffers it
     return FileIO(descriptor, "rb"), status.st_size
 
 
