@@ -9,8 +9,8 @@ RIVALS := .venv-rivals
 PACKAGE := .venv-package
 OLDEST := .venv-oldest
 NEWEST := .venv-newest
-FOUND = $(foreach version,3.12 3.13 3.14,$(shell python$(version) -c 'import sys; print(sys.executable)' 2>/dev/null))
-NEWEST_PYTHON ?= $(lastword $(PYTHON) $(sort $(wildcard $(HOME)/.pyenv/versions/3.1[2-9]*/bin/python)) $(FOUND))
+NEWEST_PYTHON ?= $(shell for python in $(PYTHON) $(HOME)/.pyenv/versions/3.*/bin/python python3.12 python3.13 python3.14; do \
+  $$python -c 'import sys; print("%d.%d" % sys.version_info[:2], sys.executable)' 2>/dev/null; done | sort -V | tail -1 | cut -d' ' -f2)
 WORKERS ?= 2
 THREADS ?= 1
 CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests/model/test_vanilla.py tests/model/test_lstm.py tests/cli/test_kinds.py

@@ -82,7 +82,7 @@ def main() -> None:
             say(f"round {i + 1} of {options.repeats}, attention length {length:,}")
             for way, measure in ways[length].items():
                 seconds[length][way].append(measure())
-    figures = [figures_of(length, own, ours, vanilla, options) for length, own in seconds.items()]
+    figures = [figures_of(length, own, ours, vanilla, ids, options) for length, own in seconds.items()]
     print(table([list(figures[0]), *([shown(value) for value in row.values()] for row in figures)], n_left=0))
     if options.json:
         options.json.write_text(json.dumps({"machine": machine, "figures": figures, "seconds": seconds}))
@@ -127,12 +127,16 @@ def segment(model: TransformerXL, ids: Tensor) -> Callable[[], float]:
 
 
 def figures_of(
-    length: int, seconds: dict[str, list[float]], ours: TransformerXL, vanilla: Vanilla, options: argparse.Namespace
+    length: int,
+    seconds: dict[str, list[float]],
+    ours: TransformerXL,
+    vanilla: Vanilla,
+    ids: Tensor,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Return a row of the table; times are medians, and a slowdown is that of each round."""
     slowdowns = [theirs / own for theirs, own in zip(seconds["vanilla"], seconds["ours"], strict=True)]
-    ids = torch.zeros(2, dtype=torch.int64).numpy()
-    needed = flops_per_token(with_length(ours, length), ids, tgt_len=options.tgt_len)
+    needed = flops_per_token(with_length(ours, length), ids.numpy(), tgt_len=options.tgt_len)
     return {
         "length": length,
         "vanilla ms": 1000 * statistics.median(seconds["vanilla"]),
@@ -141,7 +145,7 @@ def figures_of(
         "min": min(slowdowns),
         "max": max(slowdowns),
         "paper": PUBLISHED.get(length),
-        "operations": flops_per_token(vanilla.with_context(ext_len=length - 1), ids, tgt_len=1) / needed,
+        "operations": flops_per_token(vanilla.with_context(ext_len=length - 1), ids.numpy(), tgt_len=1) / needed,
         f"every {options.stride}": statistics.median(seconds["strided"]) / statistics.median(seconds["ours"]),
     }
 

@@ -11,21 +11,13 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
-REMOVED: dict[str, Any] = {
-    "beyond": None,
-    "compressed_len": None,
-    "compression": 4,
-    "conv_width": 4,
-    "mask_alpha": 6,
-    "mask_beta": 1,
-    "mem_lens": None,
-    "tgt_len_increment": 8,
-    "tgt_len_start": None,
-    "tgt_len_warmup": 0.25,
-}
+REMOVED: dict[str, Any] = {"beyond": None, "mask_alpha": 6, "mask_beta": 1, "mem_lens": None, "tgt_len_start": None}
 """Settings of 0.2 that are gone, with the value at which they did nothing; files of 0.2 name them all."""
 
-REMOVED_VALUES: dict[str, tuple[str, ...]] = {"gate": ("output",), "shift": ("token", "conv")}
+REMOVED_DETAILS = {"compressed_len", "compression", "conv_width", "tgt_len_increment", "tgt_len_warmup"}
+"""Settings of 0.2 that did something only together with one that is refused."""
+
+REMOVED_VALUES: dict[str, tuple[str, ...]] = {"gate": ("output",), "shift": ("token", "conv"), "shuffle": ("shards",)}
 """Values of 0.2 that are gone, by the setting that had them."""
 
 _MOST_PROBLEMS = 5
@@ -55,9 +47,10 @@ class Settings(BaseModel):
         """Drop settings of 0.2 that did nothing, and refuse those that did something."""
         if not isinstance(values, dict):
             return values
-        gone = {name: value for name, value in values.items() if name in REMOVED and name not in cls.model_fields}
-        used = {name: value for name, value in gone.items() if value != REMOVED[name]}
-        used |= {name: values[name] for name, removed in REMOVED_VALUES.items() if values.get(name) in removed}
+        gone = (REMOVED.keys() | REMOVED_DETAILS) & values.keys() - cls.model_fields.keys()
+        used = {name: values[name] for name in REMOVED if name in gone and values[name] != REMOVED[name]}
+        if cls.__module__.startswith("transformer_xl."):  # not a kind of the user's own
+            used |= {name: values[name] for name, removed in REMOVED_VALUES.items() if values.get(name) in removed}
         if used:
             name, value = next(iter(used.items()))
             raise ValueError(f"{name} ({shown(value)}) is a setting of 0.2 that 0.3 does not have; use 0.2, or leave it out")

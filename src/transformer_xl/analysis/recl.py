@@ -47,7 +47,7 @@ def effective_lengths(
     """Return the RECL of each model of a group; one of `max_context` says that the model still gained there.
 
     Args:
-        losses: of each model, on the same tokens; asked for longer contexts only as long as a model gains.
+        losses: of each model, on the same tokens; asked for longer contexts as long as any model gains.
         share: r.
         delta: Δ, also the first context.
         max_context: the longest context, a multiple of Δ.

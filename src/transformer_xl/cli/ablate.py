@@ -210,14 +210,13 @@ def _conclude(ablation: "Ablation", busy: list[str], *, recl: int | None, json_:
         replace_file(ablation.directory / "table.md", as_markdown(table).encode())
         drawn = (draw_curves(ablation), draw_lengths(ablation)) if can_draw() else ()
         pictures = [picture for picture in drawn if picture]
-    lengths = _effective_lengths(ablation, table, recl, quiet=quiet) if recl else {}
     if json_:
-        facts = {"recl": lengths} if recl else {}
+        facts = {"recl": _effective_lengths(ablation, table, recl, quiet=quiet)} if recl else {}
         print(json.dumps({"out": str(ablation.directory), **table.as_dict(), "busy": busy, **facts}))
         return
     print(as_text(table))
     if recl:
-        print(f"\n{lengths_text(lengths, most=recl)}")
+        print(f"\n{lengths_text(_effective_lengths(ablation, table, recl, quiet=quiet), most=recl)}")
     if busy:
         print(f"Another process is at {', '.join(busy)}; it makes the table of all when it ends.")
     for picture in () if quiet else pictures:

@@ -125,7 +125,7 @@ class Store:
             raise RefusalError(507, message, code="not_saved") from error
 
     def read(self, path: Path) -> tuple[RowState, dict[str, str]]:
-        """Read a file and verify it.
+        """Read a file, and check that it is of this model and decoder.
 
         Raises:
             RefusalError: it is damaged, or of another model, decoder or tokenizer.
