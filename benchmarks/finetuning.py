@@ -81,6 +81,7 @@ def sst2(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     sources = {"XLNet, pretrained": options.xlnet, "XLNet, random weights": untrained(options.xlnet, directory / "random")}
     sources |= dict(pair.split("=", 1) for pair in options.beside)
     how = [f"train.max_epochs={options.epochs}", "train.max_steps=none", "optim.warmup_steps=50", "train.eval_interval=100"]
+    how += ['task.text="1"', 'task.label=["2"]']  # the files have no line of names
     found = {who: repeated(options, source, "sst2", data, directory, how, who) for who, source in sources.items()}
     files = [str(data / f"{split}.tsv.xz") for split in ("train", "dev", "test")]
     command = [str(options.peer_python), str(HERE / "common" / "bag_of_words.py"), *files]

@@ -45,7 +45,7 @@ def xlstm() -> ModelConfig:
     """Return an xLSTM whose state is as large as what the matrices keep; its width gives it as many parameters."""
     from rivals import XlstmConfig
 
-    return XlstmConfig(**LSTM, d_model=84, n_head=1, d_inner=248, chunk_size=WINDOW)
+    return XlstmConfig(**LSTM, d_model=80, n_head=1, d_inner=272, chunk_size=WINDOW)
 
 
 SIDES: dict[str, Callable[[], ModelConfig]] = {

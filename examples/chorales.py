@@ -15,6 +15,7 @@ the rights in the scores, see music21's corpus/license.txt.
 """
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ def encode(folder: str, out: str) -> None:
 
 def decode(ids: str, out: str) -> None:
     """Turn an array of ids into a MIDI file; events that belong to no note are left out."""
-    remi, piece = tokenizer(), np.load(ids, allow_pickle=False)
+    remi, piece = tokenizer(), None
+    with suppress(ValueError):  # NumPy cannot read it
+        piece = np.load(ids, allow_pickle=False)
     if not isinstance(piece, np.ndarray) or piece.ndim != 1 or not ((piece >= 0) & (piece < len(remi))).all():
         sys.exit(f"error: '{ids}' is no piece of ids from 0 to {len(remi) - 1}")
     remi.decode(piece.tolist()).dump_midi(out)

@@ -20,6 +20,7 @@ from tests.checkpoint.helpers import (
     reload,
 )
 from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.conversion.readers.tensors import read_safetensors
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import record_of, write_file
 from transformer_xl.manifest import encode_manifest, parse_manifest
@@ -155,3 +156,12 @@ def test_places_that_cannot_be_are_refused_in_one_line(tmp_path: Path, case: str
     with pytest.raises(CheckpointError, match=r"x' is no sound safetensors file \(.*\); copy or download it again$") as caught:
         TensorFile(tmp_path / "x")
     assert "\n" not in str(caught.value)
+
+
+def test_a_shape_that_overflows_is_refused_in_one_line(tmp_path: Path) -> None:
+    text = json.dumps({"a": {"dtype": "F32", "shape": [0, 2**63 - 1, 4], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(CheckpointError, match="x' is no sound safetensors file"):
+        TensorFile(tmp_path / "x").load()
+    with pytest.raises(CheckpointError, match="holds a tensor of shape"):
+        read_safetensors(tmp_path / "x")

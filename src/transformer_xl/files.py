@@ -104,6 +104,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         OSError: the file cannot be moved to `path`, which keeps its old content.
     """
     stray = path.with_name(f"{path.name}.{os.getpid()}{STRAY_SUFFIX}{path.suffix}")
+    stray.unlink(missing_ok=True)  # of a process with this number that was killed
     try:
         yield stray
         with stray.open("rb") as file:
@@ -134,7 +135,7 @@ def check_file(path: Path, *, option: str) -> None:
 def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[None]:
     """Hold a lock while the block runs; it is released if the process dies.
 
-    On a file system that says that it has no locks, the block runs without one.
+    On a file system that says that it has no locks, the block runs without one, or with what `filelock` does instead.
 
     Args:
         path: the lock file, in a directory of ours; it serves only as a lock and is removed afterwards.

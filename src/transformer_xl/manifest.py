@@ -8,9 +8,12 @@ from typing import Any
 
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import FileRecord, canonical_json
-from transformer_xl.untrusted import parse_json
+from transformer_xl.untrusted import parse_json, read_small
 
 MANIFEST_FILE = "manifest.json"
+
+MAX_READ_BYTES = 2**28
+"""The largest file that is read whole: a tokenizer of a million words is smaller."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Manifest:
 
     def read(self, path: Path) -> bytes:
         """Return the content of a small file, after comparing it."""
-        data = path.read_bytes()
+        data = read_small(path, most_bytes=MAX_READ_BYTES)
         self.check(path, sha256(data).hexdigest())
         return data
 

@@ -107,7 +107,7 @@ class TensorFile:
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError) as error:  # the latter of PyTorch, for sizes that overflow
         reason = one_line(error).removeprefix("Error while deserializing header: ")[:150]
         raise CheckpointError(
             f"'{path}' is no sound safetensors file ({ascii(reason)[1:-1]}); copy or download it again"

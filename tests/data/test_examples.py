@@ -123,10 +123,10 @@ class TestTables:
             (
                 "t.tsv",
                 "a\t1\nb\t0\n",
-                "which column holds the text. its columns are '1', '2'; give the name or number",
+                "which column holds the text. its columns are '1', '2'; give the name of one",
             ),
             ("t.tsv", "remark\tlabel\na\t1\n", "which column holds the text. its columns are 'remark', 'label'; give the name"),
-            ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. its columns are 'text'; give the name or number"),
+            ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. its columns are 'text'; give the name of one"),
             ("t.csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3: the row that begins here is not CSV"),
             ("t.jsonl", json.dumps({"text": "a", "label": "b\udc80"}), r"line 1: label 'b.*' has half of a character"),
             ("t.parquet", "x", "cannot tell what '.*' holds by its name; give a file that ends in .tsv, "),

@@ -92,6 +92,7 @@ def test_settings_of_normalization_are_those_of_the_tokenizer() -> None:
         ({}, " \n ", "no words to learn pieces from"),
         ({"vocab_size": 2**18 + 1}, TEXT, r"must be at most 262,144 for unigram; lower it"),
         ({"vocab_size": 30}, TEXT, r"vocab_size \(30\) is too small for 17 special pieces and the text's 31 characters"),
+        ({}, "\u2581\u2581", "sentencepiece learns no pieces from this text"),
         ({}, "a\ud800", "lone surrogate is not Unicode; use tokenizer.kind=byte"),
         ({"lower_case": True}, TEXT, "need tokenizer.normalization=xlnet"),
         ({"keep_accents": True}, TEXT, "need tokenizer.normalization=xlnet"),

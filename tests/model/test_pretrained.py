@@ -275,6 +275,9 @@ def test_a_saved_model_has_its_tokenizer_and_a_manifest_of_both(tmp_path: Path) 
         path.write_bytes(sound)
     model.save_pretrained(tmp_path)  # without its tokenizer, which stays, but is another's for all that is known
     assert load(tmp_path)[1].fingerprint == tokenizer.fingerprint
+    (tmp_path / "manifest.json").write_text('{"files": {}}')
+    with pytest.raises(CheckpointError, match=r"manifest.json' is damaged: it does not list model.safetensors; restore"):
+        load(tmp_path)
     (tmp_path / "manifest.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"manifest.json' is damaged: it lists no files; restore it from a copy, or"):
         load(tmp_path)

@@ -36,7 +36,7 @@ STEPS = 24
 FULL_SIZE = [pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(1200)]
 SIZES = [pytest.param(30, id="30"), pytest.param(2000, id="2000", marks=FULL_SIZE)]
 NEVER_READ = ("loss.png", ".lock")
-UNGUARDED = ("log", "steps", "copies")
+UNGUARDED = ("log", "steps", "tokenizer", "copies")
 """Of what a run leaves, see `run_bits`: lines of the log have no checksum, and files beside the checkpoints are not read."""
 
 

@@ -16,7 +16,7 @@ from transformer_xl.errors import CheckpointError, one_line
 from transformer_xl.files import canonical_json, regular_size, sync_directory, write_file
 from transformer_xl.manifest import MANIFEST_FILE, Manifest, encode_manifest, parse_manifest
 from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE
-from transformer_xl.untrusted import parse_json
+from transformer_xl.untrusted import MAX_SETTINGS_BYTES, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +103,8 @@ def _read_manifest(directory: Path, *, step: int) -> Manifest:
         raise _damaged(directory, f"{', '.join(missing)} missing")
     path = directory / MANIFEST_FILE
     try:
-        regular_size(path)
+        if (size := regular_size(path)) > MAX_SETTINGS_BYTES:
+            raise ValueError(f"it has {size:,} bytes")
         manifest = parse_manifest(path.read_bytes(), remedy=_REMEDY)
     except ValueError as error:
         raise _damaged(path, one_line(error)) from error

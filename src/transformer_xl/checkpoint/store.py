@@ -37,7 +37,7 @@ from transformer_xl.files import (
     stray_name,
     sync_directory,
 )
-from transformer_xl.untrusted import parse_json
+from transformer_xl.untrusted import MAX_SETTINGS_BYTES, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -302,7 +302,8 @@ class CheckpointStore:
 
     def _recorded_best(self) -> int | None:
         try:
-            regular_size(self._best_path)
+            if (size := regular_size(self._best_path)) > MAX_SETTINGS_BYTES:
+                raise ValueError(f"it has {size:,} bytes")
             data = self._best_path.read_bytes()
         except FileNotFoundError:
             return None

@@ -146,8 +146,8 @@ class ColumnFinder:
 
     def _refuse(self, what: str, names: Sequence[str]) -> Never:
         raise CorpusError(
-            f"{self._file}: which column holds the {what}? its columns are {_some(names)}; give the name or number of one by "
-            f"--{what} (task.{what})"
+            f"{self._file}: which column holds the {what}? its columns are {_some(names)}; give the name of one by --{what} "
+            f"(task.{what}), or its number if the first line holds no names"
         )
 
 

@@ -12,7 +12,7 @@ from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.bpe import first_bytes
 from transformer_xl.data.normalization import xlnet_text
 from transformer_xl.data.spiece import SentencePieceTokenizer, lines_of
-from transformer_xl.errors import TokenizerError
+from transformer_xl.errors import TokenizerError, one_line
 
 DEFAULT_UNIGRAM_SIZE = 8192
 """Vocabulary size of a Unigram tokenizer if the configuration has none."""
@@ -62,11 +62,13 @@ def train_unigram(config: TokenizerConfig, texts: Iterable[str]) -> SentencePiec
             num_threads=1,  # each number of threads gives other pieces
             minloglevel=2,
         )
-    except RuntimeError:
+    except RuntimeError as error:
         n_special = len(CONTROL) + len(USER_DEFINED) + _N_BYTES * config.byte_fallback
         n_characters = len(set("".join(lines)) - set(USER_DEFINED))
         if size >= n_special + n_characters:
-            raise
+            raise TokenizerError(
+                f"sentencepiece learns no pieces from this text ({one_line(error)}); give more of it"
+            ) from None
         raise TokenizerError(
             f"tokenizer.vocab_size ({size}) is too small for {n_special} special pieces and the text's {n_characters} "
             "characters; raise it"

@@ -311,6 +311,7 @@ def _check_file(source: str, arguments: dict[str, Any], gives: tuple[str | None,
     if not isinstance(config, TransformerXLPretrainedConfig):
         config = TransformerXLPretrainedConfig.from_pretrained(source, **download)
     _check_head(config, gives, source)
+    cached_file(source, MANIFEST_FILE, _raise_exceptions_for_missing_entries=False, **download)
     folder = Path(path).parent
     has_config = (folder / CONFIG_FILE).exists()
     tensors = {name.removeprefix(_PREFIX): spec for name, spec in TensorFile(Path(path)).tensors.items()}

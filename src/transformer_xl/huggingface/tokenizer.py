@@ -14,6 +14,7 @@ from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import TokenizerError
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, is_native, read_config
+from transformer_xl.model.pretrained import manifest_of
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.untrusted import read_json_object
 
@@ -60,7 +61,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         if tokenizer is None:
             if vocab_file is None:
                 raise TokenizerError(f"'{kwargs.get('name_or_path', '')}' has no {TOKENIZER_FILE}; give a saved tokenizer")
-            tokenizer = load_tokenizer(Path(vocab_file))
+            tokenizer = load_tokenizer(Path(vocab_file), manifest=manifest_of(Path(vocab_file).parent))
         self.native = tokenizer
         self._names = _token_names(tokenizer)
         self._ids = {name: i for i, name in enumerate(self._names)}

@@ -136,6 +136,7 @@ def write_settings(folder: Path, values: dict[str, Any], weights: FileRecord, to
     records = {WEIGHTS_FILE: weights}
     if tokenizer is not None:
         tokenizer.save(folder / TOKENIZER_FILE)
+    if (folder / TOKENIZER_FILE).exists():  # or one that was saved before
         records[TOKENIZER_FILE] = record_of(folder / TOKENIZER_FILE)
     replace_file(folder / MANIFEST_FILE, encode_manifest(records))
 
@@ -147,9 +148,12 @@ def manifest_of(folder: Path) -> Manifest | None:
         return None
     remedy = f"restore it from a copy, or delete {MANIFEST_FILE} if it was changed on purpose"
     try:
-        return parse_manifest(read_small(path, most_bytes=MAX_SETTINGS_BYTES), remedy=remedy)
+        manifest = parse_manifest(read_small(path, most_bytes=MAX_SETTINGS_BYTES), remedy=remedy)
+        if WEIGHTS_FILE not in manifest.files:
+            raise ValueError(f"it does not list {WEIGHTS_FILE}")
     except ValueError as error:
         raise CheckpointError(f"'{path}' is damaged: {one_line(error)}; {remedy}") from None
+    return manifest
 
 
 def open_model(cls: Callable[[Any], Any], config: ModelConfig, folder: Path) -> Any:

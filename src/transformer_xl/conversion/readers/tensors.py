@@ -142,5 +142,8 @@ def read_safetensors(path: Path) -> dict[str, TensorRef]:
         begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
         storage = Storage(path, end - begin, 8 + n + begin)
-        tensors[name] = TensorRef(storage, 0, shape, contiguous(shape), DTYPES[_OF_SAFETENSORS[entry["dtype"]]])
+        tensor = place(storage, DTYPES[_OF_SAFETENSORS[entry["dtype"]]], 0, storage.size, shape, contiguous(shape))
+        if tensor is None:
+            raise CheckpointError(f"'{path}' holds a tensor of shape {shape[:9]}, which no Transformer-XL has")
+        tensors[name] = tensor
     return tensors

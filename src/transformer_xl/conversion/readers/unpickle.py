@@ -129,7 +129,7 @@ def unpickle(path: Path) -> Any:
         except _RefusedError as error:
             raise CheckpointError(f"'{path}' {error}") from None
         except Exception as error:  # a damaged pickle can raise nearly anything: TypeError, IndexError, struct.error ...
-            reason = ascii(one_line(error) or type(error).__name__)[1:150]
+            reason = ascii(one_line(error) or type(error).__name__)[1:-1][:150]
             raise CheckpointError(
                 f"'{path}' holds a damaged pickle, or is not a checkpoint: {reason}; copy or download it again"
             ) from error
@@ -339,6 +339,8 @@ def _tensor(reader: _Reader, view: _View, offset: Any, shape: Any, stride: Any, 
 
 def _storage(reader: _Reader, span: Span) -> Any:
     """Read a storage that was pickled without torch.save: bytes that are a file of torch.save."""
+    if type(span) is not Span:
+        raise _RefusedError("holds tensors pickled by a protocol below 3; save it again by torch.save")
     if span.size > reader.room:  # so none is read again and again, and none holds another
         raise _RefusedError("holds more files within itself than it has bytes")
     reader.room -= span.size
@@ -388,6 +390,13 @@ def _build(self: _Reader) -> None:
             target.state.update(piece)
         elif type(target) is Stub and piece is not None:
             target.state[""] = state
+
+
+def _put(self: _Reader) -> None:
+    number = int(self.readline()[:-1])
+    if not 0 <= number < 2**32:  # others can be chosen to collide
+        raise _RefusedError("numbers its parts as no pickle does")
+    self.memo[number] = self.stack[-1]
 
 
 def _mark(self: _Reader) -> None:
@@ -453,7 +462,7 @@ _PLAIN = (
     "NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 FLOAT BINFLOAT STRING SHORT_BINSTRING UNICODE SHORT_BINUNICODE"
 )
 _PLAIN += " EMPTY_TUPLE PROTO GLOBAL STACK_GLOBAL BINPERSID POP POP_MARK DUP GET BINGET LONG_BINGET STOP"
-_COUNTED = "TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST EMPTY_DICT LIST PUT BINPUT LONG_BINPUT MEMOIZE"
+_COUNTED = "TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST EMPTY_DICT LIST BINPUT LONG_BINPUT MEMOIZE"
 _OPERATIONS: dict[str, Callable[[Any], Any]] = {
     **{name: _Interpreter.dispatch[getattr(pickle, name)[0]] for name in _PLAIN.split()},
     **{name: _counted(_Interpreter.dispatch[getattr(pickle, name)[0]]) for name in _COUNTED.split()},
@@ -462,6 +471,7 @@ _OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "DICT": _counted(_marked_dict),
     "REDUCE": _counted(_reduce),
     "NEWOBJ": _counted(_reduce),
+    "PUT": _counted(_put),
     "BUILD": _build,
     "MARK": _mark,
     "APPEND": lambda self: _append(items=[self.stack.pop()], target=self.stack[-1]),
