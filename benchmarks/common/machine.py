@@ -17,15 +17,13 @@ def n_cores() -> int:
 
 def describe() -> dict[str, str]:
     """Return what a reader must know of the machine to judge a figure."""
-    import torch  # slow and large; the other functions do without
+    from transformer_xl.model.precision import instructions, processor  # with torch; the other functions do without
 
-    from transformer_xl.model.precision import processor
-
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = instructions()
     return {
         "processor": processor(),
         "cores": str(n_cores()),
-        "capabilities": " ".join(name for name in _SHOWN_CAPABILITIES if capabilities.get(name)) or "none of note",
+        "capabilities": " ".join(name for name in _SHOWN_CAPABILITIES if name in capabilities) or "none of note",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "load before": " ".join(f"{load:.1f}" for load in os.getloadavg()),
         "system": platform.platform(),

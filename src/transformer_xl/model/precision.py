@@ -81,15 +81,15 @@ def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
             return "bf16", f"{torch.cuda.get_device_name(device)} multiplies bf16 natively"
         return "fp16", f"{torch.cuda.get_device_name(device)} multiplies fp16 natively, bf16 not"
     if device.type == "cpu":
-        instructions = _instructions()
-        fast = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in instructions]
+        known = instructions()
+        fast = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in known]
         if fast:
             return "bf16", f"this processor multiplies bf16 natively ({fast[0]})"
         return "fp32", f"this processor ({platform.machine()}) has no bf16 instructions"
     return "fp32", f"nothing faster is known to be safe on {device.type}"
 
 
-def _instructions() -> Collection[str]:
+def instructions() -> Collection[str]:
     """Return the names of the processor's instructions, perhaps among other words."""
     if hasattr(torch.cpu, "get_capabilities"):
         return {name for name, is_there in torch.cpu.get_capabilities().items() if is_there}
