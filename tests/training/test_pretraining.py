@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.training.helpers import Lines, entries, write_text
@@ -12,7 +13,7 @@ from transformer_xl.config import load_recipe
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import XLNetConfig
-from transformer_xl.reading.targets import filled_in, score_targets, scored_stream
+from transformer_xl.reading.targets import _LEAST_STEPS, filled_in, score_targets, scored_stream
 from transformer_xl.training.run import train
 
 SETTINGS = [
@@ -92,6 +93,15 @@ def test_scores_are_the_same_every_time_and_for_any_number_of_rows_nearly(run: P
     assert without.nats != one.nats
     assert not model.training
     assert filled_in(model, next(scored_stream(config, ids, tokenizer)), tokenizer, precision="fp32", most=3).count("\n") == 2
+
+
+def test_a_short_text_is_scored_in_fewer_rows(run: Path, text: Path) -> None:
+    config, tokenizer = RunDirectory(run).config().changed(eval={"batch_size": 8}), RunDirectory(run).tokenizer()
+    ids = tokenizer.encode(text.read_text())
+    enough = 8 * _LEAST_STEPS * config.train.tgt_len
+    long = np.tile(ids, -(-enough // len(ids)))
+    rows = [next(scored_stream(config, long[:n], tokenizer)).ids.shape[0] for n in (enough, enough - 1, enough // 2 - 1)]
+    assert rows == [8, 4, 2]
 
 
 @pytest.mark.usefixtures("no_picture")
