@@ -103,7 +103,7 @@ def losses_of(
     Args:
         opened: the model.
         ids: integers (n,) of the text.
-        delta: Δ, of which a block has a fifth.
+        delta: Δ; a block is a fifth as long.
         max_context: the longest context; the first block begins after it.
         on_tokens: called with the number of tokens just scored.
 

@@ -18,7 +18,7 @@ ORDER = f"Generator(PCG64).permutation of numpy {np.__version__}"
 BLOCK = 64
 """The number of documents whose tokens are counted together."""
 
-_KEPT = 1024  # blocks, of which each lane of a batch reads one or two
+_KEPT = 1024  # blocks; each lane of a batch reads one or two
 
 
 def permutation(n: int, *key: int) -> np.ndarray:

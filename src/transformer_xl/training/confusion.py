@@ -1,4 +1,4 @@
-"""The picture of which classes a fine-tuned model takes for which."""
+"""A picture: how often a fine-tuned model takes one class for another."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -172,7 +172,7 @@ def as_markdown(table: Table) -> str:
 
 
 def lengths_text(lengths: Mapping[str, Mapping[float, int]], *, most: int) -> str:
-    """Return the relative effective context length by variant and share of the tokens, of at most `most`, for a screen."""
+    """Return a table of effective context lengths, at most `most`, by variant and share of the tokens."""
     rows = [["context used", *(f"r = {share:g}" for share in next(iter(lengths.values()), {}))]]
     rows += [[name, *(f"≥ {own:,}" if own == most else f"{own:,}" for own in each.values())] for name, each in lengths.items()]
     return f"{console.table(rows)}\n\nIn tokens, of the share r of tokens that are hardest for all."

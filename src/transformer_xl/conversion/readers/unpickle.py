@@ -32,7 +32,7 @@ FREE_PARTS, BYTES_PER_PART = 2**16, 4
 FREE_TEXT, TEXT_PER_BYTE = 2**19, 2
 """Most characters and values, each counted as often as it is referred to. Real files refer to a word three times."""
 MAX_TEXT = 2**20
-"""Bytes of a text. A longer one must be the content of an array, of which only the kind is kept."""
+"""Bytes of a text. A longer one must be the content of an array, which is skipped."""
 MAX_KEY = 2**16
 """Characters of a key, because equal ones take time to compare."""
 MAX_DIRECTORY = 4 * 2**20
