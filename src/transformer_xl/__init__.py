@@ -17,12 +17,11 @@ from transformer_xl.version import __version__ as __version__
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.run_directory import load
     from transformer_xl.config import RunConfig, load_recipe
-    from transformer_xl.conversion.convert import Converted, convert
+    from transformer_xl.conversion.convert import convert
     from transformer_xl.data.labels import Example
     from transformer_xl.data.prepare import prepare
-    from transformer_xl.data.streams import SegmentStream
     from transformer_xl.errors import TxlError
-    from transformer_xl.generation.beam import Hypothesis, beam_search
+    from transformer_xl.generation.beam import beam_search
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.generate import generate
     from transformer_xl.generation.requests import Request
@@ -30,11 +29,10 @@ if TYPE_CHECKING:
     from transformer_xl.generation.writing import Scheduler
     from transformer_xl.kinds import AttentionKind, register_attention
     from transformer_xl.model.body import TransformerXLBody
-    from transformer_xl.model.call import Execution, Regularizers, Rows
-    from transformer_xl.model.key_value_memory import KeyValueMemory
+    from transformer_xl.model.call import Execution, Rows
     from transformer_xl.model.language_model import LanguageModel
     from transformer_xl.model.lstm import Lstm
-    from transformer_xl.model.memory import Memory, Mems
+    from transformer_xl.model.memory import Mems
     from transformer_xl.model.reader import Reader
     from transformer_xl.model.sequence_model import ModelOutput
     from transformer_xl.model.task_model import TaskModel
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from transformer_xl.model.vanilla import Vanilla
     from transformer_xl.model.xlnet import Order, XLNet
     from transformer_xl.model_config import (
-        HeadConfig,
         LstmConfig,
         TransformerXLConfig,
         VanillaConfig,
@@ -51,21 +48,18 @@ if TYPE_CHECKING:
     )
     from transformer_xl.predicting import predict
     from transformer_xl.reading.adapting import Cache, Dynamic
-    from transformer_xl.reading.dynamic import mean_squares
     from transformer_xl.reading.evaluation import Score, evaluate
-    from transformer_xl.reading.tasks import Answer, Prediction, TaskScore
-    from transformer_xl.training.finetune import Tuned, finetune
+    from transformer_xl.training.finetune import finetune
     from transformer_xl.training.run import train
 
 _NAMES = {
     "checkpoint.run_directory": "load",
     "config": "RunConfig load_recipe",
-    "conversion.convert": "Converted convert",
+    "conversion.convert": "convert",
     "data.labels": "Example",
     "data.prepare": "prepare",
-    "data.streams": "SegmentStream",
     "errors": "TxlError",
-    "generation.beam": "Hypothesis beam_search",
+    "generation.beam": "beam_search",
     "generation.decoder": "Decoder",
     "generation.generate": "generate",
     "generation.requests": "Request",
@@ -73,36 +67,31 @@ _NAMES = {
     "generation.writing": "Scheduler",
     "kinds": "AttentionKind register_attention",
     "model.body": "TransformerXLBody",
-    "model.call": "Execution Regularizers Rows",
-    "model.key_value_memory": "KeyValueMemory",
+    "model.call": "Execution Rows",
     "model.language_model": "LanguageModel",
     "model.lstm": "Lstm",
-    "model.memory": "Memory Mems",
+    "model.memory": "Mems",
     "model.reader": "Reader",
     "model.sequence_model": "ModelOutput",
     "model.task_model": "TaskModel",
     "model.transformer_xl": "TransformerXL",
     "model.vanilla": "Vanilla",
     "model.xlnet": "Order XLNet",
-    "model_config": "HeadConfig LstmConfig TransformerXLConfig VanillaConfig XLNetConfig register_model",
+    "model_config": "LstmConfig TransformerXLConfig VanillaConfig XLNetConfig register_model",
     "predicting": "predict",
     "reading.adapting": "Cache Dynamic",
-    "reading.dynamic": "mean_squares",
     "reading.evaluation": "Score evaluate",
-    "reading.tasks": "Answer Prediction TaskScore",
-    "training.finetune": "Tuned finetune",
+    "training.finetune": "finetune",
     "training.run": "train",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "Answer", "AttentionKind", "Cache", "Converted", "Decoder", "Dynamic", "Example",
-    "Execution", "HeadConfig", "Hypothesis", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Memory", "Mems",
-    "ModelOutput", "Order", "Prediction", "Reader", "Regularizers", "Request", "Rows", "RunConfig", "Sampling", "Scheduler",
-    "Score", "SegmentStream", "TaskModel", "TaskScore", "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "Tuned",
-    "TxlError", "Vanilla", "VanillaConfig", "XLNet", "XLNetConfig", "beam_search", "convert", "evaluate", "finetune",
-    "generate", "load", "load_recipe", "mean_squares", "predict", "prepare", "register_attention",
-    "register_model", "train",
+    "AttentionKind", "Cache", "Decoder", "Dynamic", "Example", "Execution", "LanguageModel", "Lstm", "LstmConfig", "Mems",
+    "ModelOutput", "Order", "Reader", "Request", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "TaskModel",
+    "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "TxlError", "Vanilla", "VanillaConfig", "XLNet",
+    "XLNetConfig", "beam_search", "convert", "evaluate", "finetune", "generate", "load", "load_recipe", "predict",
+    "prepare", "register_attention", "register_model", "train",
 ]  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model_config import HeadConfig, TransformerXLConfig
 from transformer_xl.opening import open_run
 from transformer_xl.predicting import read_texts
+from transformer_xl.reading.tasks import TaskScore
 
 N = 40
 
@@ -276,7 +277,7 @@ def test_scores_of_a_fine_tuned_model(txl: Txl, model: Callable[[str], TaskModel
     rows = [line.split("\t") for line in Path("texts.tsv").read_text().splitlines()[1:]]
     examples = [Example(text, label=label) for text, label in rows]
     found = transformer_xl.predict((saved, BYTES), examples)
-    expected = transformer_xl.TaskScore.of("classification", ("bad", "fair", "good"), found)
+    expected = TaskScore.of("classification", ("bad", "fair", "good"), found)
     shown = txl("eval", "mood", "--file", "texts.tsv", "--precision", "fp32")
     assert shown.out.splitlines()[0].startswith(f"texts.tsv: {expected.in_words()}, fp32, ")
     assert shown.out.splitlines()[1].split() == ["label", "precision", "recall", "F1", "texts"]

@@ -18,13 +18,11 @@ from transformer_xl.config import recipe_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "Answer", "AttentionKind", "Cache", "Converted", "Decoder", "Dynamic", "Example",
-    "Execution", "HeadConfig", "Hypothesis", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Memory", "Mems",
-    "ModelOutput", "Order", "Prediction", "Reader", "Regularizers", "Request", "Rows", "RunConfig", "Sampling", "Scheduler",
-    "Score", "SegmentStream", "TaskModel", "TaskScore", "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "Tuned",
-    "TxlError", "Vanilla", "VanillaConfig", "XLNet", "XLNetConfig", "beam_search", "convert", "evaluate", "finetune",
-    "generate", "load", "load_recipe", "mean_squares", "predict", "prepare", "register_attention",
-    "register_model", "train",
+    "AttentionKind", "Cache", "Decoder", "Dynamic", "Example", "Execution", "LanguageModel", "Lstm", "LstmConfig", "Mems",
+    "ModelOutput", "Order", "Reader", "Request", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "TaskModel",
+    "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "TxlError", "Vanilla", "VanillaConfig", "XLNet",
+    "XLNetConfig", "beam_search", "convert", "evaluate", "finetune", "generate", "load", "load_recipe", "predict",
+    "prepare", "register_attention", "register_model", "train",
 }  # fmt: skip
 
 
