@@ -73,8 +73,8 @@ def write_checkpoint(folder: Path, form: str, tiny: bool) -> None:
     import torch
     from safetensors.torch import save_file
 
+    from transformer_xl.config.model import TransformerXLConfig
     from transformer_xl.conversion.key_maps import huggingface
-    from transformer_xl.model_config import TransformerXLConfig
 
     values = {**huggingface.DEFAULTS, "model_type": "transfo-xl"}
     if tiny:

@@ -25,14 +25,14 @@ from common.machine import describe
 from common.report import facts
 from torch import Tensor
 
-from transformer_xl.config import load_recipe
+from transformer_xl.config.model import VanillaConfig
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.console import say, table
 from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.cost.work import with_vocabulary
 from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.vanilla import Vanilla
-from transformer_xl.model_config import VanillaConfig
 from transformer_xl.pictures import new_figure, save_picture
 
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}

@@ -21,10 +21,10 @@ from common.report import facts
 
 from transformer_xl.analysis.explain.explanation import explain
 from transformer_xl.analysis.explain.page import write_explanation
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.console import say, table
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.reading.evaluation import Reading
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -68,8 +68,8 @@ def measure(softmax: str, task: str, n_token: str, way: str) -> dict[str, float]
 
     import torch
 
+    from transformer_xl.config.model import TransformerXLConfig
     from transformer_xl.model.transformer_xl import TransformerXL
-    from transformer_xl.model_config import TransformerXLConfig
 
     torch.manual_seed(0)
     sizes = {"n_layer": 1, "d_model": WIDTH, "n_head": 4, "d_head": 64, "d_inner": WIDTH, "mem_len": 0, "dropout": 0.0}

@@ -14,10 +14,10 @@ import torch
 from common.machine import describe, n_cores, resident_mb
 from common.report import facts
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.console import say, table
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 VOCAB_SIZE = 256
 N_REPORT = 10

@@ -17,12 +17,12 @@ import torch
 from common.machine import describe, n_cores, peak_mb, reset_peak, resident_mb
 from common.report import facts
 
-from transformer_xl.config import OptimConfig, TrainConfig
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.console import say, table
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.precision import Precision, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.trainer import Trainer
 

@@ -32,7 +32,7 @@ from transformer_xl.analysis.ablation.budget import Pace, measure_paces, n_param
 from transformer_xl.analysis.ablation.plan import AblationPlan, Variant, make_variants
 from transformer_xl.analysis.ablation.worker import Worker
 from transformer_xl.analysis.comparison import score
-from transformer_xl.config import apply_overrides
+from transformer_xl.config.recipes import apply_overrides
 from transformer_xl.console import markdown, say, table, warn
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.errors import ConfigError, TxlError, one_line

@@ -24,7 +24,7 @@ except ImportError as error:
     sys.exit(f"this example needs transformers 5 and accelerate ({error}); in a clone: pip install -e '.[hf]'")
 
 import transformer_xl as txl
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
 
 TEXT = "The memory of a stream has a fixed size, whatever was read before.\n" * 50

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tests.conversion.hostile import CANARIES, Hostile, call, name, value, whole
 from tests.helpers import TINY, tiny_model
 from tests.refuse_child import TEXT_FILE
-from transformer_xl.config import DataConfig
+from transformer_xl.config.run import DataConfig
 from transformer_xl.data.prepare import prepare
 from transformer_xl.data.tokenizers import ByteTokenizer
 

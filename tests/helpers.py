@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.config.model import TransformerXLConfig, XLNetConfig
 from transformer_xl.model.captured import Compute, Graphs
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.model_config import TransformerXLConfig, XLNetConfig
 
 Model = TypeVar("Model", bound=nn.Module)
 TINY: dict[str, Any] = {

@@ -15,7 +15,8 @@ from pathlib import Path
 from tests.conversion.hostile import VARIABLE
 from transformer_xl import load
 from transformer_xl.cli import prompts
-from transformer_xl.config import DataConfig, TaskConfig, load_recipe
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import DataConfig, TaskConfig
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.readers.tensors import read_safetensors
 from transformer_xl.conversion.readers.unpickle import unpickle

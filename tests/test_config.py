@@ -6,25 +6,19 @@ from typing import Any, get_args
 
 import pytest
 
-from transformer_xl.config import (
-    DataConfig,
-    EvalConfig,
-    OptimConfig,
-    RunConfig,
-    TokenizerConfig,
-    TrainConfig,
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.config.recipes import (
     apply_overrides,
     load_recipe,
     load_task,
-    merge,
     parse_override,
     recipe_names,
     settings_of,
     task_names,
 )
+from transformer_xl.config.run import DataConfig, EvalConfig, OptimConfig, RunConfig, TokenizerConfig, TrainConfig, merge
+from transformer_xl.config.settings import REMOVED, REMOVED_DETAILS
 from transformer_xl.errors import ConfigError, TxlError
-from transformer_xl.model_config import TransformerXLConfig
-from transformer_xl.settings import REMOVED, REMOVED_DETAILS
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -15,7 +15,8 @@ import torch
 
 from tests.helpers import tiny_model, with_settings
 from tests.training.helpers import write_recipe, write_text
-from transformer_xl.config import DataConfig, TokenizerConfig, load_recipe
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data.prepare import prepare
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import Field
 
+from transformer_xl.config.settings import Natural, Positive, Probability, Settings
 from transformer_xl.errors import ConfigError
-from transformer_xl.settings import Natural, Positive, Probability, Settings
 
 
 class Inner(Settings):

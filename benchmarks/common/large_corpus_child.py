@@ -13,7 +13,7 @@ STEPS_PER_LOOK = 50
 
 
 def main(action: str, kind: str, text: str, cache: str, shuffle: str) -> None:
-    from transformer_xl.config import DataConfig, TokenizerConfig
+    from transformer_xl.config.run import DataConfig, TokenizerConfig
     from transformer_xl.data.prepare import prepare
     from transformer_xl.data.streams import SegmentStream
 

@@ -13,11 +13,11 @@ import transformer_xl
 from common.contestant import Contestant
 from common.shapes import Shape
 from common.wire import serve
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps.huggingface import key_map
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def main(kind: Any, text: str, cache: str) -> None:
-    from transformer_xl.config import DataConfig, TokenizerConfig
+    from transformer_xl.config.run import DataConfig, TokenizerConfig
     from transformer_xl.data.prepare import prepare
 
     begin = time.perf_counter()

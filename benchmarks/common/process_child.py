@@ -17,11 +17,11 @@ import torch
 from common.machine import peak_mb, reset_peak
 from common.shapes import SHAPES, Shape
 from common.wire import serve
-from transformer_xl.config import OptimConfig, Parallelism, TrainConfig
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.config.run import OptimConfig, Parallelism, TrainConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.process import keep_freed_memory
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World, joined

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_xl.config import load_recipe
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.cost.operations import count_flops
 from transformer_xl.cost.work import Work, build, with_vocabulary, zipf_shares
 from transformer_xl.model.precision import Precision
-from transformer_xl.model_config import TransformerXLConfig
 
 N_SEGMENT = 8
 

@@ -8,7 +8,7 @@ for all; tests/parity/peer_rivals.py compares it with the library's own model.
 """
 
 from rivals.settings import LstmNgramsConfig, MistralConfig, XlstmConfig, XTransformersConfig
-from transformer_xl.model_config import register_model
+from transformer_xl.config.model import register_model
 
 for _kind in (LstmNgramsConfig, XTransformersConfig, XlstmConfig, MistralConfig):
     register_model(_kind)

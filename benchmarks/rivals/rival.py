@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.sequence_model import make_softmax
-from transformer_xl.model_config import ModelConfig
 
 
 def library(name: str) -> ModuleType:

@@ -4,8 +4,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from transformer_xl.model_config import LstmConfig, ModelConfig
-from transformer_xl.settings import Natural, Positive
+from transformer_xl.config.model import LstmConfig, ModelConfig
+from transformer_xl.config.settings import Natural, Positive
 
 
 class LstmNgramsConfig(LstmConfig):

@@ -18,8 +18,8 @@ def spelled(ids: Tensor) -> str:
 print(" | ".join(spelled(part) for part in stream[0, :24].split(4)))
 
 # %% train
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 T, M = 4, 8  # letters per segment (tgt_len), positions of memory (mem_len)
 sizes = {"n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 64}

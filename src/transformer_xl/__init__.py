@@ -16,7 +16,9 @@ from transformer_xl.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.run_directory import load
-    from transformer_xl.config import RunConfig, load_recipe
+    from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig, XLNetConfig, register_model
+    from transformer_xl.config.recipes import load_recipe
+    from transformer_xl.config.run import RunConfig
     from transformer_xl.conversion.convert import convert
     from transformer_xl.data.labels import Example
     from transformer_xl.data.prepare import prepare
@@ -39,13 +41,6 @@ if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
     from transformer_xl.model.vanilla import Vanilla
     from transformer_xl.model.xlnet import Order, XLNet
-    from transformer_xl.model_config import (
-        LstmConfig,
-        TransformerXLConfig,
-        VanillaConfig,
-        XLNetConfig,
-        register_model,
-    )
     from transformer_xl.predicting import predict
     from transformer_xl.reading.adapting import Cache, Dynamic
     from transformer_xl.reading.evaluation import Score, evaluate
@@ -54,7 +49,9 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "checkpoint.run_directory": "load",
-    "config": "RunConfig load_recipe",
+    "config.model": "LstmConfig TransformerXLConfig VanillaConfig XLNetConfig register_model",
+    "config.recipes": "load_recipe",
+    "config.run": "RunConfig",
     "conversion.convert": "convert",
     "data.labels": "Example",
     "data.prepare": "prepare",
@@ -77,7 +74,6 @@ _NAMES = {
     "model.transformer_xl": "TransformerXL",
     "model.vanilla": "Vanilla",
     "model.xlnet": "Order XLNet",
-    "model_config": "LstmConfig TransformerXLConfig VanillaConfig XLNetConfig register_model",
     "predicting": "predict",
     "reading.adapting": "Cache Dynamic",
     "reading.evaluation": "Score evaluate",

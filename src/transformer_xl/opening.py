@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
-from transformer_xl.config import DataConfig, RunConfig
+from transformer_xl.config.run import DataConfig, RunConfig
 from transformer_xl.console import warn
 from transformer_xl.data.corpora import CHUNK_BYTES, choose_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype

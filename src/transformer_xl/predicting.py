@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.config import TaskConfig
+from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.examples import read_examples, suffix_of
 from transformer_xl.data.labels import Example
 from transformer_xl.data.squad import read_squad

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from transformer_xl.analysis.comparison import ComparedRun, check_units, check_validations
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import ConfigError
 

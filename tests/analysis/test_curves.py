@@ -11,7 +11,7 @@ from tests.training.helpers import MODEL
 from transformer_xl.analysis import comparison
 from transformer_xl.analysis.comparison import ComparedRun
 from transformer_xl.analysis.curves import by_position, memory_line, open_texts, position_lines, segment_readings
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from transformer_xl.analysis.lengths import lengths_of, readings, trained_length
-from transformer_xl.config import RunConfig, load_recipe
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import RunConfig
 from transformer_xl.reading.evaluation import Reading
 
 

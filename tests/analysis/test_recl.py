@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from tests.helpers import examples, tiny_model
 from transformer_xl.analysis.recl import context_losses, effective_lengths
+from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.vanilla import Vanilla
-from transformer_xl.model_config import LstmConfig, TransformerXLConfig, VanillaConfig
 
 IDS = np.random.default_rng(0).integers(0, 13, 90).astype(np.uint16)
 MAX_LEN = 7

@@ -12,7 +12,7 @@ from tests.checkpoint.helpers import assert_same, assert_same_tensors, numbered
 from tests.helpers import TINY, tiny_model
 from transformer_xl.checkpoint.run_directory import RunDirectory, copies, load
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
-from transformer_xl.config import RunConfig, TokenizerConfig
+from transformer_xl.config.run import RunConfig, TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
 from transformer_xl.errors import TxlError
 

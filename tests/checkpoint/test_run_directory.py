@@ -18,7 +18,7 @@ from tests.checkpoint.helpers import never, numbered
 from tests.helpers import TINY, tiny_model
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, copies, load
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
-from transformer_xl.config import RunConfig, TokenizerConfig
+from transformer_xl.config.run import RunConfig, TokenizerConfig
 from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError
 

@@ -175,8 +175,8 @@ def _leaves(hint: Any) -> Iterator[Any]:
 
 
 def _setting(draw: random.Random) -> str:
-    from transformer_xl.config import DataConfig, EvalConfig, OptimConfig, TokenizerConfig, TrainConfig
-    from transformer_xl.model_config import TransformerXLConfig
+    from transformer_xl.config.model import TransformerXLConfig
+    from transformer_xl.config.run import DataConfig, EvalConfig, OptimConfig, TokenizerConfig, TrainConfig
 
     if draw.random() < 0.4:
         return draw.choice(_SETTINGS)

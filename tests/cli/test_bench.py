@@ -10,9 +10,9 @@ import torch
 
 from tests.cli.conftest import Txl, change_settings, save
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.cost import bench, hardware
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 DECODE = ("bench", "decode", "run", "--no-compile", "--tokens", "3")
 EVAL = ("bench", "eval", "run", "--tokens", "20")

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.conftest import Txl, save, train_once
 from tests.training.helpers import differing, run_bits
-from transformer_xl import model_config
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.config import model as model_settings
 
 KINDS = {
     "vanilla": ("model.kind=vanilla", "model.intermediate_losses=true", "model.n_target=2"),
@@ -131,7 +131,7 @@ MINE = """
 from typing import ClassVar
 
 from transformer_xl.model.lstm import Lstm
-from transformer_xl.model_config import LstmConfig, register_model
+from transformer_xl.config.model import LstmConfig, register_model
 
 
 class MineConfig(LstmConfig):
@@ -154,7 +154,7 @@ def mine(workbench: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield "./my_kind.py"
     sys.modules.pop("my_kind", None)
-    model_config.KINDS.pop("mine", None)
+    model_settings.KINDS.pop("mine", None)
 
 
 @pytest.mark.usefixtures("nothing_drawn")
@@ -167,7 +167,7 @@ def test_a_kind_of_ones_own_is_named_by_every_command(txl: Txl, workbench: Path,
 
     def forget() -> None:
         sys.modules.pop("my_kind")
-        del model_config.KINDS["mine"]
+        del model_settings.KINDS["mine"]
 
     for command in (
         (*training, "--set", "train.max_steps=4"),

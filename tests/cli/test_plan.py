@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Txl
-from transformer_xl.config import load_recipe, recipe_names
+from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.cost import hardware
 
 

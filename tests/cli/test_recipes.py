@@ -5,7 +5,8 @@ import json
 import pytest
 
 from tests.cli.conftest import Txl
-from transformer_xl.config import RunConfig, apply_overrides, load_recipe, load_task, recipe_names
+from transformer_xl.config.recipes import apply_overrides, load_recipe, load_task, recipe_names
+from transformer_xl.config.run import RunConfig
 
 
 def test_all_recipes_are_listed_with_a_line_each_and_small_ones_first(txl: Txl) -> None:

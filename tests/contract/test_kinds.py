@@ -14,10 +14,10 @@ import transformer_xl as txl
 from tests.contract import toy_kinds
 from tests.helpers import assert_close
 from tests.training.helpers import MODEL, resumed_losses, tiny_model, write_recipe, write_text
-from transformer_xl.config import RunConfig
+from transformer_xl.config.model import KINDS
+from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kinds import ATTENTION
-from transformer_xl.model_config import KINDS
 from transformer_xl.reading.stream import open_stream
 from transformer_xl.training.display import Display
 

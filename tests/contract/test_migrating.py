@@ -19,7 +19,8 @@ import torch
 import transformer_xl as txl
 from tests.conversion.examples import fine_tuned_by_the_authors
 from transformer_xl.cli import main
-from transformer_xl.config import OptimConfig, RunConfig, load_recipe
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import OptimConfig, RunConfig
 from transformer_xl.training.optim import Schedule
 
 ROOT = Path(__file__).parents[2]

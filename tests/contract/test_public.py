@@ -14,7 +14,7 @@ from pydantic import BaseModel
 import transformer_xl as txl
 from transformer_xl.cli import app
 from transformer_xl.cli.mistakes import commands
-from transformer_xl.config import recipe_names
+from transformer_xl.config.recipes import recipe_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = {

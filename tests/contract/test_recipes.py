@@ -20,11 +20,12 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.config import RunConfig, load_recipe, recipe_names
+from transformer_xl.config.model import AttentionConfig, LstmConfig, TransformerXLConfig, XLNetConfig
+from transformer_xl.config.recipes import load_recipe, recipe_names
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.sequence_model import make_model
-from transformer_xl.model_config import AttentionConfig, LstmConfig, TransformerXLConfig, XLNetConfig
 from transformer_xl.training.display import Display
 from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.run import train

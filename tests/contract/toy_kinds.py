@@ -9,14 +9,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 import transformer_xl as txl
+from transformer_xl.config.model import ModelConfig, TransformerXLConfig
+from transformer_xl.config.settings import Natural
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.sequence_model import make_softmax
-from transformer_xl.model_config import ModelConfig, TransformerXLConfig
-from transformer_xl.settings import Natural
 
 
 class SlopedAttention(AttentionBlock):

@@ -15,6 +15,7 @@ import transformer_xl as txl
 from tests.conversion.examples import HEADS_OF_THE_AUTHORS, D, copy, fine_tuned_by_the_authors, names
 from tests.conversion.readers.test_tensor_bundle import write_bundle
 from tests.helpers import assert_close, random_weights
+from transformer_xl.config.model import HeadConfig
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.export import load_model
@@ -24,7 +25,6 @@ from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.readers.unpickle import unpickle
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.model_config import HeadConfig
 
 FILES = ["config.json", "manifest.json", "model.safetensors"]
 SMALL = {"d_model": 8, "d_embed": 16, "d_inner": 6, "n_head": 2, "d_head": 3, "div_val": 2}

@@ -14,7 +14,8 @@ from tests.helpers import assert_close, random_weights, tiny_model, tiny_xlnet
 from tests.parity.reading import GOLDENS, goldens, read_golden
 from tests.training.helpers import entries, write_recipe, write_text
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.config import load_recipe
+from transformer_xl.config.model import HeadConfig
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.export import Target, export, load_model
 from transformer_xl.conversion.key_maps import authors, huggingface
@@ -30,7 +31,6 @@ from transformer_xl.errors import CheckpointError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.model_config import HeadConfig
 from transformer_xl.training.run import train
 
 WORDS = ["<eos>", "<unk>", *"abcdefghijk"]

@@ -9,13 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples
+from transformer_xl.config.model import HeadConfig, ModelConfig, TransformerXLConfig, XLNetConfig
 from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow, xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kinds import ATTENTION, AttentionKind
 from transformer_xl.model.layers import activate
 from transformer_xl.model.sequence_model import make_model
-from transformer_xl.model_config import HeadConfig, ModelConfig, TransformerXLConfig, XLNetConfig
 
 FORMATS = {"huggingface": huggingface, "authors": authors, "nvidia": nvidia, "tensorflow": tensorflow}
 XLNETS = {"xlnet_huggingface": xlnet_huggingface, "xlnet_tensorflow": xlnet_tensorflow}

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tests.conversion.examples import GOLDENS, VALUES, copy
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion import programs
 from transformer_xl.conversion.key_maps import authors, huggingface, xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.conversion.key_maps.authors import read_module
@@ -24,7 +25,6 @@ from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.readers.unpickle import Stub, unpickle
 from transformer_xl.conversion.sources import open_source
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.model_config import TransformerXLConfig
 
 CONFIG = {
     "model_type": "transfo-xl",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.conversion.examples import VALUES, copy
 from tests.data.test_spiece import GOLDENS
 from tests.helpers import TINY, random_weights
+from transformer_xl.config.model import XLNetConfig
 from transformer_xl.conversion import programs
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.export import export
@@ -21,7 +22,6 @@ from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.model_config import XLNetConfig
 
 
 def test_a_vocabulary_is_found_beside_the_weights(tmp_path):

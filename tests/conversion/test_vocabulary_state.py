@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.conversion.vocabulary import from_vocab_state, from_vocab_txt, to_vocab_state
 from transformer_xl.data.tokenizers import (
     ByteTokenizer,

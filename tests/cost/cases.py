@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.config import RunConfig, TrainConfig
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.config.run import RunConfig, TrainConfig
 from transformer_xl.cost.work import Backend, Work, build
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 SIZES: dict[str, Any] = {
     **{"vocab_size": 29, "n_layer": 2, "d_model": 12, "n_head": 3, "d_head": 4, "d_inner": 14, "dropout": 0.1, "mem_len": 6},

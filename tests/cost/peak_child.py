@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_xl.config import OptimConfig, TrainConfig
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.cost.decoding import MemoryWatch
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model import products
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.training.trainer import Trainer
 
 _M_MMAP_THRESHOLD = -3  # of <malloc.h>

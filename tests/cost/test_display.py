@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.cost.test_bench import DECODING
-from transformer_xl.config import load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.cost.bench import Decoding, Scoring, decoding_figures, scoring_figures
 from transformer_xl.cost.display import (
     Figures,

@@ -10,7 +10,8 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tests.cost.cases import config, tokens, work
 from tests.forked import run_forked
-from transformer_xl.config import OptimConfig, RunConfig, TrainConfig
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.config.run import OptimConfig, RunConfig, TrainConfig
 from transformer_xl.cost.hardware import measured
 from transformer_xl.cost.memory import (
     activation_bytes,
@@ -25,7 +26,6 @@ from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.training.muon import Muon
 from transformer_xl.training.optim import Optimizers, state_bytes
 

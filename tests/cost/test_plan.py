@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.cost.cases import run_config
-from transformer_xl.config import load_recipe, recipe_names
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.cost.display import plan_table
 from transformer_xl.cost.hardware import Hardware, gpu, measured
 from transformer_xl.cost.plan import USABLE, Traffic, count_traffic, make_plan
 from transformer_xl.cost.work import with_vocabulary
 from transformer_xl.errors import ConfigError
-from transformer_xl.model_config import TransformerXLConfig
 
 ROUND = Hardware(
     name="round",

@@ -4,10 +4,10 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from transformer_xl.config import load_recipe
+from transformer_xl.config.model import AttentionConfig, TransformerXLConfig
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.cost.work import build, with_vocabulary, zipf_shares
 from transformer_xl.errors import ConfigError
-from transformer_xl.model_config import AttentionConfig, TransformerXLConfig
 
 
 def test_vocabularies() -> None:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.tokenizer_cases import LETTERS, TOKENIZERS, WITH_SURROGATES
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.tokenizers import ByteTokenizer, SymbolTokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
 

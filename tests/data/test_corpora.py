@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.config import DataConfig
+from transformer_xl.config.run import DataConfig
 from transformer_xl.data.corpora import Corpus, cache_dir, choose_corpus, data_dir, find_corpus
 from transformer_xl.data.named import SPLITS
 from transformer_xl.data.text_files import Chunk

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.config import DataConfig
+from transformer_xl.config.run import DataConfig
 from transformer_xl.data import corpora
 from transformer_xl.data.corpora import fetch, find_corpus
 from transformer_xl.data.downloads import download, unpack

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.config import TaskConfig
+from transformer_xl.config.run import TaskConfig
 from transformer_xl.data import examples as examples_module
 from transformer_xl.data.examples import read_examples
 from transformer_xl.errors import CorpusError

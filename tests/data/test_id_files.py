@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.config import DataConfig, TokenizerConfig, load_recipe
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data import id_files
 from transformer_xl.data.corpora import choose_tokenizer, find_corpus
 from transformer_xl.data.id_files import PACKED, document_border, id_file_size, is_id_file, read_ids

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.tokenizer_cases import unigram
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.model import HeadConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import (
     CHOICE_LEN,
     WINDOW,
@@ -20,7 +21,6 @@ from transformer_xl.data.labelled import (
 )
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
-from transformer_xl.model_config import HeadConfig
 
 BYTES = Layout(ByteTokenizer(), "transformer_xl")
 NAMED = HeadConfig(kind="classification", labels=("bad", "good"))

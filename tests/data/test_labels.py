@@ -1,9 +1,9 @@
 import pytest
 
-from transformer_xl.config import TaskConfig
+from transformer_xl.config.model import HeadConfig
+from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.labels import NOT_SCORED, Example, label_names, labels_of
 from transformer_xl.errors import CorpusError
-from transformer_xl.model_config import HeadConfig
 
 NAMED = HeadConfig(kind="classification", labels=("bad", "good"))
 NUMBER = HeadConfig(kind="regression")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.config import DataConfig, TokenizerConfig
+from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data import encoding
 from transformer_xl.data import prepare as prepare_module
 from transformer_xl.data.corpora import Corpus
@@ -177,7 +177,7 @@ def test_an_interruption_leaves_nothing(text: Path, monkeypatch, interruption) -
 
 KILLED = """
 import os, sys
-from transformer_xl.config import *
+from transformer_xl.config.run import *
 from transformer_xl.data import encoding, prepare as p
 encoding.BATCH_BYTES = 1000
 located = p.Corpus.chunks
@@ -276,7 +276,7 @@ def test_who_comes_second_waits(text: Path, monkeypatch) -> None:
 
 PREPARER = """
 import sys, time
-from transformer_xl.config import *
+from transformer_xl.config.run import *
 from transformer_xl.data import prepare as p
 build = p._build
 def slow_build(*args, **kwargs):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.data.tokenizer_cases import TEXT, TOKENIZERS, UNICODE, check_stream, unigram
 from tests.helpers import examples
 from tests.parity.make_goldens_sentencepiece import xlnet_ids, xlnet_text
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.spiece import SPACE, SentencePieceTokenizer, read_spiece
 from transformer_xl.data.tokenizers import load_tokenizer, tokenizer_from_dict, train_tokenizer
 from transformer_xl.data.unigram_files import _field as field

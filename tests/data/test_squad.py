@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.data.tokenizer_cases import TOKENIZERS, unigram
 from tests.helpers import examples
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import LabelledStream, Layout
 from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.squad import (

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from transformer_xl.config import TaskConfig
+from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.labels import Example
 from transformer_xl.data.task_texts import TaskFiles, cut_off, find_files, read_task
 from transformer_xl.errors import CorpusError

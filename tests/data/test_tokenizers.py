@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.data.tokenizer_cases import EXACT, MIXED, TEXT, TOKENIZERS, TRAINED, UNICODE, WITH_SURROGATES, WORDS, check_stream
 from tests.helpers import examples
-from transformer_xl.config import DataConfig, TokenizerConfig
+from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data import tokenizers
 from transformer_xl.data.prepare import prepare
 from transformer_xl.data.text_files import cut_chunks

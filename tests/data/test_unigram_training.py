@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests.data.tokenizer_cases import TEXT
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data import unigram_training
 from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.tokenizers import train_tokenizer
@@ -29,7 +29,7 @@ def test_special_pieces_come_first() -> None:
 def test_the_same_text_gives_the_same_pieces() -> None:
     """In another process, too, where sets have another order."""
     code = (
-        "import sys; from transformer_xl.config import TokenizerConfig\n"
+        "import sys; from transformer_xl.config.run import TokenizerConfig\n"
         "from transformer_xl.data.tokenizers import train_tokenizer\n"
         "print(train_tokenizer(TokenizerConfig(kind='unigram', vocab_size=120), [sys.argv[1]]).fingerprint)"
     )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.data.tokenizer_cases import MIXED, TOKENIZERS, UNICODE, WORDS, check_stream
 from tests.helpers import examples
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.tokenizers import (
     ByteTokenizer,
     CharTokenizer,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.helpers import random_weights, tiny_model
+from transformer_xl.config.model import LstmConfig
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
@@ -16,7 +17,6 @@ from transformer_xl.generation.generate import generate
 from transformer_xl.generation.scores import Scores
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
-from transformer_xl.model_config import LstmConfig
 
 PROMPTS = [[1, 2, 3], [4] * 9, [5], [6, 7], [8, 9, 10, 11, 12, 0], [3, 1]]
 KINDS: dict[str, dict[str, Any]] = {

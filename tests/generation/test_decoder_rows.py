@@ -10,12 +10,12 @@ import torch
 from tests.generation.test_session_file import KINDS as ATTENDING
 from tests.generation.test_session_file import READ_AGAIN, assert_same_bits
 from tests.helpers import tiny_model
+from transformer_xl.config.model import LstmConfig
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
-from transformer_xl.model_config import LstmConfig
 
 VOCAB = 13
 KINDS = {**ATTENDING, "lstm": {}}

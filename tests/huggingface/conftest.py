@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import tiny_model
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
 from transformer_xl.model.transformer_xl import TransformerXL
 

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import assert_close, examples, tiny_model
 from tests.huggingface.conftest import Saved, edit
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 

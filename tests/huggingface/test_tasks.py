@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tests.helpers import assert_close, random_weights, tiny_model, tiny_xlnet
 from tests.huggingface.conftest import TEXT, edit
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.model import HeadConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import Example, Layout, batch_of
 from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.heads import TextHead
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.model_config import HeadConfig
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 

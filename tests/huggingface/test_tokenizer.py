@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.huggingface.conftest import TEXT, Saved
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
 

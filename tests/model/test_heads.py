@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers import assert_close, default_dtype, random_weights
+from transformer_xl.config.model import HeadConfig
 from transformer_xl.model.heads import SpanHead, TextHead, make_head
-from transformer_xl.model_config import HeadConfig
 
 D = 6
 SIZES: dict[str, Any] = {"d_model": D, "layer_norm_epsilon": 1e-12, "init_std": 0.02}

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers import gradients
+from transformer_xl.config.model import LstmConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.call import Rows
 from transformer_xl.model.lstm import Lstm, LstmLayer
 from transformer_xl.model.memory import Mems
-from transformer_xl.model_config import LstmConfig
 from transformer_xl.reading.evaluation import evaluate
 
 SIZES: dict[str, Any] = {"vocab_size": 13, "n_layer": 3, "d_model": 6, "d_hidden": 10, "dropout": 0.0}

@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers import TINY, tiny_model
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.model import LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.vanilla import Vanilla
-from transformer_xl.model_config import LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig
 from transformer_xl.tensor_file import TensorFile
 
 SIZES: dict[str, Any] = {"vocab_size": 13, "n_layer": 2, "d_model": 10}
@@ -392,7 +392,7 @@ BLUEPRINT = """
 import sys
 import torch
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.config.model import TransformerXLConfig
 before = set(sys.modules)
 sizes = dict(vocab_size=50, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8)
 with torch.device("meta"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.helpers import tiny_model
+from transformer_xl.config.model import LstmConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model import room
@@ -15,7 +16,6 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.room import check_room, check_unasked, free_bytes, shared
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import LstmConfig
 from transformer_xl.reading.evaluation import evaluate
 
 IDS = torch.arange(12) % 13

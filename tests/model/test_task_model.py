@@ -12,6 +12,15 @@ from torch import Tensor
 
 from tests.helpers import TINY, assert_close, random_weights, tiny_model
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.config.model import (
+    HeadConfig,
+    LstmConfig,
+    ModelConfig,
+    TransformerXLConfig,
+    VanillaConfig,
+    XLNetConfig,
+    model_config,
+)
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.generation.decoder import Decoder
@@ -22,15 +31,6 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel, make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.model_config import (
-    HeadConfig,
-    LstmConfig,
-    ModelConfig,
-    TransformerXLConfig,
-    VanillaConfig,
-    XLNetConfig,
-    model_config,
-)
 from transformer_xl.opening import open_run
 from transformer_xl.reading.evaluation import evaluate
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config.model import VanillaConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.attention.block import AttentionBlock
@@ -14,7 +15,6 @@ from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.model.vanilla import Vanilla
-from transformer_xl.model_config import VanillaConfig
 from transformer_xl.reading.evaluation import evaluate
 
 SIZES = {"vocab_size": 13, "n_layer": 3, "d_model": 6, "n_head": 2, "d_head": 5, "d_inner": 9, "max_len": 8, "dropout": 0.0}

@@ -21,7 +21,7 @@ from transformers import MistralForCausalLM
 from xlstm.xlstm_large.model import xLSTMLarge, xLSTMLargeConfig
 
 import transformer_xl as txl
-from transformer_xl.config import OptimConfig
+from transformer_xl.config.run import OptimConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Rows
 from transformer_xl.model.sequence_model import make_model

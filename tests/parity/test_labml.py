@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.parity.reading import GOLDENS, compare, compare_outputs, read_golden
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.export import load_model
 from transformer_xl.conversion.key_maps.labml import without_biases
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 PLAIN, TRAINED = (GOLDENS / "labml" / name for name in ("plain", "trained"))
 FIRST = "transformer.layers.0."

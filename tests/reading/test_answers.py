@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import TINY, examples, random_weights
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.model import HeadConfig, TransformerXLConfig, XLNetConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import Example, Layout
 from transformer_xl.data.squad import Question, WindowLayout, batch_of_windows
 from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.model_config import HeadConfig, TransformerXLConfig, XLNetConfig
 from transformer_xl.reading.answers import WindowScores, best_answers, best_threshold, exact_and_f1
 from transformer_xl.reading.tasks import Answer, Prediction, TaskScore, predictions
 

@@ -12,12 +12,12 @@ import torch
 from tests.helpers import assert_close, default_dtype, random_weights, tiny_model
 from tests.reading.test_evaluation import some_ids
 from tests.reference.reading_loops import dynamic_nats, mean_of_squares
+from transformer_xl.config.model import LstmConfig, VanillaConfig
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError
 from transformer_xl.files import write_file
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
-from transformer_xl.model_config import LstmConfig, VanillaConfig
 from transformer_xl.reading.adapting import Cache, Dynamic
 from transformer_xl.reading.dynamic import mean_squares
 from transformer_xl.reading.evaluation import Score, evaluate

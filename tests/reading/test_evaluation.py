@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import AtOnce, examples, random_weights, tiny_model
-from transformer_xl.config import load_recipe
+from transformer_xl.config.model import LstmConfig, TransformerXLConfig
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.generation.sampling import Sampling
@@ -23,7 +24,6 @@ from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import LstmConfig, TransformerXLConfig
 from transformer_xl.reading import evaluation as evaluation_module
 from transformer_xl.reading import stream as stream_module
 from transformer_xl.reading.adapting import Cache, Dynamic

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, tiny_model
+from transformer_xl.config.model import LstmConfig, VanillaConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
-from transformer_xl.model_config import LstmConfig, VanillaConfig
 from transformer_xl.reading.stream import CarriedState, KeptKeys, ReadAgain, Stream, open_stream, scoring
 
 ABSOLUTE = {"attention": "al_rfou", "max_klen": 12, "n_head": 2, "d_head": 5}

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from tests.helpers import TINY, random_weights, tiny_model
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.model import HeadConfig, TransformerXLConfig, XLNetConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import Layout, batch_of
 from transformer_xl.data.labels import Example, Label, labels_of
 from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.model_config import HeadConfig, TransformerXLConfig, XLNetConfig
 from transformer_xl.reading import tasks
 from transformer_xl.reading.tasks import Prediction, TaskScore, matthews, pearson, predictions, ranks, windows
 

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 

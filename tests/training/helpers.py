@@ -14,13 +14,13 @@ import torch.nn.functional as F
 
 from tests.checkpoint.helpers import as_bytes, spelled
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
-from transformer_xl.config import OptimConfig, TrainConfig
+from transformer_xl.config.model import KINDS, HeadConfig, ModelConfig, model_config
+from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.data.labelled import LabelledBatch, LabelledStream
 from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.sequence_model import SequenceModel, make_model
-from transformer_xl.model_config import KINDS, HeadConfig, ModelConfig, model_config
 from transformer_xl.training.display import Display
 from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.trainer import Trainer

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.training.helpers import bits, differing, saved, tiny_trainer
 from tests.training.test_trainer_bad_steps import spoil_loss
-from transformer_xl.config import TrainConfig
+from transformer_xl.config.run import TrainConfig
 from transformer_xl.training.averages import Average
 from transformer_xl.training.trainer import Trainer
 

@@ -7,8 +7,8 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from transformer_xl.config import RunConfig
-from transformer_xl.model_config import LstmConfig, TransformerXLConfig
+from transformer_xl.config.model import LstmConfig, TransformerXLConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.training.curve import Entry, curves_of, draw_curve
 
 CONFIG = RunConfig(model=TransformerXLConfig(mem_len=1600))

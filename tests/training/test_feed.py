@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.config import TrainConfig
+from transformer_xl.config.run import TrainConfig
 from transformer_xl.data.labelled import LabelledBatch
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError

@@ -13,13 +13,13 @@ import torch
 
 from tests.training.helpers import Lines, differing, run_bits, stop_at, tiny_trainer
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.config.model import model_config
 from transformer_xl.conversion.export import export
 from transformer_xl.data.task_texts import read_task
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.model_config import model_config
 from transformer_xl.reading.tasks import TaskScore, predictions
 from transformer_xl.training.finetune import Tuned, finetune
 from transformer_xl.training.run import train

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.helpers import assert_close, tiny_model
-from transformer_xl.config import OptimConfig
+from transformer_xl.config.run import OptimConfig
 from transformer_xl.training.lamb import Lamb
 from transformer_xl.training.optim import Optimizers
 

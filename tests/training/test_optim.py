@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.helpers import tiny_model
 from tests.training import helpers
 from tests.training.helpers import MODEL, TRAIN, resumed_losses
-from transformer_xl.config import OptimConfig, RunConfig, load_recipe
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import OptimConfig, RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.training.optim import OPTIMIZERS, Optimizers, Schedule, clipped, finite_norm
 

@@ -9,10 +9,10 @@ import pytest
 from tests.training.helpers import Lines, entries, write_text
 from tests.world_cases import txl
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
-from transformer_xl.config import load_recipe
+from transformer_xl.config.model import XLNetConfig
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.model_config import XLNetConfig
 from transformer_xl.reading.targets import _LEAST_STEPS, filled_in, score_targets, scored_stream
 from transformer_xl.training.run import train
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.training.record import Record, read_metrics
 

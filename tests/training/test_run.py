@@ -19,10 +19,10 @@ from tests.helpers import with_settings
 from tests.training.helpers import Lines, differing, entries, run_bits, stop_at, write_text
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.data.corpora import absolute_corpus
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
 from transformer_xl.model.call import Execution
-from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.reading.evaluation import Score, evaluate
 from transformer_xl.training import run as training_run
 from transformer_xl.training import scoring

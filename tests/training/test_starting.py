@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.training.helpers import Lines, write_recipe, write_text
-from transformer_xl.config import RunConfig, load_recipe
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import prepare
 from transformer_xl.errors import ConfigError, TxlError
 from transformer_xl.training import starting

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from tests.helpers import TINY
-from transformer_xl.config import RunConfig, load_recipe
+from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.sequence_model import make_model
-from transformer_xl.model_config import LstmConfig, TransformerXLConfig, VanillaConfig
 from transformer_xl.training.starting import Comparison, compare_parameters, count_parameters
 
 LSTM = LstmConfig(vocab_size=256, n_layer=1, d_model=8)

@@ -11,7 +11,7 @@ import torch
 from tests.checkpoint.helpers import never
 from tests.training.helpers import OPTIM, bits, differing, memories, saved, tiny_trainer
 from transformer_xl.checkpoint.store import CheckpointStore
-from transformer_xl.config import OptimConfig
+from transformer_xl.config.run import OptimConfig
 from transformer_xl.data.streams import Segment
 from transformer_xl.errors import ConfigError
 from transformer_xl.training.trainer import Trainer, checkpoint_bytes

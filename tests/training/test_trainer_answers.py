@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from tests.helpers import assert_close
 from tests.training.helpers import OPTIM, TRAIN, random_ids, tiny_model, tiny_stream
-from transformer_xl.config import OptimConfig, TrainConfig
+from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Regularizers, Rows

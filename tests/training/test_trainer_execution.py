@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.training.helpers import bits, differing, tiny_trainer
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.training import trainer as training_trainer

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, short_names
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.opening import Opened, Text, open_run, text_difference

@@ -16,7 +16,7 @@ from transformer_xl import console
 from transformer_xl.analysis.comparison import ComparedRun, Unit, score
 from transformer_xl.analysis.lengths import has_length, lengths_of, readings, trained_length
 from transformer_xl.analysis.lines import Line
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import SplitName
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.opening import Opened, Text

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.reading.evaluation import Reading
 
 MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))  # of the trained length; an ablation scores these
@@ -30,7 +30,7 @@ def lengths_of(config: RunConfig, multiples: Sequence[Fraction] = MULTIPLES) -> 
     """Return attention lengths around that of training.
 
     Example:
-        >>> from transformer_xl.config import load_recipe
+        >>> from transformer_xl.config.recipes import load_recipe
         >>> lengths_of(load_recipe("quickstart"))
         [0, 64, 128, 256, 512]
     """

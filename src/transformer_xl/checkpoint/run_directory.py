@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore, averaged_weights
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import MAX_FILE_BYTES, Tokenizer, load_tokenizer, read_tokenizer
 from transformer_xl.errors import CheckpointError, TxlError, beside, one_line, system_reason
 from transformer_xl.files import locked, make_directories, remove, replace_file, stray_name

@@ -67,7 +67,8 @@ def convert(
         else:
             _write_checkpoint(source, destination, to, tgt_len, json_=json_)
         return
-    from transformer_xl.config import merge, parse_override
+    from transformer_xl.config.recipes import parse_override
+    from transformer_xl.config.run import merge
     from transformer_xl.conversion.convert import convert as convert_checkpoint
 
     settings: dict[str, object] = {}

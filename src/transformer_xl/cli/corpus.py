@@ -80,7 +80,7 @@ def prepare(
         workers: processes that encode. Default: one per core.
         json_: print one JSON object.
     """
-    from transformer_xl.config import DataConfig, RunConfig, TokenizerConfig
+    from transformer_xl.config.run import DataConfig, RunConfig, TokenizerConfig
     from transformer_xl.data.corpora import absolute_corpus, choose_tokenizer
     from transformer_xl.data.prepare import prepare as encode
 

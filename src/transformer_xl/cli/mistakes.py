@@ -63,7 +63,8 @@ def _in_words(wanted: Any) -> list[str]:
 
 def _settings() -> dict[str, str]:
     """Return how each setting is given, by its name without what it is a maximum or a number of."""
-    from transformer_xl.config import RunConfig, settings_of
+    from transformer_xl.config.recipes import settings_of
+    from transformer_xl.config.run import RunConfig
 
     given: dict[str, str] = {}
     for name, _, _ in settings_of(RunConfig()):

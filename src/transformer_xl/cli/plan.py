@@ -50,7 +50,7 @@ def plan(
         divide: ddp: every device has all weights; fsdp: a share of them. Default: train.parallel, and fsdp if ddp does not fit.
         json_: print one JSON object.
     """
-    from transformer_xl.config import load_recipe
+    from transformer_xl.config.recipes import load_recipe
     from transformer_xl.data.corpora import choose_tokenizer
 
     config = choose_tokenizer(load_recipe(recipe, set_ or []), set_ or [])

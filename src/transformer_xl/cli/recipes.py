@@ -17,7 +17,7 @@ def recipes(*, json_: Json = False) -> None:
     Args:
         json_: print one JSON object per recipe.
     """
-    from transformer_xl.config import load_recipe, recipe_names
+    from transformer_xl.config.recipes import load_recipe, recipe_names
 
     found = [load_recipe(name) for name in recipe_names()]
     if json_:
@@ -53,7 +53,7 @@ def settings(recipe: str | None = None, /, *, set_: Overrides = None, json_: Jso
         set_: section.key=value, overrides it; may be repeated.
         json_: print one JSON object per setting.
     """
-    from transformer_xl.config import apply_overrides, load_recipe, load_task, settings_of, task_names
+    from transformer_xl.config.recipes import apply_overrides, load_recipe, load_task, settings_of, task_names
 
     if recipe is None or recipe in task_names():
         run = apply_overrides(load_task(recipe) if recipe else {}, set_ or [])

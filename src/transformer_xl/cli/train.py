@@ -21,7 +21,7 @@ from transformer_xl.errors import ConfigError, beside, did_you_mean
 from transformer_xl.process import is_alone, is_reporter, restarts
 
 if TYPE_CHECKING:
-    from transformer_xl.config import RunConfig
+    from transformer_xl.config.run import RunConfig
 
 
 def train(
@@ -154,9 +154,9 @@ def _compatible(recipe: str | None, overrides: list[str]) -> Iterator[str]:
     Raises:
         ConfigError: an override contradicts one of them, or the recipe is of another kind of model.
     """
-    from transformer_xl.config import load_recipe
+    from transformer_xl.config.model import TransformerXLConfig
+    from transformer_xl.config.recipes import load_recipe
     from transformer_xl.conversion.export import COMPATIBLE
-    from transformer_xl.model_config import TransformerXLConfig
 
     config = load_recipe("quickstart" if recipe is None else recipe, overrides)
     if config.model.kind != TransformerXLConfig.kind:
@@ -177,7 +177,7 @@ def _is_text(recipe: str) -> bool:
         ConfigError: it is the directory of a run, or a path that leads nowhere.
     """
     from transformer_xl.checkpoint.run_directory import RunDirectory
-    from transformer_xl.config import recipe_names
+    from transformer_xl.config.recipes import recipe_names
 
     path, names = Path(recipe), recipe_names()
     if not recipe or path.suffix == ".toml" or recipe in names:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_xl.config.model import AttentionConfig
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps.entries import Part
 from transformer_xl.conversion.programs import Kind
@@ -20,7 +21,6 @@ from transformer_xl.files import write_file
 from transformer_xl.model.directory import WEIGHTS_FILE
 from transformer_xl.model.pretrained import config_values, write_settings
 from transformer_xl.model.sequence_model import make_model
-from transformer_xl.model_config import AttentionConfig
 from transformer_xl.tensor_file import TensorSpec, encode_lazily
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
-from transformer_xl.config import TrainConfig
+from transformer_xl.config.model import TransformerXLConfig, XLNetConfig
+from transformer_xl.config.run import TrainConfig
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface, xlnet_huggingface
 from transformer_xl.conversion.vocabulary import to_vocab_state
@@ -25,7 +26,6 @@ from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.model_config import TransformerXLConfig, XLNetConfig
 from transformer_xl.tensor_file import TensorSpec, encode_lazily
 from transformer_xl.version import __version__
 

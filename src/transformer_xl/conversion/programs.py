@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from transformer_xl.config.model import AttentionConfig, XLNetConfig
 from transformer_xl.conversion.key_maps import (
     authors,
     huggingface,
@@ -23,7 +24,6 @@ from transformer_xl.conversion.readers.tensor_bundle import read_bundle
 from transformer_xl.conversion.readers.tensors import TensorRef, read_safetensors
 from transformer_xl.conversion.readers.unpickle import Stub, unpickle
 from transformer_xl.errors import CheckpointError, shown
-from transformer_xl.model_config import AttentionConfig, XLNetConfig
 from transformer_xl.untrusted import read_json_object
 
 Kind = Literal["huggingface", "authors", "nvidia", "tensorflow", "labml"]

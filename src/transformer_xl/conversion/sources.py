@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.config import merge
+from transformer_xl.config.model import AttentionConfig
+from transformer_xl.config.run import merge
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.programs import HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Contents, Kind, read_any
 from transformer_xl.conversion.readers.tensors import TensorRef
@@ -15,7 +16,6 @@ from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.model.directory import CONFIG_FILE, is_native
-from transformer_xl.model_config import AttentionConfig
 from transformer_xl.untrusted import read_json_object
 
 _TENSORFLOW = re.compile(r".*\.(index|meta|data-\d+-of-\d+)")

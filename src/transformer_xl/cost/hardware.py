@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from transformer_xl.config import TrainConfig
+from transformer_xl.config.run import TrainConfig
 from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.model.precision import Precision, activation_dtype, choose_device, choose_precision, processor
 from transformer_xl.process import cores

@@ -7,7 +7,7 @@ Shapes: B rows, T tokens of a segment, X = B T, M positions of memory, S keys, A
 
 from dataclasses import dataclass
 
-from transformer_xl.config import OptimConfig
+from transformer_xl.config.run import OptimConfig
 from transformer_xl.cost.work import Work, clusters
 from transformer_xl.model.backends import SCRATCH_BYTES
 from transformer_xl.model.shift import BLOCK, GROUPS

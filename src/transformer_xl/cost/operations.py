@@ -15,9 +15,9 @@ from typing import Literal, cast
 
 import numpy as np
 
+from transformer_xl.config.model import AttentionConfig
 from transformer_xl.cost.work import Work, clusters
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model_config import AttentionConfig
 
 Part = Literal["tokens", "memory", "distances", "content", "distance", "values", "embedding", "softmax"]
 """The purpose of a product: projecting tokens, remembered states or distances; scores by content and by distance, averages of

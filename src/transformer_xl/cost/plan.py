@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.cost.hardware import Hardware
 from transformer_xl.cost.memory import StepMemory, count_memory
 from transformer_xl.cost.operations import Flops, count_flops
 from transformer_xl.cost.work import Backend, Work, build, with_vocabulary, zipf_shares
 from transformer_xl.errors import ConfigError
-from transformer_xl.model_config import TransformerXLConfig
 
 Division = Literal["ddp", "fsdp"]
 """ddp: every process has all weights. fsdp: each has its share of weights, gradients and optimizer (FSDP2, full sharding)."""

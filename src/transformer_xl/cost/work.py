@@ -10,7 +10,8 @@ from typing import Literal, cast
 
 import torch
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config.model import KINDS, ModelConfig, TransformerXLConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import NAMED
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.backends import KEPT_BYTES
@@ -18,7 +19,6 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.softmax import CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig
 
 Backend = Literal["equation", "matmul", "triton"]
 """Backends that can be counted: the paper's equation (operations only), and those that `auto` takes."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.tokenizer_base import BYTES, PieceTokenizer, require
 from transformer_xl.errors import TokenizerError, one_line, shown
 

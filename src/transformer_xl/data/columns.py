@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Never
 
-from transformer_xl.config import TaskConfig
+from transformer_xl.config.run import TaskConfig
 from transformer_xl.errors import CorpusError, did_you_mean, shown
 
 _TEXTS = (  # and second texts, in small letters

@@ -18,7 +18,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.config import DataConfig, RunConfig, merge, parse_override
+from transformer_xl.config.recipes import parse_override
+from transformer_xl.config.run import DataConfig, RunConfig, merge
 from transformer_xl.console import say
 from transformer_xl.data.downloads import download, unpack
 from transformer_xl.data.id_files import is_array_file, is_id_file, read_ids

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from transformer_xl.config import TaskConfig
+from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.columns import ColumnFinder, Columns, counted
 from transformer_xl.data.labels import Example, Label, label_number
 from transformer_xl.data.text_files import (

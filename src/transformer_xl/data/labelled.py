@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_xl.config.model import HeadConfig, ModelConfig, XLNetConfig
 from transformer_xl.data.labels import NOT_SCORED, Example, labels_of
 from transformer_xl.data.order import ORDER, permutation
 from transformer_xl.data.pairs import shortened
 from transformer_xl.data.streams import Stream
 from transformer_xl.data.tokenizers import SentencePieceTokenizer, Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, room_for
-from transformer_xl.model_config import HeadConfig, ModelConfig, XLNetConfig
 
 CHOICE_LEN = 128
 """Of a choice, the last so many tokens are read: the end of a question and its answer. XLNet's `run_race.py` has the same."""

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.config import TaskConfig
+from transformer_xl.config.model import HeadConfig
+from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.streams import NOT_SCORED
 from transformer_xl.errors import CorpusError, did_you_mean, shown
-from transformer_xl.model_config import HeadConfig
 
 Label = str | float | int | tuple[str, ...]
 """A class; a number; the index of a choice; or the labels of a text, possibly none."""

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from transformer_xl import console
-from transformer_xl.config import DataConfig, TokenizerConfig
+from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data.corpora import Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.id_files import PACKED

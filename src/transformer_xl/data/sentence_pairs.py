@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from transformer_xl.config import TaskConfig
+from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.examples import STDIN, read_examples, suffix_of
 from transformer_xl.data.labels import Example
 from transformer_xl.data.text_files import Piece, check_readable, read_blocks

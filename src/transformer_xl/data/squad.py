@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, StringConstraints, ValidationError
 
+from transformer_xl.config.model import ModelConfig
 from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import NOT_SCORED, Example
 from transformer_xl.data.text_files import Piece, check_readable, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, room_for, shown
-from transformer_xl.model_config import ModelConfig
 
 Item = TypeVar("Item")
 

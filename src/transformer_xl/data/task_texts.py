@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.config import TaskConfig
+from transformer_xl.config.model import HeadConfig
+from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.examples import (
     FORMATS,
     UNLABELLED,
@@ -24,7 +25,6 @@ from transformer_xl.data.order import permutation
 from transformer_xl.data.squad import Question, divide, held_out, read_squad
 from transformer_xl.data.text_files import COMPRESSED, check_readable
 from transformer_xl.errors import CorpusError, beside
-from transformer_xl.model_config import HeadConfig
 
 _NAMES = {
     "train": ("train", "training"),

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.bpe import BPETokenizer, train_bpe
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
 from transformer_xl.data.ids import IdTokenizer

@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from io import BytesIO
 
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.bpe import first_bytes
 from transformer_xl.data.normalization import xlnet_text
 from transformer_xl.data.spiece import SentencePieceTokenizer, lines_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.moses import MosesSpacing, PlainSpacing, moses_splitter
 from transformer_xl.data.tokenizer_base import (
     StreamDecoder,

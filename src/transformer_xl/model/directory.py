@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.config.model import KINDS, ModelConfig, model_config
 from transformer_xl.errors import CheckpointError, ConfigError, beside, shown
 from transformer_xl.hub import download
 from transformer_xl.manifest import MANIFEST_FILE
-from transformer_xl.model_config import KINDS, ModelConfig, model_config
 from transformer_xl.untrusted import read_json_object
 
 CONFIG_FILE = "config.json"

@@ -20,13 +20,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.config.model import Activation
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.attention.rotary import turned
 from transformer_xl.model.gates import Gate, gru_gate
 from transformer_xl.model.layers import DecoderLayer, FeedForward, ShiftedLayer, activate
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32
 from transformer_xl.model.shift import with_before
-from transformer_xl.model_config import Activation
 
 # weights
 

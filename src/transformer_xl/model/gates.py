@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.config.model import GateKind
 from transformer_xl.model.backends import MOST_FUSED, has_hooks, is_fused
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
 from transformer_xl.model.products import linear
-from transformer_xl.model_config import GateKind
 
 FIRST_BIAS = 2.0
 """b in the beginning; what the paper found best."""

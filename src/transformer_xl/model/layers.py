@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.config.model import Activation, AttentionConfig, GateKind, TransformerXLConfig
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.backends import is_fused
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
@@ -17,7 +18,6 @@ from transformer_xl.model.gates import block_output, make_gate
 from transformer_xl.model.memory import join
 from transformer_xl.model.products import linear
 from transformer_xl.model.shift import Shift, make_shift, with_before
-from transformer_xl.model_config import Activation, AttentionConfig, GateKind, TransformerXLConfig
 
 
 class FeedForward(nn.Module):

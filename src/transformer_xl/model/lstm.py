@@ -15,13 +15,13 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config.model import LstmConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.dropout import Dropout
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.sequence_model import make_softmax
-from transformer_xl.model_config import LstmConfig
 
 _WARM_UP = 512
 """Tokens that a state reads before the part of a stream that it scores; farther ones have almost no effect on it."""

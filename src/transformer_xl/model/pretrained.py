@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import CheckpointError, one_line, shown
 from transformer_xl.files import FileRecord, make_directories, record_of, replace_file, whole_file, write_file
 from transformer_xl.hub import CARD_FILE, model_card, upload
 from transformer_xl.manifest import MANIFEST_FILE, Manifest, encode_manifest, parse_manifest
 from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, read_config, resolve
-from transformer_xl.model_config import ModelConfig
 from transformer_xl.tensor_file import TensorFile, TensorSpec, encode_tensors
 from transformer_xl.untrusted import MAX_SETTINGS_BYTES, read_small
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import ConfigError, shown
 from transformer_xl.kinds import import_class
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
@@ -21,7 +22,6 @@ from transformer_xl.model.memory import Memory, Mems, ZeroFirstMems
 from transformer_xl.model.pretrained import PretrainedMixin
 from transformer_xl.model.room import check_room, check_unasked
 from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
-from transformer_xl.model_config import ModelConfig
 
 
 @dataclass(frozen=True)

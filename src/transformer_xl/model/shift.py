@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.config.model import AttentionConfig, TransformerXLConfig
 from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.call import Rows
-from transformer_xl.model_config import AttentionConfig, TransformerXLConfig
 
 GROUPS = ((2, 0.0), (1, 0.5), (1, 0.8))
 """Channels from the first on: how many eighths of D, and how much less a token counts than the one after it."""

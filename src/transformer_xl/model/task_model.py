@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.heads import SpanHead, SpanScores, make_head
@@ -21,7 +22,6 @@ from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import at_least_fp32
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel, make_model
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.model_config import ModelConfig
 
 
 class TaskModel(SequenceModel):
@@ -39,7 +39,7 @@ class TaskModel(SequenceModel):
         head: what it reads for.
 
     Example:
-        >>> from transformer_xl.model_config import HeadConfig, XLNetConfig
+        >>> from transformer_xl.config.model import HeadConfig, XLNetConfig
         >>> head = HeadConfig(kind="classification", labels=("good", "bad"), tgt_len=4)
         >>> sizes = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 16}
         >>> model = TaskModel(XLNetConfig(vocab_size=11, **sizes, head=head)).eval()

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import import_class
 from transformer_xl.model.attention.block import AttentionBlock
@@ -32,7 +33,6 @@ from transformer_xl.model.memory import Mems, remembered
 from transformer_xl.model.ngrams import earlier_tokens, make_ngrams
 from transformer_xl.model.sequence_model import make_softmax
 from transformer_xl.model.shift import first_positions, without_oldest
-from transformer_xl.model_config import TransformerXLConfig
 
 
 class TransformerXL(LanguageModel):

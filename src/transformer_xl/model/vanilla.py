@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config.model import VanillaConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import first_keys
@@ -25,7 +26,6 @@ from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Memory, Mems
 from transformer_xl.model.sequence_model import ModelOutput, make_softmax
 from transformer_xl.model.softmax import TokenSoftmax
-from transformer_xl.model_config import VanillaConfig
 
 _LATER_TARGETS = 0.5
 """Weight of the tokens after the next one."""

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.config.model import XLNetConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.equation import sinusoids
 from transformer_xl.model.attention.two_streams import Sight, TwoStreamAttention
@@ -29,7 +30,6 @@ from transformer_xl.model.call import Execution, run_layer
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel, make_softmax
-from transformer_xl.model_config import XLNetConfig
 
 _UNSEEN = torch.iinfo(torch.int64).max
 """Rank of keys that nobody sees: padding, and memory that is not used yet."""

@@ -23,6 +23,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from transformer_xl.config.model import HeadConfig
 from transformer_xl.data.labels import Example, Label
 from transformer_xl.data.squad import Question, Window, WindowLayout, batch_of_windows
 from transformer_xl.data.tokenizers import Tokenizer
@@ -31,7 +32,6 @@ from transformer_xl.model.call import Execution
 from transformer_xl.model.heads import SpanScores
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.model_config import HeadConfig
 from transformer_xl.reading.stream import scoring
 from transformer_xl.reading.tasks import Answer, Prediction, Tally, TaskScore
 

@@ -17,7 +17,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config.model import ModelConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, system_reason
 from transformer_xl.model.call import Execution
@@ -25,7 +26,6 @@ from transformer_xl.model.captured import Told
 from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
 from transformer_xl.model.softmax import check_ids
-from transformer_xl.model_config import ModelConfig
 from transformer_xl.reading.adapting import Cache, Dynamic
 from transformer_xl.reading.cache import CacheRows
 from transformer_xl.reading.dynamic import LearningState, precision_of_learning
@@ -84,7 +84,7 @@ class Reading:
         """Return how a model of these settings is read, in words.
 
         Example:
-            >>> from transformer_xl.model_config import LstmConfig
+            >>> from transformer_xl.config.model import LstmConfig
             >>> Reading(tgt_len=16, mem_len=1).in_words(LstmConfig())
             'segments of 16, a state carried on'
             >>> Reading(tgt_len=16, mem_len=0, ext_len=48).in_words(LstmConfig())

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config.model import XLNetConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.pairs import PairSegment, PairStream
 from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.tokenizers import Tokenizer
@@ -22,7 +23,6 @@ from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.call import Execution
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.xlnet import Order, XLNet
-from transformer_xl.model_config import XLNetConfig
 from transformer_xl.reading.evaluation import Score
 from transformer_xl.reading.stream import scoring
 from transformer_xl.world import World

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from transformer_xl.config.model import HeadConfig
 from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import Example, Label, labels_of
 from transformer_xl.data.tokenizers import Tokenizer
@@ -25,7 +26,6 @@ from transformer_xl.model.call import Execution
 from transformer_xl.model.directory import TEACH
 from transformer_xl.model.precision import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.model_config import HeadConfig
 from transformer_xl.reading.stream import scoring
 
 WINDOW = 16

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.config import RunConfig, TaskConfig, apply_overrides, load_recipe, load_task, merge
+from transformer_xl.config.recipes import apply_overrides, load_recipe, load_task
+from transformer_xl.config.run import RunConfig, TaskConfig, merge
 from transformer_xl.data.corpora import check_corpus, choose_corpus, choose_tokenizer
 from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import CheckpointError, ConfigError

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.pictures import LOOKS, Look, line_style, new_figure, save_with_legend
 
 Entry = dict[str, Any]  # of metrics.jsonl

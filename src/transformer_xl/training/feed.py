@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.config import TrainConfig
+from transformer_xl.config.run import TrainConfig
 from transformer_xl.data.labelled import LabelledStream
 from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import Segment, SegmentStream

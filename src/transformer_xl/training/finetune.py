@@ -19,7 +19,8 @@ from rich.console import Console
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
 from transformer_xl.checkpoint.store import averaged_weights
-from transformer_xl.config import RunConfig
+from transformer_xl.config.model import HeadConfig, ModelConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.console import clock
 from transformer_xl.data.labelled import LabelledStream, LabelledTexts, Layout, Rows
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
@@ -28,7 +29,6 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TrainingError
 from transformer_xl.model.sequence_model import SequenceModel, make_model
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.model_config import HeadConfig, ModelConfig
 from transformer_xl.pictures import can_draw
 from transformer_xl.process import restarts
 from transformer_xl.reading.tasks import TaskScore, predictions, tally_of

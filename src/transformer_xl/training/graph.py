@@ -6,7 +6,7 @@ A small model's step is thousands of kernels of a few microseconds, which a host
 
 import torch
 
-from transformer_xl.config import TrainConfig
+from transformer_xl.config.run import TrainConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel

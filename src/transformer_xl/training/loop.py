@@ -15,7 +15,7 @@ import torch
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, copies
 from transformer_xl.checkpoint.store import Checkpoint
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, lacks_memory, no_memory
 from transformer_xl.model.precision import Precision

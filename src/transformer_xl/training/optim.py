@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from transformer_xl.config import OptimConfig
+from transformer_xl.config.run import OptimConfig
 from transformer_xl.errors import shown
 from transformer_xl.reading.stream import check_like
 from transformer_xl.training.lamb import Lamb

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.checkpoint.store import CheckpointStore
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TrainingError

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.files import canonical_json, replace_file
 from transformer_xl.pictures import MISSING, can_draw

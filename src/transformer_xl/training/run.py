@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from transformer_xl.config import TrainConfig
+from transformer_xl.config.run import TrainConfig
 from transformer_xl.data.labelled import LabelledBatch
 from transformer_xl.data.pairs import PairSegment
 from transformer_xl.data.streams import Segment

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from transformer_xl.config import RunConfig, TrainConfig, load_recipe
+from transformer_xl.config.model import ModelConfig
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import RunConfig, TrainConfig
 from transformer_xl.console import in_bytes
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
@@ -19,7 +21,6 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
 from transformer_xl.model.room import check_room
 from transformer_xl.model.sequence_model import SequenceModel, make_model
-from transformer_xl.model_config import ModelConfig
 from transformer_xl.process import cores
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.reading.targets import pair_stream, scored_stream
@@ -67,7 +68,7 @@ def count_parameters(config: ModelConfig) -> int:
     """Count the parameters of a model, without making weights; its settings are complete (see `ModelConfig.completed`).
 
     Example:
-        >>> from transformer_xl.model_config import LstmConfig
+        >>> from transformer_xl.config.model import LstmConfig
         >>> count_parameters(LstmConfig(vocab_size=10, n_layer=1, d_model=4))
         210
     """

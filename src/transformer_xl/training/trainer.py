@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged_weights
-from transformer_xl.config import OptimConfig, TrainConfig
+from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.call import Execution, run_layer

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformer_xl.analysis.ablation.ablation import RESULTS, Ablation
 from transformer_xl.analysis.ablation.plan import AblationPlan, Variant
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 
 
 def test_a_run_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:

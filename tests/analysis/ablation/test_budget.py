@@ -9,7 +9,8 @@ from tests.training.helpers import write_recipe, write_text
 from transformer_xl.analysis.ablation import budget
 from transformer_xl.analysis.ablation.budget import Pace, budgeted, measure_paces, n_parameters
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
-from transformer_xl.config import RunConfig, load_recipe
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.training.trainer import Trainer

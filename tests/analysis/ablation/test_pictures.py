@@ -10,7 +10,7 @@ from transformer_xl import pictures
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
 from transformer_xl.analysis.ablation.plan import AblationPlan, Variant
-from transformer_xl.config import DataConfig, RunConfig
+from transformer_xl.config.run import DataConfig, RunConfig
 
 
 class Drawn:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from transformer_xl.analysis.ablation.plan import AblationPlan, axes, differences, make_variants
-from transformer_xl.config import load_recipe
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ATTENTION
 

@@ -8,7 +8,7 @@ import pytest
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.plan import AblationPlan, Variant
 from transformer_xl.analysis.ablation.table import as_text, make_table
-from transformer_xl.config import DataConfig, RunConfig
+from transformer_xl.config.run import DataConfig, RunConfig
 
 
 def variant(name: str, **data: Any) -> Variant:

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 from tests.helpers import tiny_model
+from transformer_xl.config.model import LstmConfig, VanillaConfig
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
-from transformer_xl.model_config import LstmConfig, VanillaConfig
 from transformer_xl.reading.evaluation import Reading
 
 ATTENTION: dict[str, dict[str, Any]] = {

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tests.helpers import tiny_model
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 KINDS = {
     "transformer_xl": {},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, gradients, tiny_model
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.alibi import slopes
 from transformer_xl.model.attention.rotary import turned, turns

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.training.feed import SegmentLengths
 from transformer_xl.training.starting import begin, count_parameters

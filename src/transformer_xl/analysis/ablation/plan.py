@@ -12,11 +12,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, PositiveFloat, TypeAdapter
 
-from transformer_xl.config import RunConfig, apply_overrides, load_recipe
+from transformer_xl.config.recipes import apply_overrides, load_recipe
+from transformer_xl.config.run import RunConfig
+from transformer_xl.config.settings import Natural, Positive
 from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ATTENTION
-from transformer_xl.settings import Natural, Positive
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _MOST_SEEDS = 10_000

@@ -10,7 +10,7 @@ from transformer_xl.analysis.ablation.plan import Trial, Variant
 from transformer_xl.analysis.comparison import score
 from transformer_xl.analysis.lengths import readings
 from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.config import RunConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.console import progress, say
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.errors import TrainingError, TxlError

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps import pytorch
 from transformer_xl.conversion.key_maps.entries import KeyMap, Sizes
 from transformer_xl.conversion.key_maps.pytorch import Names, positions, shared_entries
@@ -15,7 +16,6 @@ from transformer_xl.conversion.readers.unpickle import Stub
 from transformer_xl.conversion.values import MAX_CLUSTERS, integer, one_of, truth
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kinds import ATTENTION
-from transformer_xl.model_config import TransformerXLConfig
 
 
 def key_map(config: TransformerXLConfig) -> KeyMap:

@@ -16,9 +16,9 @@ from typing import Generic, Literal, TypeVar
 import torch
 from torch import Tensor
 
+from transformer_xl.config.model import AttentionConfig
 from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.model.adaptive import cluster_sizes, cluster_widths, is_projected
-from transformer_xl.model_config import AttentionConfig
 
 C = TypeVar("C", bound=AttentionConfig)
 Change = Literal["", "transposed", "reversed"]

@@ -7,12 +7,12 @@ attends to. Every layer has names for u and v: with `untie_r` its own tensors, o
 from collections.abc import Mapping
 from typing import Any
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps import pytorch
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes
 from transformer_xl.conversion.key_maps.pytorch import Names, shared_entries
 from transformer_xl.conversion.values import integer, integers, known, number, one_of, truth
 from transformer_xl.errors import ConfigError, shown
-from transformer_xl.model_config import TransformerXLConfig
 
 MODEL_TYPE = "transfo-xl"
 

@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes, per_layer
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.model_config import TransformerXLConfig
 
 EMBEDDING = "src_embed.weight"
 _LAYER = "transformer.layers.{i}."

@@ -6,10 +6,10 @@ Like the authors', except for names in `crit`, one key more with `same_length`, 
 from collections.abc import Mapping
 from typing import Any
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps import authors
 from transformer_xl.conversion.key_maps.entries import KeyMap, Sizes
 from transformer_xl.conversion.key_maps.pytorch import Names, foreign_names, positions, shared_entries
-from transformer_xl.model_config import TransformerXLConfig
 
 _NAMES = Names(
     weights="crit.out_layers_weights.{i}", biases="crit.out_layers_biases.{i}", shared_projections="crit.shared_out_projs.{i}"

@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps.entries import Entry, Part, Sizes, per_layer
 from transformer_xl.conversion.values import integer, integers, number, truth, truths
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ForeignNames
-from transformer_xl.model_config import TransformerXLConfig
 
 
 @dataclass(frozen=True)

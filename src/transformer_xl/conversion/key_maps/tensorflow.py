@@ -9,9 +9,9 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Shape, Sizes, per_layer
 from transformer_xl.errors import CheckpointError
-from transformer_xl.model_config import TransformerXLConfig
 
 _ROOT = "transformer/"
 _IGNORED = ("global_step", "beta[12]_power", r".*/Adam(_1)?", r".*/ExponentialMovingAverage")

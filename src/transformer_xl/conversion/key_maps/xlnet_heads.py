@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from transformer_xl.config.model import HeadConfig, XLNetConfig
 from transformer_xl.conversion.key_maps.entries import Entry, Part, Shape
 from transformer_xl.conversion.values import integer
 from transformer_xl.errors import ConfigError
-from transformer_xl.model_config import HeadConfig, XLNetConfig
 
 MOST_LABELS = 100_000
 

@@ -12,13 +12,13 @@ do not begin with "transformer.", either. Heads of `XLNetForSequenceClassificati
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from transformer_xl.config.model import HeadConfig, XLNetConfig
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes, per_layer
 from transformer_xl.conversion.key_maps.huggingface import OF_EVERY_MODEL
 from transformer_xl.conversion.key_maps.xlnet_heads import longest, named, with_head
 from transformer_xl.conversion.key_maps.xlnet_heads import notes_of as notes_of_head
 from transformer_xl.conversion.values import integer, known, number, one_of, truth
 from transformer_xl.errors import ConfigError, shown
-from transformer_xl.model_config import HeadConfig, XLNetConfig
 
 MODEL_TYPE = "xlnet"
 PREFIX = "transformer."

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from transformer_xl.config.model import HeadConfig, XLNetConfig
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Shape, Sizes, per_layer
 from transformer_xl.conversion.key_maps.xlnet_heads import longest, numbered, with_head
 from transformer_xl.conversion.key_maps.xlnet_heads import notes_of as notes_of_head
 from transformer_xl.conversion.key_maps.xlnet_huggingface import activation_of, no_memory
 from transformer_xl.conversion.values import integer, known, truth
-from transformer_xl.model_config import HeadConfig, XLNetConfig
 
 SETTINGS_FILES = ("xlnet_config.json", "config.json")
 ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}

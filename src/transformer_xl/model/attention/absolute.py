@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import sinusoids
 from transformer_xl.model.attention.shaw import table_rows, table_size
-from transformer_xl.model_config import TransformerXLConfig
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, relative_weights, sinusoids
 from transformer_xl.model.backends import Attention, choose_backend, is_fused
 from transformer_xl.model.dropout import DropConnectLinear
 from transformer_xl.model.products import narrowed
-from transformer_xl.model_config import TransformerXLConfig
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL

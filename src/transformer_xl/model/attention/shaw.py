@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
-from transformer_xl.model_config import TransformerXLConfig
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
+from transformer_xl.config.settings import Natural, Positive, Probability, Settings
 from transformer_xl.errors import ConfigError, did_you_mean, shown
 from transformer_xl.kinds import ATTENTION, AttentionKind
-from transformer_xl.settings import Natural, Positive, Probability, Settings
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2"]
 """Names of the non-linearities of a feed-forward network."""

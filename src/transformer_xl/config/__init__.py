@@ -1,0 +1,1 @@
+"""Settings: of a model, of a run, and recipes of them."""

@@ -1,0 +1,195 @@
+"""Recipes and tasks: TOML files of settings, changed by `section.key=value` overrides.
+
+Order of precedence: defaults < recipe < `--set section.key=value`. A recipe is data (`recipes/*.toml`), never code.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic.fields import FieldInfo
+
+from transformer_xl.config.model import KINDS, ModelConfig, TransformerXLConfig
+from transformer_xl.config.run import RunConfig, merge
+from transformer_xl.config.settings import Settings
+from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line
+from transformer_xl.untrusted import read_small
+
+_MOST_RECIPE_BYTES = 2**16
+_MOST_DOTS = 100  # in a line of a recipe
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with the package."""
+    return _names("recipes")
+
+
+def task_names() -> list[str]:
+    """Return the names of the tasks that come with the package, which `txl finetune` teaches."""
+    return _names("tasks")
+
+
+def _names(folder: str) -> list[str]:
+    entries = (resources.files("transformer_xl") / folder).iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
+
+
+def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
+    """Read a recipe by name or path and apply `section.key=value` overrides.
+
+    Args:
+        recipe: a name from `recipe_names()`, or the path of a TOML file.
+        overrides: for example `["train.max_minutes=1", "model.dropout=0"]`; values are TOML, `none` clears a value (or is one,
+            as of `train.average`), and what is not TOML is taken as text.
+
+    Returns:
+        The validated run.
+
+    Raises:
+        ConfigError: no such recipe, unreadable TOML, an unknown key, or a value that cannot work.
+
+    Example:
+        >>> load_recipe("quickstart", ["train.max_minutes=0.5"]).train.max_minutes
+        0.5
+    """
+    return apply_overrides(_read_settings(recipe, "recipe", listed_by="txl recipes"), overrides or [])
+
+
+def load_task(task: str) -> dict[str, Any]:
+    """Read the settings of a task by name or path: those of a run without its model, vocabulary and text.
+
+    Args:
+        task: a name from `task_names()`, or the path of a TOML file.
+
+    Raises:
+        ConfigError: no such task, unreadable TOML, or no kind of task in it.
+
+    Example:
+        >>> load_task("imdb")["task"]["kind"]
+        'classification'
+    """
+    values = _read_settings(task, "task", listed_by="docs/finetuning.md")
+    own = values.get("task")
+    if not isinstance(own, dict) or "kind" not in own:
+        raise ConfigError(f"task '{task}' does not say its kind; begin it with [task] and kind = \"classification\"")
+    return values
+
+
+def _read_settings(name: str, what: Literal["recipe", "task"], *, listed_by: str) -> dict[str, Any]:
+    """Read a TOML file by name or path, as tables with the name that the run gets."""
+    path, known = Path(name), _names(f"{what}s")
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise ConfigError(f"{what} file '{name}' does not exist; {did_you_mean(path.stem, known, listed_by=listed_by)}")
+        try:
+            text = read_small(path, most_bytes=_MOST_RECIPE_BYTES, remedy="ours have some 1,000").decode()
+        except CheckpointError as error:
+            raise ConfigError(f"{what} file {error}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{what} file '{name}' cannot be read: {error}") from None
+    elif name in known:
+        text = (resources.files("transformer_xl") / f"{what}s" / f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        raise ConfigError(f"unknown {what} '{name}'; {did_you_mean(name, known, listed_by=listed_by)}")
+    try:
+        return {"name": path.stem, **_toml(text)}
+    except ValueError as error:
+        raise ConfigError(f"{what} '{name}' is not valid TOML: {one_line(error)}") from None
+
+
+def _toml(text: str) -> dict[str, Any]:
+    """Read TOML; a `ValueError` says what is wrong with it."""
+    if max(line.count(".") for line in text.split("\n")) > _MOST_DOTS:  # nested tables take time by the square of their depth
+        raise ValueError(f"a line has more than {_MOST_DOTS} dots")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("brackets are nested too deeply") from None
+
+
+def apply_overrides(values: dict[str, Any], overrides: list[str]) -> RunConfig:
+    """Validate `values` as a run after applying `section.key=value` overrides.
+
+    If they ask for another kind of model, settings that this kind does not have are left out of `values`.
+
+    Raises:
+        ConfigError: an override without its section, an unknown key, or a value that cannot work.
+    """
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        change = parse_override(override)
+        (key,) = change
+        homes = [f"{section}.{key}" for section in RunConfig.model_fields if _fields(section, key)]
+        if homes and key not in RunConfig.model_fields:
+            raise ConfigError(f"--set '{override}' lacks its section; did you mean {' or '.join(homes)}?")
+        changes = merge(changes, change)
+    return RunConfig(**merge(_of_kind(values, changes), changes))
+
+
+def _of_kind(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe without the settings that another kind of model, which `changes` asks for, does not have."""
+    model, read, change = values.get("model", {}), values.get("eval", {}), changes.get("model", {})
+    if not all(isinstance(each, dict) for each in (model, read, change)):  # which validation refuses
+        return values
+    old = model.get("kind", TransformerXLConfig.kind)
+    kind = change.get("kind", old)
+    if kind == old or not isinstance(kind, str) or kind not in KINDS:
+        return values
+    kept = {key: value for key, value in model.items() if key in KINDS[kind].model_fields and key != "mem_len"}
+    read = {key: value for key, value in read.items() if key not in ("mem_len", "clamp_len", "same_length")}
+    return {**values, "model": kept, "eval": read}
+
+
+def settings_of(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
+    """Yield the name, the value and the meaning of every setting of a run.
+
+    Example:
+        >>> next(setting for setting in settings_of(RunConfig()) if setting[0] == "optim.betas")
+        ('optim.betas', (0.9, 0.999), "Adam's and LAMB's decay rates")
+    """
+    for name, field in RunConfig.model_fields.items():
+        value = getattr(run, name)
+        if not isinstance(value, Settings):
+            yield name, value, field.description or ""
+            continue
+        if isinstance(value, ModelConfig):
+            yield f"{name}.kind", value.kind, f"kind of model: {', '.join(KINDS)}; each has settings of its own"
+        for key, own in type(value).model_fields.items():
+            yield f"{name}.{key}", getattr(value, key), own.description or ""
+
+
+def parse_override(override: str) -> dict[str, Any]:
+    """Turn `section.key=value` into nested tables; the value is TOML, `none`, or else text.
+
+    `none` clears a value, except where it is itself a value, as of `train.average`.
+
+    Example:
+        >>> parse_override("train.max_steps=1000"), parse_override("optim.clip=none"), parse_override("train.average=none")
+        ({'train': {'max_steps': 1000}}, {'optim': {'clip': None}}, {'train': {'average': 'none'}})
+    """
+    key, separator, value = override.partition("=")
+    path, text = key.strip().split("."), value.strip()
+    if not separator or not all(path) or len(path) > 2:
+        raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
+    try:
+        parsed = None if text.lower() == "none" else _toml(f"value = {text}")["value"]
+    except ValueError:
+        parsed = text
+    if parsed is None and len(path) == 2 and any("none" in get_args(field.annotation) for field in _fields(*path)):
+        parsed = "none"
+    return {path[0]: {path[1]: parsed}} if len(path) == 2 else {path[0]: parsed}
+
+
+def _fields(section: str, key: str) -> list[FieldInfo]:
+    """Return the fields of a name in a section, of every kind of model in `model`."""
+    whole = RunConfig.model_fields.get(section)
+    settings = KINDS.values() if section == "model" else filter(None, [_section(whole)]) if whole else ()
+    return [each.model_fields[key] for each in settings if key in each.model_fields]
+
+
+def _section(field: FieldInfo) -> type[Settings] | None:
+    """Return the settings that a field holds, perhaps; None: it is no section."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
