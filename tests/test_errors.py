@@ -1,24 +1,18 @@
-"""A lack of memory becomes a one-line error; other errors stay as they are."""
+"""A lack of memory is told from other errors, and messages are one line."""
+
+import re
 
 import pytest
 import torch
 
-from transformer_xl.errors import ConfigError, lacks_memory, no_memory, one_line, room_for
+from transformer_xl.errors import ConfigError, lacks_memory, no_memory, one_line
 
 
 @pytest.mark.parametrize("n", [10**14, 10**18, 10**19, 10**30])
 def test_what_cannot_be_allocated(n: int) -> None:
-    with (
-        pytest.raises(ConfigError, match=r"^not enough memory for a table; lower --rows$"),
-        room_for("a table", "lower --rows"),
-    ):
+    with pytest.raises((RuntimeError, TypeError, OverflowError)) as caught:
         torch.zeros(n, 16, 4)
-
-
-@pytest.mark.parametrize("error", [MemoryError(), OverflowError(), torch.OutOfMemoryError("CUDA out of memory. Tried")])
-def test_errors_of_memory(error: Exception) -> None:
-    with pytest.raises(ConfigError), room_for("a table", "lower --rows"):
-        raise error
+    assert lacks_memory(caught.value)
 
 
 FULL = torch.OutOfMemoryError(
@@ -43,30 +37,21 @@ FULL = torch.OutOfMemoryError(
 def test_of_a_gpu_it_says_which_and_who_holds_how_much(error: Exception, said: str) -> None:
     assert lacks_memory(error)
     assert no_memory(error) == said
-    with pytest.raises(ConfigError) as caught, room_for("a table", "lower --rows"):
-        raise error
-    assert str(caught.value) == f"{said} for a table; lower --rows"
 
 
 @pytest.mark.gpu
 def test_a_real_gpu_says_so_in_these_words() -> None:
-    with (
-        pytest.raises(
-            ConfigError,
-            match=r"^not enough memory on GPU 0 \([\d.]+ \w+ of [\d.]+ \w+ free",  # who holds it, not every driver knows
-        ),
-        room_for("a table", "lower --rows"),
-    ):
+    with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.zeros(10**13, device="cuda:0")
+    # who holds it, not every driver knows
+    assert re.match(r"not enough memory on GPU 0 \([\d.]+ \w+ of [\d.]+ \w+ free", no_memory(caught.value))
 
 
 @pytest.mark.parametrize(
     "error", [RuntimeError("an illegal memory access"), TypeError("of a wrong type"), ValueError("overflow")]
 )
-def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    with pytest.raises(type(error)) as caught, room_for("a table", "lower --rows"):
-        raise error
-    assert caught.value is error
+def test_other_errors_are_no_lack_of_memory(error: Exception) -> None:
+    assert not lacks_memory(error)
 
 
 def test_a_message_is_one_line_of_bounded_length() -> None:

@@ -252,13 +252,3 @@ def test_files_that_cannot_be_encoded_are_named(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("abx")
     with pytest.raises(CorpusError, match=r"other.txt', from byte 0 on: .*x"):
         file_text(tmp_path / "other.txt", CharTokenizer("ab"))
-
-
-def test_weights_that_a_device_has_no_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. GPU 0 has a total capacity of 4 GiB of which 12.50 MiB is free.")
-
-    monkeypatch.setattr(TransformerXL, "to", full)
-    message = r"on GPU 0 \(12.50 MiB of 4 GiB free\) for the weights of 'run'; choose another --device, such as cpu$"
-    with pytest.raises(ConfigError, match=message):
-        open_run("run", device="cpu")

@@ -18,15 +18,15 @@ DRAW_SECONDS = 0.2
 
 
 def say(message: str, *, quiet: bool = False) -> None:
-    """Write a line to stderr; one that cannot be written, as when nobody reads stderr any more, ends nothing."""
+    """Write a line to stderr, control characters spelled out; if nobody reads stderr any more, that ends nothing."""
     if not quiet:
         with contextlib.suppress(OSError):
-            print(message, file=sys.stderr, flush=True)
+            print(printable(message), file=sys.stderr, flush=True)
 
 
 def warn(message: str, *, quiet: bool = False) -> None:
-    """Write a warning to stderr."""
-    say(f"warning: {message}", quiet=quiet)
+    """Write a warning to stderr, on one line."""
+    say(f"warning: {' '.join(message.split())}", quiet=quiet)
 
 
 _UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}

@@ -6,10 +6,11 @@ exits with status 1, so a traceback always means a bug in the package.
 
 import difflib
 import errno
+import os
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 _LONGEST = 600  # characters of a message
@@ -26,8 +27,13 @@ SYSTEM_REMEDIES = {
     errno.EIO: "check the disk",
     errno.ELOOP: "mend the link that leads to itself",
     errno.EMFILE: "raise the limit of open files",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "name a directory",
+    errno.EEXIST: "choose another name",
+    errno.ENOTEMPTY: "choose another name",
+    errno.EADDRINUSE: "choose another port",
 }
-"""What to do about errors of the system that no program can foresee, unlike a file that is missing or in the way."""
+"""What to do about errors of the system."""
 
 
 class TxlError(Exception):
@@ -62,8 +68,8 @@ class ToldElsewhereError(TxlError):
     """An error that ends this process and that the first process reports."""
 
 
-def one_line(error: BaseException) -> str:
-    """Return an error's message on one line; of a very long one, which may quote what was typed, beginning and end."""
+def one_line(error: object) -> str:
+    """Return an error or its message on one line; of a very long one, which may quote what was typed, beginning and end."""
     text = " ".join(str(error).split())
     if "set_int_max_str_digits" in text:  # Python's advice is for programmers
         return "a number has thousands of digits"
@@ -100,6 +106,26 @@ def system_reason(error: OSError, otherwise: str) -> str:
     """
     own = SYSTEM_REMEDIES.get(error.errno or 0)
     return f"{error.strerror or error}; {f'{own} or ' if own else ''}{otherwise}"
+
+
+def system_message(error: OSError) -> str:
+    """Return what the system refused, why, and what to do about it; a missing file comes with the nearest name beside it.
+
+    Example:
+        >>> system_message(OSError(errno.ENOSPC, "No space left on device", "model.pt"))
+        "'model.pt': No space left on device; free disk space"
+        >>> system_message(FileNotFoundError(errno.ENOENT, "No such file or directory", "nowhere/a.txt"))
+        "'nowhere/a.txt': No such file or directory; there is no directory 'nowhere'"
+    """
+    names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes, os.PathLike))]
+    remedy = SYSTEM_REMEDIES.get(error.errno or 0, "")
+    if error.errno == errno.ENOENT and names:
+        path = Path(names[0])
+        gone = next((each for each in reversed(path.parents) if not os.path.lexists(each)), path)
+        near = beside(gone, os.path.lexists, lists=False).removeprefix("; ")
+        remedy = near if gone == path else f"there is no directory '{gone}'{near and f', {near}'}"
+    where = " to ".join(f"'{name}'" for name in names)
+    return f"{where}{where and ': '}{error.strerror or error}{remedy and f'; {remedy}'}"
 
 
 def did_you_mean(name: str, known: Iterable[str], *, listed_by: str = "", word: Callable[[str], str] = str) -> str:
@@ -148,32 +174,12 @@ def beside(path: Path, holds: Callable[[Path], bool], *, also: Path | None = Non
     return ""
 
 
-@contextmanager
-def room_for(what: str, remedy: str) -> Iterator[None]:
-    """Turn a lack of memory inside the block into a `ConfigError`.
-
-    Args:
-        what: what needs the memory, such as "a text".
-        remedy: what to do, such as "lower --mem-len".
-
-    Example:
-        >>> with room_for("all of it", "take less"):
-        ...     raise MemoryError
-        Traceback (most recent call last):
-        transformer_xl.errors.ConfigError: not enough memory for all of it; take less
-    """
-    try:
-        yield
-    except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
-        # a size may overflow before memory runs out
-        if not (isinstance(error, OverflowError) or lacks_memory(error) or "verflow" in str(error)):
-            raise
-        raise ConfigError(f"{no_memory(error)} for {what}; {remedy}") from None
+_SIGNS = ("allocate", "out of memory", "ALLOC_FAILED", "size calculation overflowed", "Overflow when unpacking")
 
 
-def lacks_memory(error: Exception) -> bool:
-    """Return whether an error says that memory ran out; torch has a class of its own for that of GPUs only."""
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in ("allocate", "out of memory", "ALLOC_FAILED"))
+def lacks_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, or a size overflowed before it could; torch has a class of its own for GPUs only."""
+    return isinstance(error, (MemoryError, OverflowError)) or any(sign in str(error) for sign in _SIGNS)
 
 
 _OF_GPU = re.compile(r"(GPU \d+) has a total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")

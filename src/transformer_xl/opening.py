@@ -22,7 +22,7 @@ from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, Piece, check_readable, kind_of_bytes, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import ConfigError, CorpusError, room_for
+from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import choose_device
 from transformer_xl.model.sequence_model import SequenceModel
@@ -267,8 +267,7 @@ def open_run(
     """
     place = choose_device(device)  # complain before a large model is loaded
     model, tokenizer = load(source, which=which, on_damaged=on_damaged)
-    with room_for(f"the weights of '{source}'", "choose another --device, such as cpu"):
-        model = model.to(place)
+    model = model.to(place)
     directory = RunDirectory(source)
     config = directory.config() if directory.holds_run else RunConfig(model=model.config)
     opened = Opened(str(source), model, tokenizer, config, directory.holds_run)

@@ -28,14 +28,13 @@ from transformer_xl.cli.mistakes import left_over, unknown_option, wrong_value
 from transformer_xl.cli.options import in_64_bits
 from transformer_xl.console import say
 from transformer_xl.errors import (
-    SYSTEM_REMEDIES,
     LostContactError,
     ToldElsewhereError,
     TxlError,
     lacks_memory,
     no_memory,
     one_line,
-    system_reason,
+    system_message,
 )
 from transformer_xl.process import have_met, local_rank, rank
 from transformer_xl.version import __version__
@@ -102,7 +101,7 @@ def _call(arguments: list[str] | None) -> None:
     try:
         app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
     except TxlError as error:
-        _complain(error, one_line(error))
+        _complain(error, str(error))
         if isinstance(error, LostContactError):  # threads still wait for lost processes, and would abort the exit
             sys.stderr.flush()
             os._exit(1)
@@ -114,7 +113,7 @@ def _call(arguments: list[str] | None) -> None:
         elif isinstance(error, CoercionError):
             what = wrong_value(error)
         else:
-            what = left_over(error) if isinstance(error, UnusedCliTokensError) else one_line(error)
+            what = left_over(error) if isinstance(error, UnusedCliTokensError) else str(error)
         _complain(error, f"{what} See {command} --help.")
         sys.exit(2)
     except KeyboardInterrupt:
@@ -123,11 +122,9 @@ def _call(arguments: list[str] | None) -> None:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.exit(0)
     except OSError as error:
-        if error.errno not in SYSTEM_REMEDIES:  # it should have been foreseen
-            raise
-        _complain(error, f"{one_line(error)}; {SYSTEM_REMEDIES[error.errno]}")
+        _complain(error, system_message(error))
         sys.exit(1)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
         if not lacks_memory(error):
             raise
         _complain(error, f"{no_memory(error)} for what was asked; lower its numbers, such as --mem-len or --batch-size")
@@ -142,14 +139,14 @@ def _written(status: str | int | None) -> str | int | None:
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # discard it
             if stream is sys.stdout and not status and not isinstance(error, BrokenPipeError):
-                say(f"txl: error: cannot write to standard output: {system_reason(error, 'choose another place')}")
+                say(f"txl: error: cannot write to standard output: {system_message(error)}")
                 status = 1
     return status
 
 
 def _complain(error: Exception, message: str) -> None:
     if _prints(error):
-        say(f"txl: error: {message}")
+        say(f"txl: error: {one_line(message)}")
 
 
 def _prints(error: Exception) -> bool:

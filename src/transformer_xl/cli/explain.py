@@ -7,7 +7,7 @@ from pathlib import Path
 from transformer_xl.cli.options import FloatPrecision, Json, Opening, check_least, check_run
 from transformer_xl.console import say
 from transformer_xl.data.text_files import check_readable
-from transformer_xl.errors import ConfigError, room_for
+from transformer_xl.errors import ConfigError
 
 _MOST_TOP = 100
 """Most likely tokens that a page may show: it stores them for every token."""
@@ -74,12 +74,8 @@ def explain(
     if len(text.ids) > most:
         warn(f"only the first {most:,} of {len(text.ids):,} tokens are explained; --most says how many")
     n_read = (min(len(text.ids), most) - 1) * (2 if remembers(opened.model, reading) else 1)
-    what = f"segments of {reading.tgt_len:,} tokens and a memory of {reading.mem_len:,}"
     keep_freed_memory()
-    with (
-        progress("reading", n_read) as bar,
-        room_for(what, "lower --mem-len, --tgt-len, --top or --most"),
-    ):
+    with progress("reading", n_read) as bar:
         explanation = explain_text(
             opened.model,
             opened.tokenizer,

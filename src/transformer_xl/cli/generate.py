@@ -22,7 +22,7 @@ from transformer_xl.cli.generate_options import (
 )
 from transformer_xl.cli.options import Opening
 from transformer_xl.console import progress, say, warn
-from transformer_xl.errors import ConfigError, room_for
+from transformer_xl.errors import ConfigError
 from transformer_xl.generation.requests import Prompt
 
 if TYPE_CHECKING:
@@ -185,19 +185,16 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
         precision = _agreed("--precision", None if precision == "auto" else precision, their_precision, file) or precision
     at_once = 1 if options.remembered.memory is not None else min(options.machine.batch_size or _DEFAULT_ROWS, max(1, n_text))
     n_row = at_once * (options.beam.beams or 1)
-    texts = f"{n_row:,} texts side by side" if n_row > 1 else "a text"
     quiet = options.output.quiet or not first
-    what = f"{texts}, looking back {mem_len or opened.model.mem_len:,} tokens,"
-    with room_for(what, "lower --batch-size or --mem-len"):
-        return Decoder(
-            opened.model,
-            batch_size=n_row,
-            mem_len=mem_len,
-            precision=precision or "fp32",
-            compile={"auto": "auto", "yes": True, "no": False}[options.machine.compile],
-            expected_tokens=_INTERACTIVE_TOKENS if options.source.interactive else options.length.tokens * (n_text // at_once),
-            on_compile=lambda: say("compiling the model; this takes some seconds", quiet=quiet),
-        )
+    return Decoder(
+        opened.model,
+        batch_size=n_row,
+        mem_len=mem_len,
+        precision=precision or "fp32",
+        compile={"auto": "auto", "yes": True, "no": False}[options.machine.compile],
+        expected_tokens=_INTERACTIVE_TOKENS if options.source.interactive else options.length.tokens * (n_text // at_once),
+        on_compile=lambda: say("compiling the model; this takes some seconds", quiet=quiet),
+    )
 
 
 def _search(options: Options, beams: int) -> bool:

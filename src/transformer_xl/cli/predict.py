@@ -13,7 +13,7 @@ from transformer_xl.cli.arriving import lines_of_stdin
 from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run
 from transformer_xl.cli.prompts import STDIN, check_there
 from transformer_xl.console import progress, say
-from transformer_xl.errors import ConfigError, room_for
+from transformer_xl.errors import ConfigError
 from transformer_xl.files import check_file
 from transformer_xl.process import is_alone
 
@@ -91,9 +91,8 @@ def predict(
     def found(skip: int = 0) -> Iterator[str]:
         examples, is_ready = texts.read(opened, quiet=quiet)
         how = {"batch_size": batch_size, "precision": precision, "skip": skip, "is_ready": is_ready}
-        with room_for(f"{batch_size:,} texts side by side", "lower --batch-size"):
-            for prediction in predictions(opened.any_model, opened.tokenizer, examples, **how):
-                yield f"{write(prediction, head.labels)}\n"
+        for prediction in predictions(opened.any_model, opened.tokenizer, examples, **how):
+            yield f"{write(prediction, head.labels)}\n"
 
     if out is None:
         from transformer_xl.cli.printers import show

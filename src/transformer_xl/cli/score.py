@@ -19,7 +19,7 @@ from transformer_xl.cli.predict import JSON_LINES, check_out
 from transformer_xl.cli.printers import show
 from transformer_xl.cli.prompts import STDIN
 from transformer_xl.console import Bar, progress, say, table
-from transformer_xl.errors import ConfigError, CorpusError, room_for
+from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ def score(
     chosen = precision_of_segments(precision, opened.device)
     job = _Job(opened, reading, chosen, batch_size, per or "line", memory or "carried", compares, files)
     begin, tally = time.perf_counter(), _Tally()
-    with room_for(f"{batch_size:,} texts side by side", "lower --batch-size or --mem-len"):
-        _write(job, tally, out, resume=resume, as_json=json_, quiet=quiet)
+    _write(job, tally, out, resume=resume, as_json=json_, quiet=quiet)
     if not tally.n:
         raise CorpusError(f"'{file}' has no text; give another")
     how = f"{chosen}, {time.perf_counter() - begin:.1f} s"

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Opening, Precision, Repeated, check_least, check_run
 from transformer_xl.console import say
-from transformer_xl.errors import CheckpointError, ConfigError, room_for
+from transformer_xl.errors import CheckpointError, ConfigError
 
 _DEFAULT_ROWS = 8
 _MOST = 1e9
@@ -105,8 +105,7 @@ def serve(
     from transformer_xl.server.sessions import Sessions, Store, most_bytes, most_leases
 
     opened = opening.open(run)
-    with room_for(f"{rows:,} rows", "lower --rows or --mem-len"):
-        decoder = Decoder(opened.model, batch_size=rows, mem_len=mem_len, precision=precision)
+    decoder = Decoder(opened.model, batch_size=rows, mem_len=mem_len, precision=precision)
     metrics = Metrics(log=None if quiet else sys.stderr)
     engine = Engine(
         decoder,

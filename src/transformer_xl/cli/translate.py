@@ -11,7 +11,7 @@ from transformer_xl.cli.arriving import Arriving, lines_of_stdin
 from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run
 from transformer_xl.cli.predict import JSON_LINES, check_out, write_lines
 from transformer_xl.console import progress, say, warn
-from transformer_xl.errors import ConfigError, CorpusError, room_for
+from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.generation.requests import check_beams
 from transformer_xl.process import is_alone
 
@@ -99,15 +99,14 @@ def translate(
     found: list[str] = []
 
     def lines(skip: int = 0) -> Iterator[str]:
-        with room_for(f"{batch_size:,} lines of {beams} beams", "lower --batch-size or --beams"):
-            decoder = Decoder(opened.model, batch_size=batch_size * beams, mem_len=mem_len, precision=precision)
-            arriving = None if file else lines_of_stdin(instead="--file", quiet=quiet)
-            sources = _sources(opened, file, arriving, reach)
-            how = {"beams": beams, "length_penalty": length_penalty, "reach": reach, "skip": skip}
-            how["is_ready"] = arriving and arriving.is_ready
-            for each in translations(decoder, opened.tokenizer, sources, **how):
-                found.append(each.text)
-                yield f"{json.dumps(vars(each), ensure_ascii=False) if as_objects else each.text}\n"
+        decoder = Decoder(opened.model, batch_size=batch_size * beams, mem_len=mem_len, precision=precision)
+        arriving = None if file else lines_of_stdin(instead="--file", quiet=quiet)
+        sources = _sources(opened, file, arriving, reach)
+        how = {"beams": beams, "length_penalty": length_penalty, "reach": reach, "skip": skip}
+        how["is_ready"] = arriving and arriving.is_ready
+        for each in translations(decoder, opened.tokenizer, sources, **how):
+            found.append(each.text)
+            yield f"{json.dumps(vars(each), ensure_ascii=False) if as_objects else each.text}\n"
 
     if out is None:
         from transformer_xl.cli.printers import show

@@ -21,7 +21,7 @@ from transformer_xl.data.order import ORDER, permutation
 from transformer_xl.data.pairs import shortened
 from transformer_xl.data.streams import Stream
 from transformer_xl.data.tokenizers import SentencePieceTokenizer, Tokenizer
-from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, room_for
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 
 CHOICE_LEN = 128
 """Of a choice, the last so many tokens are read: the end of a question and its answer. XLNet's `run_race.py` has the same."""
@@ -260,8 +260,7 @@ class LabelledTexts:
             raise CorpusError("there are no texts to learn from; give a file with some")
         self._layout, self._is_choice = layout, head.kind == "choice"
         self.labels = labels_of(head, examples)
-        with room_for("the ids of all texts", "give fewer, or shorten them by task.max_len"):
-            self._encode(examples)
+        self._encode(examples)
 
     def _encode(self, examples: Sequence[Example]) -> None:
         ids, borders, parts, lengths = array("i"), array("q", [0]), array("q"), array("q")

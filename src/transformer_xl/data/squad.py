@@ -32,7 +32,7 @@ from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import NOT_SCORED, Example
 from transformer_xl.data.text_files import Piece, check_readable, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, room_for, shown
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, shown
 
 Item = TypeVar("Item")
 
@@ -467,17 +467,16 @@ class LabelledWindows:
         numbers: dict[str, int] = {}
         windows: list[tuple[int, int, _Cut]] = []
         self.n_lost = 0
-        with room_for("the ids of all passages", "give fewer"):
-            for question in questions:
-                pieces, asked = layout.pieces(question), layout.asked(question)
-                number = numbers.setdefault(question.passage, len(numbers))
-                if number == len(self._passages):
-                    self._passages.append(pieces.ids.astype(np.int32))
-                self._asked.append(asked)
-                cuts = layout.cuts(question, pieces, len(asked))
-                windows += [(number, len(self._asked) - 1, cut) for cut in cuts]
-                if question.answers:
-                    self.n_lost += layout.recovered(question, question.answers[0]) != question.answers[0].text
+        for question in questions:
+            pieces, asked = layout.pieces(question), layout.asked(question)
+            number = numbers.setdefault(question.passage, len(numbers))
+            if number == len(self._passages):
+                self._passages.append(pieces.ids.astype(np.int32))
+            self._asked.append(asked)
+            cuts = layout.cuts(question, pieces, len(asked))
+            windows += [(number, len(self._asked) - 1, cut) for cut in cuts]
+            if question.answers:
+                self.n_lost += layout.recovered(question, question.answers[0]) != question.answers[0].text
         self._windows = np.array([(passage, asked, *cut) for passage, asked, cut in windows], np.int64)
         sizes = self._windows[:, 3] - self._windows[:, 2]
         self.lengths = np.array(
