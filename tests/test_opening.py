@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import math
-import shutil
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers import tiny_model, with_settings
+from tests.helpers import tiny_model
 from tests.training.helpers import write_recipe, write_text
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import DataConfig, TokenizerConfig
@@ -64,15 +63,6 @@ def test_a_run_is_read_as_it_says_and_has_a_text_of_its_own() -> None:
     assert opened.text().what.startswith("test split of ")
     assert opened.text(split="valid").what.startswith("valid split of ")
     assert len(opened.text(limit=7).ids) == 8
-
-
-def test_a_run_of_others_cannot_ask_for_a_huge_memory(tmp_path: Path) -> None:
-    shutil.copytree("run", tmp_path / "run")
-    with_settings(tmp_path / "run", eval={"mem_len": 10**9})
-    opened = open_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"run' asks for a memory of .* positions, .* at most; if that is right"):
-        opened.reading()
-    assert opened.reading(mem_len=10**9, tgt_len=10**9).mem_len == 10**9
 
 
 def test_an_exported_model_needs_a_text() -> None:

@@ -179,7 +179,7 @@ def test_segments_of_evaluate_are_timed(monkeypatch: pytest.MonkeyPatch, clock: 
 def test_a_text_that_memory_has_no_room_for_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(np, "resize", lambda *_: pytest.fail("it was made"))
     model = tiny_model().with_context(mem_len=10**12)
-    with pytest.raises(ConfigError, match=r"a memory of 1,000,000,000,000 in 2 lanes takes 32 TB, and .* free"):
+    with pytest.raises(ConfigError, match=r"mem_len 1,000,000,000,000 .* batch_size 2 takes 32 TB, and .* free"):
         measure_scoring(model, TEXT, tgt_len=4, batch_size=2)
 
 

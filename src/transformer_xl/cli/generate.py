@@ -180,7 +180,7 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
     keep_compiled_code()
     mem_len, precision = options.remembered.mem_len, options.machine.precision
     if file is not None:
-        their_mem_len, their_precision = options.remembered.read_with(file, opened.model)
+        their_mem_len, their_precision = options.remembered.read_with(file)
         mem_len = _agreed("--mem-len", mem_len, their_mem_len, file)
         precision = _agreed("--precision", None if precision == "auto" else precision, their_precision, file) or precision
     at_once = 1 if options.remembered.memory is not None else min(options.machine.batch_size or _DEFAULT_ROWS, max(1, n_text))

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.stopping import Stopping
-    from transformer_xl.model.language_model import LanguageModel
 
 _MayBeginWithHyphen = Parameter(allow_leading_hyphen=True)
 _RepeatedText = Annotated[list[str] | None, Parameter(negative="", consume_multiple=False, allow_leading_hyphen=True)]
@@ -289,18 +288,13 @@ class Remembered:
             )
         return file if file.exists() else None
 
-    def read_with(self, file: Path, model: "LanguageModel") -> tuple[int | None, str | None]:
-        """Return the memory length and precision of a session's file, each None if it is not plausible.
-
-        A small file may ask for a huge memory, which is refused unless the user asks for it, too.
-        """
+    def read_with(self, file: Path) -> tuple[int | None, str | None]:
+        """Return the memory length and precision of a session's file, each None if it is not plausible."""
         from transformer_xl.generation.session_file import describe_session
 
         decoder = describe_session(file)["decoder"]
         mem_len, precision = decoder.get("mem_len"), decoder.get("precision")
-        mem_len = mem_len if type(mem_len) is int and mem_len >= 0 else None
-        if mem_len is not None and self.mem_len is None:
-            model.check_memory(mem_len, what=f"--memory '{file}' asks for")
+        mem_len = mem_len if type(mem_len) is int and 0 <= mem_len < 2**63 else None
         return mem_len, precision if precision in ("fp32", "bf16", "fp16", "int8") else None
 
 

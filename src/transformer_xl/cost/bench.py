@@ -297,8 +297,7 @@ def measure_scoring(
     check_room(
         8 * batch_size * length,
         None,
-        what=f"a text that fills a memory of {model.mem_len:,} in {batch_size:,} lanes",
-        remedy="lower --mem-len, --tgt-len or --batch-size",
+        f"a text that fills mem_len {model.mem_len:,} with tgt_len {tgt_len:,} and batch_size {batch_size:,}",
     )
     text = np.resize(ids, batch_size * length + 1)
     stamps, counts = [], []

@@ -23,12 +23,11 @@ from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.manifest import MANIFEST_FILE
 from transformer_xl.model.call import Rows
-from transformer_xl.model.directory import CONFIG_FILE, WEIGHTS_FILE
+from transformer_xl.model.directory import WEIGHTS_FILE
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.pretrained import blueprint, check_finite, manifest_of
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.tensor_file import TensorFile
-from transformer_xl.untrusted import read_json_object
 
 PREFILL = 128  # tokens of a prompt read at once, as `Decoder` does; the memory carries what was before
 
@@ -97,14 +96,10 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
 
         Raises:
             CheckpointError: a tensor is missing, unexpected, of another shape, or not finite.
-
-        What only a file asks for is bounded: reading refuses a memory of zeros that takes more than twice the weights (and
-        268 MB) unless `mem_len` is among the arguments.
         """
-        file_mem_len, is_asked = None, "mem_len" in kwargs
         if source is not None:  # None: the caller gives a config and weights
             source = native_source(source, kwargs)
-            file_mem_len = _check_file(source, kwargs, cls.gives)
+            _check_file(source, kwargs, cls.gives)
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
         loaded: Any = super().from_pretrained(source, *args, **kwargs)
@@ -113,7 +108,6 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             for name in sorted(map(str, info[f"{kind}_keys"])):
                 raise CheckpointError(f"'{source}': tensor {name} is {kind}, by its config; not the same model?")
         check_finite(model.transformer, str(source))
-        model.transformer.mem_len_from_file = not is_asked and model.transformer.mem_len == file_mem_len
         return (model, info) if wants_info else model
 
     def save_pretrained(
@@ -297,28 +291,22 @@ def _check_head(config: TransformerXLPretrainedConfig, gives: tuple[str | None, 
     raise ConfigError(f"'{source}' is fine-tuned for task '{kind}'; load it with AutoModelFor{auto}")
 
 
-def _check_file(source: str, arguments: dict[str, Any], gives: tuple[str | None, ...]) -> int | None:
-    """Refuse a damaged file, and a config that asks for other tensors, before transformers makes a module for any.
-
-    Returns:
-        The `mem_len` that the file `config.json` asks for.
-    """
+def _check_file(source: str, arguments: dict[str, Any], gives: tuple[str | None, ...]) -> None:
+    """Refuse a damaged file, and a config that asks for other tensors, before transformers makes a module for any."""
     download = download_arguments(arguments)
     path = cached_file(source, WEIGHTS_FILE, _raise_exceptions_for_missing_entries=False, **download)
     if path is None:  # transformers reports that itself
-        return None
+        return
     config = arguments.get("config")
     if not isinstance(config, TransformerXLPretrainedConfig):
         config = TransformerXLPretrainedConfig.from_pretrained(source, **download)
     _check_head(config, gives, source)
     cached_file(source, MANIFEST_FILE, _raise_exceptions_for_missing_entries=False, **download)
     folder = Path(path).parent
-    has_config = (folder / CONFIG_FILE).exists()
     tensors = {name.removeprefix(_PREFIX): spec for name, spec in TensorFile(Path(path)).tensors.items()}
     blueprint(make_model, config.native, tensors, path)
     if manifest := manifest_of(folder):
         manifest.check(Path(path), record_of(Path(path)).sha256)
-    return read_json_object(folder / CONFIG_FILE).get("mem_len") if has_config else None
 
 
 def _memory(mems: Mems | None, cache: MemoryCache | None) -> Mems | None:

@@ -153,8 +153,7 @@ class Mems(Memory):
             Zeros.
         """
         n_bytes = n_layer * length * batch_size * d_model * (dtype or torch.get_default_dtype()).itemsize
-        what = f"a memory of mem_len {length} and batch_size {batch_size}"
-        check_room(n_bytes, device, what=what, remedy="lower mem_len (--mem-len) or batch_size (--batch-size)")
+        check_room(n_bytes, device, f"a memory of mem_len {length} and batch_size {batch_size}")
         zeros = torch.zeros(batch_size, length, d_model, dtype=dtype, device=device)
         tokens = torch.zeros(batch_size, n_token, dtype=torch.int64, device=device) if n_token else None
         n_valid = torch.full((batch_size,), length if cls.valid_when_empty else 0, device=device)

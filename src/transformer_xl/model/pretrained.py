@@ -221,7 +221,6 @@ def _filled(model: Any, weights: Mapping[str, Tensor], origin: str) -> Any:
     model.load_state_dict({name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}, assign=True)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(learned[name])
-    model.mem_len_from_file = True
     check_finite(model, origin)
     return model.eval()
 

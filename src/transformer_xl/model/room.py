@@ -1,8 +1,4 @@
-"""Whether there is room for what settings ask for, said before anything is allotted.
-
-There are two limits. A small file could ask for a memory that fills the machine; so what only a file asks for is bounded by its
-weights, and whoever wants more says so. And nothing is allotted that this machine has no memory for.
-"""
+"""Whether there is room for what settings ask for, said where it is about to be allotted, whoever asks: a person or a file."""
 
 import os
 from collections.abc import Iterator
@@ -14,12 +10,6 @@ import torch
 from transformer_xl.console import in_bytes
 from transformer_xl.errors import ConfigError
 
-UNASKED_BYTES = 256 * 2**20
-"""What the memory of one text may take, however small the weights are, if only a file asks for it."""
-
-_UNASKED_SHARE = 2
-"""The same in bytes of the weights; the papers' models with their longest memories take less than one."""
-
 _SMALL = 64 * 2**20
 """What is smaller is allotted without a look at the machine."""
 
@@ -29,36 +19,22 @@ _CGROUPS = (
 )
 
 
-def check_unasked(n_bytes: int, weights: int, *, what: str, remedy: str) -> None:
-    """Refuse a memory that a file asks for, and nobody else.
-
-    Args:
-        n_bytes: of the memory of one text.
-        weights: bytes of the model's weights.
-        what: what asks for what, such as "config.json asks for a memory of 1,000 positions, which".
-        remedy: how to ask for it.
-    """
-    most = max(UNASKED_BYTES, _UNASKED_SHARE * weights)
-    if n_bytes > most:
-        raise ConfigError(
-            f"{what} takes {in_bytes(n_bytes)} for each text, and a file may ask for {in_bytes(most)} at most; {remedy}"
-        )
-
-
-def check_room(n_bytes: int, device: torch.device | str | None, *, what: str, remedy: str) -> None:
+def check_room(n_bytes: int, device: torch.device | str | None, what: str) -> None:
     """Refuse what a device has no memory for.
 
     Args:
         n_bytes: that are about to be allotted.
         device: where; None: the CPU.
-        what: what takes them.
-        remedy: what to do.
+        what: what takes them, with the settings that make it large.
+
+    Raises:
+        ConfigError: fewer bytes are free.
     """
     if type(n_bytes) is not int or n_bytes < _SMALL:  # a graph that is traced has no numbers
         return
     free = free_bytes(torch.device(device or "cpu"))
     if free is not None and n_bytes > free:
-        raise ConfigError(f"{what} takes {in_bytes(n_bytes)}, and {in_bytes(free)} are free; {remedy}")
+        raise ConfigError(f"{what} takes {in_bytes(n_bytes)}, and {in_bytes(free)} are free; ask for less")
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -70,24 +46,6 @@ def free_bytes(device: torch.device) -> int | None:
         return None
     known = [*_available(), *_left_in_group()]
     return min(known) + _held() if known else None
-
-
-_MUCH = 1 / 4
-"""Share of a GPU's memory; what a desktop and CUDA itself take is less."""
-
-
-def shared(device: torch.device) -> str | None:
-    """Say how much of a GPU's memory other processes hold, if that is much; None if it is not, or there is no GPU."""
-    if device.type != "cuda":
-        return None
-    free, total = torch.cuda.mem_get_info(device)
-    others = total - free - torch.cuda.memory_reserved(device)
-    if others <= _MUCH * total:
-        return None
-    return (
-        f"other processes hold {in_bytes(others)} of the {in_bytes(total)} of {device}, and {in_bytes(free)} are free, so this "
-        "may be slow or run out of memory"
-    )
 
 
 def _available() -> Iterator[int]:

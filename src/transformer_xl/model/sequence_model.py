@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.config.model import ModelConfig
-from transformer_xl.errors import ConfigError, shown
+from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import import_class
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.dropout import Dropout, WordDropout
 from transformer_xl.model.memory import Memory, Mems, ZeroFirstMems
 from transformer_xl.model.pretrained import PretrainedMixin
-from transformer_xl.model.room import check_room, check_unasked
+from transformer_xl.model.room import check_room
 from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
 
 
@@ -55,13 +55,11 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         same_length: every query sees `mem_len` keys, itself included.
         ext_len: positions at the end of a segment that are not remembered, because the caller begins the next segment with them
             (the authors' extended context). These four belong to reading, not to the weights: see `with_context`.
-        mem_len_from_file: whether only a file asks for `mem_len`, which is then bounded, see `check_memory`.
     """
 
     config: ModelConfig
     only_predicting: ClassVar[tuple[str, ...]] = ("softmax.",)
     """How names of parameters begin that `read` does without."""
-    mem_len_from_file: bool = False
     layers: nn.ModuleList
     embedding: TokenEmbedding | AdaptiveEmbedding
     softmax: TokenSoftmax | AdaptiveSoftmax
@@ -140,8 +138,6 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
 
     def empty_mems(self, batch_size: int, *, length: int | None) -> Mems:
         """Return an empty memory of hidden states, as `init_mems`; with `zero_first_memory`, queries attend to its zeros."""
-        if length is None:
-            self.check_memory()
         return self.mems_class.empty(
             batch_size,
             n_layer=self.config.n_layer,
@@ -195,7 +191,6 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         view = object.__new__(type(self))  # not copy.copy, which fails for a model that is sharded
         vars(view).update(vars(self))
         view.mem_len = self.mem_len if mem_len is None else mem_len
-        view.mem_len_from_file = self.mem_len_from_file and mem_len is None
         view.clamp_len = self.clamp_len if clamp_len is None else clamp_len
         view.same_length = self.same_length if same_length is None else same_length
         view.ext_len = self.ext_len if ext_len is None else ext_len
@@ -203,28 +198,6 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
             raise ConfigError(f"mem_len ({view.mem_len}) must be at least 0, ext_len ({view.ext_len}) too")
         view.check_context()
         return view
-
-    def check_memory(self, mem_len: int | None = None, *, what: str = "the model's file asks for") -> None:
-        """Refuse a memory of so many positions that nobody should allot it because a file says so.
-
-        Args:
-            mem_len: positions; None: the model's, which is not refused if somebody asked for it (`with_context`).
-            what: begins the message: who asks for the memory.
-
-        Raises:
-            ConfigError: it takes more than twice the weights, and more than `UNASKED_BYTES`.
-        """
-        if mem_len is None:
-            if not self.mem_len_from_file:
-                return
-            mem_len = self.mem_len
-        length = shown(mem_len)
-        check_unasked(
-            min(mem_len, 2**63) * self.config.numbers_per_position * self.dtype.itemsize,
-            sum(parameter.nbytes for parameter in self.parameters()),
-            what=f"{what} a memory of {length} positions, which",
-            remedy=f"if that is right, ask for it yourself with --mem-len {length} (in Python mem_len={length})",
-        )
 
     def for_text(self, n_token: int) -> Self:
         """Return a view with a memory no longer than a text, which gives the same numbers and takes no more than it needs."""
@@ -278,8 +251,7 @@ _LAYER_BYTES = 50_000
 
 def _check_layers(config: ModelConfig) -> None:
     """Refuse more layers than there is room for or than a file holds; even on the meta device each takes a millisecond."""
-    what = f"a model of {config.n_layer:,} layers"
-    check_room(config.least_tensors * _LAYER_BYTES, None, what=what, remedy="lower model.n_layer")
+    check_room(config.least_tensors * _LAYER_BYTES, None, f"a model of n_layer {config.n_layer:,}")
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:

@@ -91,15 +91,6 @@ class TaskModel(SequenceModel):
         """Positions of memory that the backbone keeps of a text."""
         return self.backbone.mem_len
 
-    @property
-    def mem_len_from_file(self) -> bool:
-        """Whether only a file asks for `mem_len`."""
-        return self.backbone.mem_len_from_file
-
-    @mem_len_from_file.setter
-    def mem_len_from_file(self, value: bool) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.backbone.mem_len_from_file = value
-
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Memory:
         """Return what goes into `forward` and comes out of it untouched, whatever the length: every text begins anew."""
         return self.backbone.init_mems(batch_size, length=0)

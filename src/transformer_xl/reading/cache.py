@@ -45,7 +45,7 @@ class CacheRows:
     ) -> None:
         self.cache = cache
         n_bytes = 4 * batch_size * (cache.size + tgt_len) * (2 * d_model + 4 * tgt_len)
-        check_room(n_bytes, device, what=f"a cache of {cache.size:,}", remedy="lower its size (--cache) or batch_size")
+        check_room(n_bytes, device, f"a cache of size {cache.size:,} and batch_size {batch_size:,}")
         self.h_BND, self.following = self._empty(batch_size, d_model, dtype=dtype, device=device)
 
     def mix(self, nats_BT: Tensor, h_BTD: Tensor, labels: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class LearningState(CarriedState):
         if model.is_sharded:
             raise ConfigError("dynamic evaluation needs all weights in one process; do not shard the model")
         n_bytes = 4 * sum(parameter.nbytes for parameter in model.parameters())
-        check_room(n_bytes, model.device, what="dynamic evaluation", remedy="leave it out")
+        check_room(n_bytes, model.device, "dynamic evaluation")
         learner = copy.deepcopy(model).requires_grad_(True)
         if model.dtype in (torch.bfloat16, torch.float16):  # small steps would be lost
             learner = learner.float()

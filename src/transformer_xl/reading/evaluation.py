@@ -285,7 +285,6 @@ def evaluate(
     begin, totals = time.perf_counter(), [0.0] * len(temperatures)
     with scoring(model):
         view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
-        view.check_memory()
         if not carried:
             view = view.for_text(len(ids))
         n_before = view.reach(tgt_len) + (math.ceil(cache.size / tgt_len) * tgt_len if cache else 0)

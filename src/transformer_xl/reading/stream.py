@@ -182,8 +182,7 @@ class KeptKeys(Stream):
         check_room(
             n_slot * n_row * activation_dtype(precision, model.dtype).itemsize,
             model.device,
-            what=f"reading with mem_len {model.mem_len:,}, tgt_len {tgt_len:,} and batch_size {batch_size:,}",
-            remedy="lower mem_len (--mem-len), tgt_len or batch_size (--batch-size)",
+            f"reading with mem_len {model.mem_len:,}, tgt_len {tgt_len:,} and batch_size {batch_size:,}",
         )
         self._window = window
         self._graphs = _graphs(model.device)
@@ -585,7 +584,6 @@ def open_stream(
     With `token_by_token` every token sees the `mem_len` tokens before it (with `same_length` the model's window), so it makes
     no difference how a text is cut. Without it, each `read` is one segment, which sees what segments see in training.
     """
-    model.check_memory()
     # without a memory, a token sees only its own segment
     if model.keeps_keys and model.ext_len == 0 and not model.is_sharded and (model.mem_len or not token_by_token):
         window = (model.window or model.mem_len + 1) if token_by_token else None

@@ -19,7 +19,6 @@ from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, lacks_memory, no_memory
 from transformer_xl.model.precision import Precision
-from transformer_xl.model.room import shared
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.process import stop_signals
 from transformer_xl.training.display import Display
@@ -138,8 +137,6 @@ def open_files(
     Returns:
         The trainer; the log, in the first process; the bytes of a checkpoint.
     """
-    if told := shared(device):
-        display.warn(told)
     size = checkpoint_bytes(model, train=config.train, optim=config.optim)
     trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision, world=world, device=device)
     record = None

@@ -253,8 +253,7 @@ def check_weights(config: RunConfig, world: World, device: torch.device) -> None
         check_room(
             weights + memory,
             device,
-            what=f"training (weights and gradients {in_bytes(weights)}, memory of {n_row:,} lanes {in_bytes(memory)})",
-            remedy="lower model.mem_len, train.batch_size or the model's sizes",
+            f"training (weights and gradients {in_bytes(weights)}, memory of {n_row:,} lanes {in_bytes(memory)})",
         )
 
 
