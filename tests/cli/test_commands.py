@@ -6,11 +6,11 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -653,3 +653,61 @@ def test_a_fine_tuned_model_is_refused_where_tokens_are_predicted(txl: Txl, work
     for arguments in (("generate", "tuned", "--prompt", "a"), ("explain", "tuned", "text.txt")):
         expected = "'tuned' is fine-tuned (regression) and predicts no tokens; txl predict gives what it was tuned for"
         assert txl(*arguments).complaint == expected
+
+
+def given_empty(option: Any) -> list[str]:
+    """Return an empty value of an option, with what must stand before a positional one."""
+    return [""] if option.index is not None else [option.names[0], ""]
+
+
+def taking_text() -> Iterator[tuple[str, Any, int]]:
+    """Yield every argument of every command that takes a text, and how many positional ones stand before it."""
+    for name, arguments in commands(app):
+        for each in arguments:
+            kinds = {each.hint, *get_args(each.hint)}
+            if kinds & {str, Path, list[str]} or Ellipsis in kinds:
+                yield name, each, each.index or 0
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "before"), [pytest.param(*each, id=f"{each[0]} {each[1].names[0]}") for each in taking_text()]
+)
+def test_an_empty_path_is_refused_in_every_command(txl: Txl, command: str, option: Any, before: int) -> None:
+    """As of an unset variable; it would be the working directory."""
+    required = sum(each.required for name, arguments in commands(app) if name == command for each in arguments)
+    answer = txl(*command.split(), *["run"] * (before if option.index is not None else required), *given_empty(option))
+    if option.names == ("--prompt",):
+        assert answer.complaint.startswith("--prompt '' is empty")  # a text, which goes on where --memory ended
+    else:
+        assert answer.status == 2
+        assert answer.complaint.startswith(f'Invalid value "" for {option.names[0]}. It must not be empty.')
+
+
+COLORED = "\x1b[31m\nred\r\x9b0m"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("eval", COLORED),
+        ("eval", "run", "--file", COLORED),
+        ("eval", "run", "--device", COLORED),
+        ("eval", "run", "--per-token", f"{COLORED}/x.tsv"),
+        ("train", COLORED),
+        ("train", "tiny.toml", "--corpus", COLORED),
+        ("train", "tiny.toml", "--corpus", "text.txt", "--out", f"text.txt/{COLORED}"),
+        ("train", "tiny.toml", "--set", f"train.{COLORED}=1"),
+        ("train", "tiny.toml", "--set", f"train.max_steps={COLORED}"),
+        ("train", "colored.toml"),
+        ("generate", "run", f"--{COLORED}"),
+        ("generate", "run", "--tokens", COLORED),
+        ("generate", "run", "--stop-token", COLORED),
+        ("score", "run", "text.txt", COLORED),
+        (COLORED,),
+    ],
+)
+def test_control_characters_of_values_are_spelled_out(txl: Txl, workbench: Path, command: tuple[str, ...]) -> None:
+    (workbench / "colored.toml").write_text(f"[train]\n{json.dumps(COLORED)} = 1\n")
+    answer = txl(*command)
+    assert answer.status and "red" in answer.complaint
+    assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in answer.err.removesuffix("\n"))

@@ -25,7 +25,7 @@ from transformer_xl.cli import (
     translate,
 )
 from transformer_xl.cli.mistakes import left_over, unknown_option, wrong_value
-from transformer_xl.cli.options import in_64_bits
+from transformer_xl.cli.options import in_64_bits, refuse_empty
 from transformer_xl.console import say
 from transformer_xl.errors import (
     LostContactError,
@@ -53,6 +53,7 @@ Common uses:
     txl convert transfo-xl-wt103 models/wt103
 """,
     help_format="plaintext",
+    config=refuse_empty,
     default_parameter=Parameter(validator=in_64_bits),
 )
 app.command(train.train)

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter
+from cyclopts import UNSET, App, ArgumentCollection, Parameter, ValidationError
 
 from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, did_you_mean, is_enormous, one_line, shown
@@ -192,16 +192,19 @@ def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
+def refuse_empty(app: App, commands: Sequence[str], arguments: ArgumentCollection) -> None:
+    """Refuse an empty value, as of an unset variable: a path would be the working directory. Only a prompt may be empty."""
+    for argument in arguments:
+        is_empty = any(token.value == "" and token.implicit_value is UNSET for token in argument.tokens)
+        if is_empty and argument.name != "--prompt":
+            raise ValidationError(argument=argument, value="", exception_message="It must not be empty.")
+
+
 def in_64_bits(_: Any, value: Any) -> None:
     """Refuse whole numbers that no library can hold; `value` is an argument, or a group of them."""
-    named = (
-        {f"--{name.replace('_', '-')} ({each})": each for name, each in vars(value).items()}
-        if is_dataclass(value)
-        else {"It": value}
-    )
-    for name, each in named.items():
+    for name, each in vars(value).items() if is_dataclass(value) else [("", value)]:
         if is_enormous(each):
-            raise ValueError(f"{name} must fit into 64 bits.")
+            raise ValueError(f"{f'--{name} ({each})'.replace('_', '-') if name else 'It'} must fit into 64 bits.")
 
 
 def check_least(limits: dict[str, tuple[int | None, int]]) -> None:
