@@ -19,8 +19,8 @@ from transformer_xl.console import say, table
 from transformer_xl.errors import TrainingError
 from transformer_xl.model.precision import Precision, choose_precision
 from transformer_xl.opening import Opened, open_run
-from transformer_xl.reading.adapting import Cache, Dynamic
-from transformer_xl.reading.dynamic import mean_squares
+from transformer_xl.reading.cache import Cache
+from transformer_xl.reading.dynamic import Dynamic, mean_squares
 from transformer_xl.reading.evaluation import Score, evaluate
 
 SGD_RATES = (0.02, 0.05, 0.1)

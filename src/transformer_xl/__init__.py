@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from transformer_xl.model.vanilla import Vanilla
     from transformer_xl.model.xlnet import Order, XLNet
     from transformer_xl.predicting import predict
-    from transformer_xl.reading.adapting import Cache, Dynamic
+    from transformer_xl.reading.cache import Cache
+    from transformer_xl.reading.dynamic import Dynamic
     from transformer_xl.reading.evaluation import Score, evaluate
     from transformer_xl.training.finetune import finetune
     from transformer_xl.training.run import train
@@ -75,7 +76,8 @@ _NAMES = {
     "model.vanilla": "Vanilla",
     "model.xlnet": "Order XLNet",
     "predicting": "predict",
-    "reading.adapting": "Cache Dynamic",
+    "reading.cache": "Cache",
+    "reading.dynamic": "Dynamic",
     "reading.evaluation": "Score evaluate",
     "training.finetune": "finetune",
     "training.run": "train",

@@ -117,8 +117,8 @@ def test_precision_and_compilation_may_be_left_to_the_machine() -> None:
         ([1], {"mem_len": -1}, ConfigError, r"mem_len \(-1\) must be at least 0"),
     ],
 )
-def test_what_cannot_be_written_is_refused_at_once(
+def test_what_cannot_be_written_is_refused(
     prompt: list[int], options: dict[str, Any], error: type[Exception], match: str
 ) -> None:
     with pytest.raises(error, match=match):
-        generate(tiny_model(), prompt, **options)
+        next(generate(tiny_model(), prompt, **options))

@@ -491,33 +491,23 @@ def test_a_small_nucleus_takes_few_proposals(n_tail: int) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"temperature": -1.0}, r"temperature \(-1.0\) must be at least 0 and finite; 0 takes the likeliest token"),
-        ({"temperature": math.nan}, r"temperature \(nan\)"),
-        ({"temperature": math.inf}, r"temperature \(inf\)"),
-        ({"top_k": -3}, r"top_k \(-3\) must be at least 1; leave it out to keep all tokens"),
-        ({"top_k": 0}, r"top_k \(0\)"),
-        ({"top_p": math.nan}, r"top_p \(nan\) must be above 0 and at most 1"),
-        ({"top_p": 0.0}, r"top_p \(0.0\)"),
-        ({"top_p": 1.1}, r"top_p \(1.1\) .*; leave it out to keep all tokens"),
-        ({"min_p": -0.1}, r"min_p \(-0.1\) must be at least 0 and at most 1; leave it out"),
-        ({"min_p": 1.5}, r"min_p \(1.5\)"),
-        ({"min_p": math.nan}, r"min_p \(nan\)"),
-        ({"repetition_penalty": 0.0}, r"repetition_penalty \(0.0\) must be above 0 and finite; 1 changes nothing"),
-        ({"repetition_penalty": math.inf}, r"repetition_penalty \(inf\)"),
-        ({"repetition_penalty": math.nan}, r"repetition_penalty \(nan\)"),
-        ({"repetition_window": 0}, r"repetition_window \(0\) must be at least 1; repetition_penalty 1 turns"),
-        ({"logit_bias": {-1: 2.0}}, "logit_bias has token id -1; ids are 0 or more"),
-        ({"logit_bias": {3: math.nan}}, r"logit_bias of token id 3 \(nan\) must be a number below infinity"),
-        ({"logit_bias": {3: math.inf}}, r"logit_bias of token id 3 \(inf\)"),
-        ({"temperature": 0, "top_k": 5}, r"so top_k \(5\) would do nothing; drop top_k, or give a temperature above 0"),
-        ({"temperature": 0, "top_p": 0.9}, r"so top_p \(0.9\) would do nothing"),
-        ({"temperature": 0, "min_p": 0.1}, r"so min_p \(0.1\) would do nothing"),
+        ({"temperature": -1.0}, r"^temperature \(-1.0\) must be at least 0 and finite; 0 takes the likeliest token$"),
+        *(({"temperature": value}, r"^temperature \(") for value in (math.nan, math.inf)),
+        *(({"top_k": value}, r"^top_k \(.* must be at least 1") for value in (-3, 0)),
+        *(({"top_p": value}, r"^top_p \(.* must be above 0 and at most 1") for value in (math.nan, 0.0, 1.1)),
+        *(({"min_p": value}, r"^min_p \(.* must be from 0 to 1") for value in (math.nan, -0.1, 1.5)),
+        *(({"repetition_penalty": value}, r"^repetition_penalty \(") for value in (0.0, math.inf, math.nan)),
+        ({"repetition_window": 0}, r"^repetition_window \(0\) must be at least 1"),
+        *(
+            ({"logit_bias": bias}, "^logit_bias of token id .* must be a number")
+            for bias in ({-1: 2.0}, {3: math.nan}, {3: math.inf})
+        ),
+        *(({"temperature": 0, **idle}, "would do nothing") for idle in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1})),
     ],
 )
 def test_values_that_cannot_be(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigError, match=match) as raised:
+    with pytest.raises(ConfigError, match=match):
         Sampling(**options)
-    assert "\n" not in str(raised.value)
 
 
 def test_filters_that_keep_all_or_say_the_same_go_with_temperature_0() -> None:

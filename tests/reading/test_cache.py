@@ -15,9 +15,8 @@ from tests.reading.test_evaluation import some_ids
 from tests.reference.reading_loops import cache_nats
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.reading.adapting import Cache, Dynamic
-from transformer_xl.reading.cache import CacheRows
-from transformer_xl.reading.dynamic import LearningState
+from transformer_xl.reading.cache import Cache, CacheRows
+from transformer_xl.reading.dynamic import Dynamic, LearningState
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.segments import Lanes
 

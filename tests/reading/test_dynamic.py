@@ -18,8 +18,8 @@ from transformer_xl.files import write_file
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
-from transformer_xl.reading.adapting import Cache, Dynamic
-from transformer_xl.reading.dynamic import mean_squares
+from transformer_xl.reading.cache import Cache
+from transformer_xl.reading.dynamic import Dynamic, mean_squares
 from transformer_xl.reading.evaluation import Score, evaluate
 from transformer_xl.tensor_file import encode_tensors, load_tensors
 from transformer_xl.world import World

@@ -26,7 +26,8 @@ from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading import evaluation as evaluation_module
 from transformer_xl.reading import stream as stream_module
-from transformer_xl.reading.adapting import Cache, Dynamic
+from transformer_xl.reading.cache import Cache
+from transformer_xl.reading.dynamic import Dynamic
 from transformer_xl.reading.evaluation import TEMPERATURES, Reading, Score, best_temperature, evaluate, write_token_nats
 
 

@@ -14,12 +14,13 @@ from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoic
 from transformer_xl.console import printable, progress, table, warn
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
-from transformer_xl.reading.adapting import Cache, Dynamic, DynamicRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from transformer_xl.opening import Opened, Text
+    from transformer_xl.reading.cache import Cache
+    from transformer_xl.reading.dynamic import Dynamic
     from transformer_xl.reading.evaluation import Reading, Score
     from transformer_xl.world import World
 
@@ -41,7 +42,7 @@ class Adapting:
         cache_theta: how much more similar places count than others. Default: 5.
     """
 
-    dynamic: DynamicRule | None = None
+    dynamic: Literal["sgd", "rms"] | None = None
     dynamic_lr: float | None = None
     dynamic_decay: float | None = None
     cache: int | None = None
@@ -52,20 +53,28 @@ class Adapting:
         return self.dynamic is not None or self.cache is not None
 
     @property
-    def dynamic_settings(self) -> Dynamic | None:
+    def dynamic_settings(self) -> "Dynamic | None":
         """Dynamic evaluation, without mean squares; None: it is not asked for."""
         given = _given(lr=self.dynamic_lr, decay=self.dynamic_decay)
         if self.dynamic is None and given:
             raise ConfigError(f"--dynamic-{next(iter(given))} is for dynamic evaluation; add --dynamic rms or --dynamic sgd")
-        return None if self.dynamic is None else Dynamic(**given)
+        if self.dynamic is None:
+            return None
+        from transformer_xl.reading.dynamic import Dynamic
+
+        return Dynamic(**given)
 
     @property
-    def cache_settings(self) -> Cache | None:
+    def cache_settings(self) -> "Cache | None":
         """The cache; None: it is not asked for."""
         given = _given(weight=self.cache_weight, theta=self.cache_theta)
         if self.cache is None and given:
             raise ConfigError(f"--cache-{next(iter(given))} is for a cache; add --cache 2000")
-        return None if self.cache is None else Cache(self.cache, **given)
+        if self.cache is None:
+            return None
+        from transformer_xl.reading.cache import Cache
+
+        return Cache(self.cache, **given)
 
     @property
     def in_words(self) -> str:

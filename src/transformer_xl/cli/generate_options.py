@@ -16,8 +16,7 @@ from transformer_xl.cli.prompts import STDIN, beginning, check_there, from_file,
 from transformer_xl.console import say
 from transformer_xl.data.text_files import kind_of_file
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
-from transformer_xl.generation.requests import Prompt, check_beams, check_seed
-from transformer_xl.generation.sampling_settings import SamplingSettings
+from transformer_xl.generation.requests import Prompt
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
@@ -104,12 +103,6 @@ class Length:
     stop: _RepeatedText = None
     stop_token: _RepeatedText = None
 
-    def check(self) -> None:
-        """Refuse stop strings that cannot be meant; tokens need a tokenizer."""
-        from transformer_xl.generation.stopping import Stopping
-
-        Stopping(strings=self.stop or [])
-
     def stopping(self, tokenizer: "Tokenizer") -> "Stopping":
         """Return what ends a text."""
         from transformer_xl.generation.stopping import Stopping
@@ -153,13 +146,6 @@ class Choice:
         """The settings of the sampling that need no tokenizer."""
         return {name: value for name, value in vars(self).items() if name not in ("bias", "seed")}
 
-    def check(self) -> None:
-        """Refuse settings that are out of range or contradict each other; the tokens of biases need a tokenizer."""
-        SamplingSettings(**self.settings)
-        dict(self._biases())
-        if self.seed is not None:
-            check_seed(self.seed)
-
     @property
     def draws(self) -> list[str]:
         """The options that are set and say how tokens are drawn: all but a ban."""
@@ -183,9 +169,7 @@ class Choice:
         from transformer_xl.generation.sampling import Sampling
 
         biases = {_token(token, tokenizer, "--bias"): value for token, value in self._biases()}
-        sampling = Sampling(**self.settings, logit_bias=biases)
-        sampling.check(tokenizer.vocab_size)
-        return sampling
+        return Sampling(**self.settings, logit_bias=biases)
 
 
 @Parameter(name="*", group=_CHOICE)
@@ -210,7 +194,6 @@ class Beams:
         if self.beams is None:
             return
         length, output, draws = options.length, options.output, ", ".join(options.choice.draws)
-        check_beams(self.beams, length.n, 1.0 if self.length_penalty is None else self.length_penalty)
         refuse(bool(draws), f"--beams draws nothing by chance; leave {draws} out (--bias TOKEN=-inf bans a token)")
         refuse(
             bool(length.stop),
@@ -377,9 +360,7 @@ class Options:
             f"--out '{out}' holds one text; with several, name a file that ends in .jsonl",
         )
         source.check()
-        self.choice.check()
         self.beam.check(self)
-        self.length.check()
         check_run(self.run)
 
 

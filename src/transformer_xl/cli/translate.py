@@ -12,7 +12,6 @@ from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, chec
 from transformer_xl.cli.predict import JSON_LINES, check_out, write_lines
 from transformer_xl.console import progress, say, warn
 from transformer_xl.errors import ConfigError, CorpusError
-from transformer_xl.generation.requests import check_beams
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
@@ -67,8 +66,7 @@ def translate(
     """
     from transformer_xl.data.text_files import Piece, check_readable, read_lines
 
-    check_least({"batch-size": (batch_size, 1), "mem-len": (mem_len, 1)})
-    check_beams(beams, 1, length_penalty)
+    check_least({"batch-size": (batch_size, 1), "beams": (beams, 1), "mem-len": (mem_len, 1)})
     check_out(out, resume=resume)
     for each in filter(None, (file, reference)):
         check_readable(each)

@@ -19,7 +19,7 @@ from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.drawing import require_drawable
 from transformer_xl.generation.inputs import Ids, integers
-from transformer_xl.generation.requests import EMPTY_PROMPT, check_beams
+from transformer_xl.generation.requests import EMPTY_PROMPT
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.softmax import check_ids
@@ -99,7 +99,12 @@ def beam_search(
         >>> [[len(hypothesis.tokens) for hypothesis in of_prompt] for of_prompt in found]
         [[5, 5], [5, 5], [5, 5]]
     """
-    check_beams(beams, n, length_penalty)
+    if beams < 1:
+        raise ConfigError(f"beams ({beams}) must be at least 1")
+    if not 1 <= n <= beams:
+        raise ConfigError(f"n ({n}) must be between 1 and beams ({beams}), because no more hypotheses are found")
+    if not -30 <= length_penalty <= 30:  # beyond, powers of long texts are no numbers any more
+        raise ConfigError(f"length_penalty ({length_penalty}) must be between -30 and 30; 0 compares plain log-probabilities")
     if max_new_tokens < 0:
         raise ConfigError(f"max_new_tokens ({max_new_tokens}) must be at least 0")
     if beams > decoder.batch_size:

@@ -3,16 +3,14 @@
 from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
-from transformer_xl.errors import TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.inputs import Ids, integers
-from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Request, fresh_seed
+from transformer_xl.generation.requests import Chosen, Request, fresh_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.generation.writing import write
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import PrecisionName
-from transformer_xl.model.softmax import check_ids
 
 
 def generate(
@@ -69,18 +67,13 @@ def generate(
         repetition_window=repetition_window,
         logit_bias=logit_bias or {},
     )
-    vocab_size = model.config.vocab_size or 0
-    sampling.check(vocab_size)
     stopping = Stopping(tokens=stop_tokens)
-    stopping.check(vocab_size)
+    stopping.check(model.config.vocab_size or 0)
     prompt = integers(prompt_ids, "prompt_ids").cpu().numpy()
     if prompt.ndim == 2 and len(prompt) == 1:  # a batch of one, as tokenizers of other libraries return it
         prompt = prompt[0]
     if prompt.ndim != 1:
         raise ValueError(f"prompt_ids, of shape {prompt.shape}, must be those of one text; a Decoder reads many")
-    if len(prompt) == 0:
-        raise TokenizerError(EMPTY_PROMPT)
-    check_ids(prompt, vocab_size=vocab_size)
     request = Request(
         prompt=prompt,
         seed=fresh_seed() if seed is None else seed,

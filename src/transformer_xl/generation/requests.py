@@ -154,16 +154,6 @@ def check_seed(seed: int) -> int:
     return seed
 
 
-def check_beams(beams: int, n: int, length_penalty: float) -> None:
-    """Refuse options of a beam search that cannot work, in a ConfigError."""
-    if beams < 1:
-        raise ConfigError(f"beams ({beams}) must be at least 1")
-    if not 1 <= n <= beams:
-        raise ConfigError(f"n ({n}) must be between 1 and beams ({beams}), because no more hypotheses are found")
-    if not -30 <= length_penalty <= 30:  # beyond, powers of long texts are no numbers any more
-        raise ConfigError(f"length_penalty ({length_penalty}) must be between -30 and 30; 0 compares plain log-probabilities")
-
-
 def fresh_seed() -> int:
     """Return a random seed."""
     return secrets.randbits(32)

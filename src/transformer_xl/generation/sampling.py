@@ -10,13 +10,14 @@ import functools
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_xl.errors import ConfigError
 from transformer_xl.generation.drawing import RejectionSampler, draw_known, infinite_beyond_fp32, require_drawable
-from transformer_xl.generation.sampling_settings import SamplingSettings
 from transformer_xl.generation.scores import RowScores, Scores, by_cluster, likeliest
 
 _COLDEST = 1e-30
@@ -71,7 +72,8 @@ _LENGTH = 2.0**40
 """Length of the likeliest token on the line that `_drawn` draws from; 8 million such tokens fit 64 bits."""
 
 
-class Sampling(SamplingSettings):
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
     """How to draw from the distribution of the next token; the settings apply in the order of the attributes.
 
     That is the order of Hugging Face, except that a bias is added after the penalty, so that the penalty does not change it.
@@ -94,6 +96,46 @@ class Sampling(SamplingSettings):
         >>> Sampling(top_k=2).probabilities(torch.tensor([0.5, 0.1, 0.3, 0.1]).log())
         tensor([0.6250, 0.0000, 0.3750, 0.0000])
     """
+
+    repetition_penalty: float = 1.0
+    repetition_window: int | None = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller may change theirs
+        ranges = {
+            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "above 0 and finite; 1 changes nothing"),
+            "repetition_window": (self.repetition_window is None or self.repetition_window >= 1, "at least 1"),
+            "temperature": (0 <= self.temperature < math.inf, "at least 0 and finite; 0 takes the likeliest token"),
+            "top_k": (self.top_k is None or self.top_k >= 1, "at least 1; leave it out to keep all tokens"),
+            "top_p": (self.top_p is None or 0 < self.top_p <= 1, "above 0 and at most 1; leave it out to keep all tokens"),
+            "min_p": (self.min_p is None or 0 <= self.min_p <= 1, "from 0 to 1; leave it out to keep all tokens"),
+        }
+        for name, (fits, range_) in ranges.items():
+            if not fits:
+                raise ConfigError(f"{name} ({getattr(self, name)}) must be {range_}")
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not bias < math.inf:
+                raise ConfigError(
+                    f"logit_bias of token id {token} ({bias}) must be a number below infinity, and the id at least 0"
+                )
+        idle = {"top_k": self.top_k not in (None, 1), "top_p": self.top_p not in (None, 1), "min_p": bool(self.min_p)}
+        for name in (name for name, is_set in idle.items() if is_set and self.temperature == 0):
+            raise ConfigError(
+                f"temperature 0 takes the likeliest token, so {name} ({getattr(self, name)}) would do nothing; "
+                f"drop {name}, or give a temperature above 0"
+            )
+
+    def check(self, vocab_size: int) -> None:
+        """Raise a ConfigError for a bias of an id outside the vocabulary, or one that bans all of it."""
+        if self.logit_bias and (highest := max(self.logit_bias)) >= vocab_size:
+            raise ConfigError(f"logit_bias has token id {highest}, which is outside the vocabulary ({vocab_size})")
+        if sum(bias == -math.inf for bias in self.logit_bias.values()) == vocab_size:
+            raise ConfigError(f"logit_bias bans all {vocab_size} tokens; leave one that can be drawn")
 
     def probabilities(self, logits: Tensor, history: Sequence[int] | None = None) -> Tensor:
         """Return the distribution fp32 (…, V) that tokens are drawn from.

@@ -13,15 +13,50 @@ Shapes: B rows, T tokens of a segment, n places kept, D width of a state.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from transformer_xl.errors import ConfigError
 from transformer_xl.model.room import check_room
-from transformer_xl.reading.adapting import Cache
 from transformer_xl.reading.segments import NOT_SCORED
 from transformer_xl.reading.stream import check_alike
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Settings of the neural cache of `evaluate`.
+
+    Attributes:
+        size: n, how many places are kept.
+        weight: λ, the share of the cache in the prediction.
+        theta: θ, how much more similar states count than others; 0 counts tokens.
+
+    Raises:
+        ConfigError: values out of their range.
+
+    Example:
+        >>> Cache(500).weight
+        0.1
+    """
+
+    size: int = 2000
+    weight: float = 0.1
+    theta: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"size of a cache ({self.size}) must be at least 1; to have no cache, leave it out")
+        if not 0 < self.weight < 1:
+            raise ConfigError(f"weight of a cache ({self.weight:g}) must be between 0 and 1, such as 0.1")
+        if not 0 <= self.theta < math.inf:
+            raise ConfigError(f"theta of a cache ({self.theta:g}) must be a number of at least 0, such as 5")
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the settings for JSON."""
+        return {"size": self.size, "weight": self.weight, "theta": self.theta}
 
 
 class CacheRows:

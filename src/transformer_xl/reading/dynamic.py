@@ -13,6 +13,8 @@ Reference: Krause et al. 2018, arXiv 1709.07432, section 4, and 2019, arXiv 1904
 import copy
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,9 +26,61 @@ from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import Precision, PrecisionName, autocast, check_precision, choose_precision
 from transformer_xl.model.room import check_room
 from transformer_xl.model.softmax import check_ids
-from transformer_xl.reading.adapting import Dynamic
 from transformer_xl.reading.segments import NOT_SCORED, Lanes
 from transformer_xl.reading.stream import CarriedState, check_alike, scoring
+
+DynamicRule = Literal["sgd", "rms"]
+"""How the weights take a step."""
+
+DEFAULT_LR: dict[DynamicRule, float] = {"sgd": 0.05, "rms": 3e-4}
+"""Learning rates that suit small models; see docs/results.md."""
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """Settings of the dynamic evaluation of `evaluate`.
+
+    Attributes:
+        lr: η; None: a value that suits the rule.
+        decay: λ, how far each step goes back towards the trained weights, 0 to 1.
+        epsilon: ε of the RMS rule.
+        mean_squares: MS of every parameter by name, see `mean_squares`; None: the SGD rule.
+
+    Raises:
+        ConfigError: values out of their range.
+
+    Example:
+        >>> Dynamic(decay=0.01).as_dict()
+        {'rule': 'sgd', 'lr': 0.05, 'decay': 0.01}
+    """
+
+    lr: float | None = None
+    decay: float = 0.0
+    epsilon: float = 1.0
+    mean_squares: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate < math.inf or not 0 < self.epsilon < math.inf:
+            raise ConfigError(
+                f"lr ({self.rate:g}) and epsilon ({self.epsilon:g}) of dynamic evaluation must be numbers above 0"
+            )
+        if not 0 <= self.decay <= 1:
+            raise ConfigError(f"decay ({self.decay:g}) of dynamic evaluation must be from 0 to 1")
+
+    @property
+    def rule(self) -> DynamicRule:
+        """The rule: `rms` with mean squares, else `sgd`."""
+        return "sgd" if self.mean_squares is None else "rms"
+
+    @property
+    def rate(self) -> float:
+        """The learning rate η, whether it was given or not."""
+        return DEFAULT_LR[self.rule] if self.lr is None else self.lr
+
+    def as_dict(self) -> dict[str, str | float]:
+        """Return the settings for JSON."""
+        own: dict[str, str | float] = {"rule": self.rule, "lr": self.rate, "decay": self.decay}
+        return own if self.mean_squares is None else own | {"epsilon": self.epsilon}
 
 
 class LearningState(CarriedState):

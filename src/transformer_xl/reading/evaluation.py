@@ -26,9 +26,8 @@ from transformer_xl.model.captured import Told
 from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
 from transformer_xl.model.softmax import check_ids
-from transformer_xl.reading.adapting import Cache, Dynamic
-from transformer_xl.reading.cache import CacheRows
-from transformer_xl.reading.dynamic import LearningState, precision_of_learning
+from transformer_xl.reading.cache import Cache, CacheRows
+from transformer_xl.reading.dynamic import Dynamic, LearningState, precision_of_learning
 from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
 from transformer_xl.reading.stream import Stream, check_names, open_stream, scoring
 from transformer_xl.world import World
