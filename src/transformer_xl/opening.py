@@ -16,8 +16,7 @@ from transformer_xl.config.run import DataConfig, RunConfig
 from transformer_xl.console import warn
 from transformer_xl.data.corpora import CHUNK_BYTES, choose_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
-from transformer_xl.data.id_files import is_array_file, read_ids
-from transformer_xl.data.ids import IdTokenizer
+from transformer_xl.data.ids import IdTokenizer, is_array_file, read_ids
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, Piece, check_readable, kind_of_bytes, read_chunks

@@ -95,11 +95,7 @@ class TestFindFiles:
         with pytest.raises(CorpusError, match=message):
             find_files(_task(tmp_path))
 
-    def test_paths_that_do_not_exist(self, tmp_path):
-        _write(tmp_path, train_tsv=ROWS)
-        for task in (_task(tmp_path / "trian.tsv"), _task(tmp_path, valid=tmp_path / "trian.tsv")):
-            with pytest.raises(CorpusError, match=r"trian.tsv': no such file; did you mean .*train.tsv"):
-                find_files(task)
+    def test_no_path(self):
         with pytest.raises(CorpusError, match="no texts to learn from; give a file or directory by --data"):
             find_files(_task(""))
 

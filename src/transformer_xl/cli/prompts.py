@@ -49,8 +49,7 @@ def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
     """
     import numpy as np
 
-    from transformer_xl.data.id_files import PACKED, is_id_file, read_ids
-    from transformer_xl.data.ids import IdTokenizer
+    from transformer_xl.data.ids import PACKED, IdTokenizer, is_id_file, read_ids
     from transformer_xl.data.text_files import Piece
 
     if isinstance(tokenizer, IdTokenizer) and path.is_file() and is_id_file(path):

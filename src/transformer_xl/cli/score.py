@@ -191,7 +191,7 @@ class _Job:
             bar.advance(len(line.text.encode("utf-8", "surrogateescape")))
 
     def _compared(self, bar: Bar) -> Rows:
-        from transformer_xl.data.sentence_pairs import read_last_words, read_pairs
+        from transformer_xl.data.examples import read_last_words, read_pairs
         from transformer_xl.surprisal import last_word_rows, pair_rows
 
         scorer, tokenizer = self.scorer, self.opened.tokenizer

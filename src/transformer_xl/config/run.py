@@ -36,7 +36,7 @@ class TokenizerConfig(Settings):
 class DataConfig(Settings):
     """Where the text comes from and how it is divided."""
 
-    corpus: str = Field(default="python-stdlib", description="name, file, directory or glob, of text or of ids")
+    corpus: str = Field(default="python-stdlib", min_length=1, description="name, file, directory or glob, of text or of ids")
     split: tuple[float, float, float] = Field(
         default=(0.9, 0.05, 0.05), strict=False, description="train, valid, test shares when none is given"
     )

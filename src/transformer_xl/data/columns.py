@@ -20,6 +20,8 @@ _TEXTS = (  # and second texts, in small letters
     ("premise", "hypothesis"),  # MNLI of Hugging Face
     ("sentence", None),  # SST-2
     ("text", None),  # IMDB of Hugging Face, and others
+    ("sentence_good", "sentence_bad"),  # BLiMP
+    ("good", "bad"),
 )
 _LABELS = ("gold_label", "label", "labels", "score", "is_duplicate", "quality")
 _CHOICES = {

@@ -22,8 +22,7 @@ from transformer_xl.config.recipes import parse_override
 from transformer_xl.config.run import DataConfig, RunConfig, merge
 from transformer_xl.console import say
 from transformer_xl.data.downloads import download, unpack
-from transformer_xl.data.id_files import is_array_file, is_id_file, read_ids
-from transformer_xl.data.ids import IdTokenizer
+from transformer_xl.data.ids import IdTokenizer, is_array_file, is_id_file, read_ids
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, Source, SplitFiles, SplitName
 from transformer_xl.data.splits import ABOUT_THE_CORPUS, Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, kind_of_file, read_blocks, read_chunks
@@ -58,7 +57,7 @@ def cache_dir() -> Path:
 def absolute_corpus(corpus: str) -> str:
     """Return a path or glob as an absolute one, so that it means the same from any directory; names stay as they are."""
     path = Path(corpus).expanduser()
-    return str(path.absolute()) if path.exists() or any(sign in corpus for sign in "*?[/") else corpus
+    return str(path.absolute()) if corpus and (path.exists() or any(sign in corpus for sign in "*?[/")) else corpus
 
 
 def data_dir() -> Path:
@@ -95,13 +94,10 @@ class Corpus:
         return self._sizes_and_times()
 
     def _sizes_and_times(self) -> list[tuple[str, int, int]]:
-        try:
-            return [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self.files]
-        except OSError as error:
-            raise CorpusError(f"cannot read '{error.filename}': {error.strerror}; restore it or give another corpus") from None
+        return [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self.files]
 
     def check_unchanged(self) -> None:
-        """Raise a `CorpusError` if a file is gone or was written to since `fingerprint` was computed."""
+        """Raise a `CorpusError` if a file was written to since `fingerprint` was computed."""
         for before, now in zip(self._first_seen, self._sizes_and_times(), strict=True):
             if now != before:
                 raise CorpusError(f"'{now[0]}' changed while it was read; try again when nothing writes to it any more")
@@ -110,7 +106,7 @@ class Corpus:
         """Yield the text of a split in chunks that are not empty, cut as in `cut_chunks`, without separator lines.
 
         Raises:
-            CorpusError: a file vanished, is unreadable or damaged.
+            CorpusError: a file is damaged.
         """
         for piece in self.splits[split]:
             yield from read_chunks(piece, chunk_bytes, self.document_separator)
@@ -150,9 +146,9 @@ def choose_corpus(config: DataConfig, corpus: str | None) -> DataConfig:
     """
     if corpus is None:
         return config
-    if Path(corpus).is_dir() and config.corpus in NAMED and _search(config.corpus, [Path(corpus)]):
+    if corpus and Path(corpus).is_dir() and config.corpus in NAMED and _search(config.corpus, [Path(corpus)]):
         return config.model_copy(update={"directory": str(Path(corpus).absolute())})
-    return config.model_copy(update={"corpus": absolute_corpus(corpus)})
+    return DataConfig(**{**config.model_dump(), "corpus": absolute_corpus(corpus)})
 
 
 def choose_tokenizer(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
@@ -185,7 +181,8 @@ def _files(corpus: str) -> tuple[list[Path], Path]:
         return files_below(path), path
     if not glob.has_magic(corpus):
         return [], path
-    files = sorted(file for match in _iglob(path) if (file := Path(match)).is_file())
+    matches = glob.iglob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+    files = sorted(file for match in matches if (file := Path(match)).is_file())
     return files, Path(*takewhile(lambda part: not glob.has_magic(part), path.parts[:-1]))
 
 
@@ -204,21 +201,6 @@ def benchmark_files(name: str, folder: Path | None) -> list[Path]:
     )
 
 
-def check_corpus(corpus: str) -> None:
-    """Refuse what is neither a file nor a directory nor a name, and a glob that matches nothing; no text is read."""
-    path = Path(corpus).expanduser()
-    if path.is_file() or path.is_dir() or corpus in corpus_names():
-        return
-    if glob.has_magic(corpus):
-        if not any(Path(match).is_file() for match in _iglob(path)):
-            raise CorpusError(f"corpus '{path}': no such file; no file matches the pattern")
-        return
-    near = beside(path, Path.exists, lists=False)
-    if len(path.parts) > 1 or path.suffix:
-        raise CorpusError(f"corpus '{corpus}': no such file{near}")
-    raise CorpusError(f"corpus '{corpus}': no such file or name{near or '; ' + did_you_mean(corpus, corpus_names())}")
-
-
 def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bool = True, hold_ids: bool = False) -> Corpus:
     """Find the corpus that `config.corpus` means: an existing path, else a glob, else a name. Its content is not read yet.
 
@@ -235,9 +217,12 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     Raises:
         CorpusError: no such file or name, an empty corpus, one of the other kind, or a download that failed.
     """
-    check_corpus(config.corpus)
     path = Path(config.corpus).expanduser()
     files, root = _files(config.corpus)
+    if not (files or path.is_dir() or config.corpus in corpus_names()):
+        named = f"; {did_you_mean(config.corpus, corpus_names())}" if len(path.parts) == 1 else ""
+        near = beside(path, Path.exists, lists=False) or named
+        raise CorpusError(f"corpus '{config.corpus}': no such file, pattern or name{near}")
     if hold_ids:
         if not (files := list(filter(is_id_file, files))):
             raise CorpusError(f"corpus '{config.corpus}' has no ids, as tokenizer.kind=ids reads: .npy, .npz, .jsonl")
@@ -245,7 +230,7 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     if path.is_dir():
         files, binary = _text_files(files, root)
         return _from_files(config, files, root, left_out=binary)
-    if path.is_file() or glob.has_magic(config.corpus):
+    if files:
         return _from_files(config, files, root, by_name=not path.is_file())
     if config.corpus == PYTHON_STDLIB:
         return _python_stdlib(config)
@@ -290,10 +275,6 @@ def _text_files(files: Sequence[Path], root: Path) -> tuple[list[Path], list[Pat
             f"corpus '{root}': all {len(binary)} files are binary (NUL or control bytes); give a directory of text"
         )
     return texts, binary
-
-
-def _iglob(pattern: Path) -> Iterator[str]:
-    return glob.iglob(str(pattern), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
 
 
 def _python_stdlib(config: DataConfig) -> Corpus:
@@ -353,16 +334,11 @@ def fetch(name: str) -> Path:
     corpus, folder = NAMED[name], data_dir() / name
     if not corpus.sources:
         raise CorpusError(f"corpus '{name}' is not downloaded automatically; {_remedy(name, corpus)}")
-    try:
-        make_directories(folder)
-        busy = f"another process is downloading '{name}'; waiting for it"  # perhaps another process of the same run
-        with locked(folder / ".lock", on_busy=lambda: say(busy, quiet=not is_reporter())):
-            for source in corpus.sources:
-                _fetch(source, folder)
-    except OSError as error:
-        raise CorpusError(
-            f"cannot write to '{folder}': {error.strerror or error}; free space there or set TXL_DATA to another directory"
-        ) from None
+    make_directories(folder)
+    busy = f"another process is downloading '{name}'; waiting for it"  # perhaps another process of the same run
+    with locked(folder / ".lock", on_busy=lambda: say(busy, quiet=not is_reporter())):
+        for source in corpus.sources:
+            _fetch(source, folder)
     return folder
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transformer_xl.data.id_files import PACKED
+from transformer_xl.data.ids import PACKED
 from transformer_xl.data.text_files import Chunk
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError

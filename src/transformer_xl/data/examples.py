@@ -22,12 +22,11 @@ from transformer_xl.data.text_files import (
     COMPRESSED,
     MAX_LINE_BYTES,
     Piece,
-    check_readable,
     not_utf8_remedy,
     numbered_lines,
     read_blocks,
 )
-from transformer_xl.errors import CorpusError, one_line, shown, system_reason
+from transformer_xl.errors import CorpusError, one_line, shown
 from transformer_xl.files import files_below
 from transformer_xl.untrusted import is_unicode, parse_json
 
@@ -77,7 +76,6 @@ def read_examples(
         if not labelled and not is_race(source):
             return reader.files(source)
         return reader.race(_race_files(source)) if is_race(source) else reader.directories(source)
-    check_readable(source)
     kind = suffix_of(source)
     if kind not in FORMATS:
         raise CorpusError(
@@ -95,6 +93,26 @@ def suffix_of(path: Path) -> str:
         '.tsv'
     """
     return (Path(path.stem) if path.suffix in COMPRESSED else path).suffix.lower()
+
+
+def read_pairs(source: Path | Iterable[bytes]) -> Iterator[Example]:
+    """Yield pairs of sentences, the better one first: of JSON lines, TSV or CSV with the names of BLiMP, or of two columns.
+
+    Raises:
+        CorpusError: what cannot be read or has other columns, with its line.
+    """
+    for example in read_last_words(source):
+        if example.pair is None:
+            raise CorpusError(
+                f"{example.place}: it has one sentence; give two a line, the better first, or name them sentence_good and "
+                "sentence_bad"
+            )
+        yield example
+
+
+def read_last_words(source: Path | Iterable[bytes]) -> Iterator[Example]:
+    """Yield the texts of LAMBADA: JSON lines with a `text`."""
+    return read_examples(source, TaskConfig(kind="classification"), labelled=False, reads_labels=False)
 
 
 class _Reader:
@@ -360,13 +378,7 @@ def _without_mark(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 def _whole(file: Path) -> bytes:
     """Return the content of a file that is one text."""
-    parts, size = [], 0
-    for block in read_blocks(Piece(file)):
-        parts.append(block)
-        size += len(block)
-        if size > MAX_LINE_BYTES:
-            raise CorpusError(f"'{file}' has more than {MAX_LINE_BYTES:,} bytes, and would be one text; divide it")
-    return b"".join(parts).removeprefix(b"\xef\xbb\xbf")
+    return b"".join(read_blocks(Piece(file))).removeprefix(b"\xef\xbb\xbf")
 
 
 def class_directories(path: Path) -> list[Path]:
@@ -388,10 +400,7 @@ def subdirectories(path: Path) -> list[Path]:
 
 def entries(path: Path) -> list[Path]:
     """Return what is in a directory, sorted, without what is hidden."""
-    try:
-        return sorted(each for each in path.iterdir() if not each.name.startswith("."))
-    except OSError as error:
-        raise CorpusError(f"cannot read '{path}': {system_reason(error, 'give another directory')}") from None
+    return sorted(each for each in path.iterdir() if not each.name.startswith("."))
 
 
 def _race_files(path: Path) -> list[Path]:

@@ -1,12 +1,42 @@
-"""Ids as their own text: numbers between spaces, which need no vocabulary but its size."""
+"""Ids as their own text, which needs no vocabulary but its size, and files of them, read in bounded memory.
 
+Files are arrays of numpy (.npy, .npz) and lines of JSON (.jsonl). A row of a 2-D array is a document, and so is a 1-D array or
+a line. A `Piece` counts bytes: of arrays, those of their ids one after another, without headers; of another file, its own. An
+id belongs to the piece in which its first byte lies.
+"""
+
+import math
+import os
 import re
-from collections.abc import Sequence
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
 
 import numpy as np
 
+from transformer_xl.data.text_files import (
+    BLOCK_BYTES,
+    COMPRESSED,
+    Chunk,
+    Piece,
+    content_size,
+    damage_told,
+    numbered_lines,
+    read_blocks,
+)
 from transformer_xl.data.tokenizer_base import PieceTokenizer, require
-from transformer_xl.errors import TokenizerError, shown
+from transformer_xl.errors import CorpusError, TokenizerError, one_line, shown
+from transformer_xl.untrusted import parse_json
+
+PACKED = np.dtype("<u4")
+"""How the chunks of `read_ids` hold ids."""
+
+MOST_IDS = 2**31 - 1
+"""The largest vocabulary."""
+
+_BEGINS_WITH_IDS = re.compile(rb'(\xef\xbb\xbf)?\s*(\{[^\n]*"ids"\s*:\s*)?\[\s*-?[0-9]')
 
 
 class _Numbers(Sequence[bytes]):
@@ -59,3 +89,176 @@ class IdTokenizer(PieceTokenizer):
                 )
         columns = np.array([(int(number), start, end) for number, start, end in found], np.int64).reshape(-1, 3)
         return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+class _Array(NamedTuple):
+    name: str  # in a .npz
+    start: int  # bytes of the arrays before it
+    dtype: np.dtype
+    shape: tuple[int, int]  # documents, and ids of each
+
+    @property
+    def n_byte(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def is_array_file(path: Path) -> bool:
+    """Return whether a file has the name of arrays, which cannot be text."""
+    return path.suffix in (".npy", ".npz")
+
+
+def is_id_file(path: Path) -> bool:
+    """Return whether a file holds ids, by its name, and of lines of JSON by the beginning of the first."""
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
+    if name.suffix != ".jsonl":
+        return is_array_file(path)
+    return _BEGINS_WITH_IDS.match(next(read_blocks(Piece(path)), b"")) is not None
+
+
+def id_file_size(path: Path) -> int:
+    """Return the size of a file of ids in the bytes that a `Piece` counts."""
+    with damage_told(path):
+        return sum(array.n_byte for array, _ in _arrays(path)) if is_array_file(path) else content_size(path)
+
+
+def read_ids(piece: Piece, tokenizer: IdTokenizer | None = None) -> Iterator[Chunk]:
+    """Yield the ids of a piece in chunks of bounded size, as `PACKED`.
+
+    Raises:
+        CorpusError: the file is damaged, or holds something else than documents of ids that the `tokenizer`, if any, has.
+    """
+    vocab_size = tokenizer.vocab_size if tokenizer else MOST_IDS
+    if is_array_file(piece.path):
+        with damage_told(piece.path):
+            for array, file in _arrays(piece.path):
+                yield from _of_array(piece, array, file, vocab_size)
+        return
+    for offset, line in _lines(piece):
+        ids = _of_line(piece.path, offset, line)
+        packed = _packed(ids, vocab_size, lambda index, offset=offset: f"{_line(piece.path, offset)}, [{index}]")
+        yield Chunk(packed, True, piece.path, offset)
+
+
+def _of_array(piece: Piece, array: _Array, file: IO[bytes], vocab_size: int) -> Iterator[Chunk]:
+    width, (n_row, n_column) = array.dtype.itemsize, array.shape
+    at, stop = (
+        min(max(0, -((array.start - place) // width)), n_row * n_column) for place in (piece.start, piece.stop or sys.maxsize)
+    )
+    file.seek(at * width, os.SEEK_CUR)
+    begins = True
+    while at < stop:
+        row, column = divmod(at, n_column)
+        n_id = min(stop - at, n_column - column, BLOCK_BYTES // width)
+        place = f"'{piece.path}': {array.name}[{f'{row}, ' if n_row > 1 else ''}"
+        ids = np.frombuffer(file.read(n_id * width), array.dtype)
+        packed = _packed(ids, vocab_size, lambda index, place=place, column=column: f"{place}{column + index}]")
+        yield Chunk(packed, begins or column == 0, piece.path, at)
+        at, begins = at + n_id, False
+
+
+def _of_line(path: Path, offset: int, line: bytes) -> np.ndarray:
+    try:
+        value = parse_json(line)
+    except ValueError as error:
+        raise CorpusError(f"{_line(path, offset)} is not JSON: {one_line(error)}") from None
+    ids = value.get("ids") if isinstance(value, dict) else value
+    if not isinstance(ids, list) or not ids:
+        raise CorpusError(f'{_line(path, offset)} has no ids; write [3, 1, 2] or {{"ids": [3, 1, 2]}}, or leave the line out')
+    if set(map(type, ids)) != {int}:
+        index, wrong = next((index, each) for index, each in enumerate(ids) if type(each) is not int)
+        raise CorpusError(f"{_line(path, offset)}, [{index}] is {shown(wrong)}, not an integer")
+    return np.array(ids)
+
+
+def _line(path: Path, offset: int) -> str:
+    n_before = sum(block.count(b"\n") for block in read_blocks(Piece(path, 0, offset))) if offset else 0
+    return f"'{path}': line {n_before + 1}"
+
+
+def _packed(ids: np.ndarray, vocab_size: int, place: Callable[[int], str]) -> bytes:
+    """Return ids as bytes; refuse one outside the vocabulary, and say its `place`."""
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if outside.size:
+        wrong = int(ids[outside[0]])
+        remedy = (
+            f"correct it, or train with tokenizer.vocab_size={wrong + 1}" if vocab_size <= wrong < MOST_IDS else "correct it"
+        )
+        raise CorpusError(
+            f"{place(int(outside[0]))} is {shown(wrong)}, and ids are from 0 to {vocab_size - 1:,} here; {remedy}"
+        )
+    return ids.astype(PACKED).tobytes()
+
+
+def document_border(path: Path, position: int, low: int) -> int:
+    """Return where to cut a file near a byte position.
+
+    That is where the last document up to there begins, but after the first from `low` on. An array that is alone in its file is
+    cut at `position`.
+    """
+    starts = (start for start in _document_starts(path) if start >= low)
+    first, border = next(starts, None), None
+    for start in starts:
+        if border is None or start <= position:
+            border = start
+        if start >= position:
+            return border
+    is_alone = is_array_file(path) and border is None and (low == 0 or first is None)
+    return position if is_alone else border or id_file_size(path)
+
+
+def _document_starts(path: Path) -> Iterator[int]:
+    if not is_array_file(path):
+        yield from (offset for offset, _ in _lines(Piece(path)))
+        return
+    with damage_told(path):
+        for array, _ in _arrays(path):
+            yield from range(array.start, array.start + array.n_byte, array.shape[1] * array.dtype.itemsize)
+
+
+def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
+    """Yield lines that are not blank, and where in the file each begins."""
+    offset = piece.start
+    for _, line in numbered_lines(read_blocks(piece), f"'{piece.path}'"):
+        if line.strip():
+            yield offset, line
+        offset += len(line)
+
+
+def _arrays(path: Path) -> Iterator[tuple[_Array, IO[bytes]]]:
+    """Yield the arrays of a file, each with the file at its first id."""
+    before = 0
+    for name, size, file in _members(path):
+        array = _read_header(f"'{path}'{name and f', array {name}'}", name, file, before, size)
+        yield array, file
+        before += array.n_byte
+
+
+def _members(path: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield the name, size in bytes and content of each array."""
+    if path.suffix == ".npy":
+        with path.open("rb") as file:
+            yield "", path.stat().st_size, file
+        return
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as file:
+                yield member.filename.removesuffix(".npy"), member.file_size, file
+
+
+def _read_header(what: str, name: str, file: IO[bytes], before: int, size: int) -> _Array:
+    """Read the header of an array that has `size` bytes with it, and `before` bytes of ids before it; compare them."""
+    try:
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, by_columns, dtype = read[np.lib.format.read_magic(file)](file)
+    except Exception as error:  # what is no header can raise nearly anything
+        raise CorpusError(f"{what} is no array that numpy has saved ({one_line(error)}); save it with np.save") from None
+    if dtype.kind not in "iu":
+        raise CorpusError(f"{what} holds {dtype}, not integers; save ids with a type such as np.int32")
+    if len(shape) not in (1, 2) or min(shape) < 1 or by_columns:
+        kind = "stored by columns" if by_columns else f"of the shape {shape}"
+        raise CorpusError(f"{what} is {kind}; save rows, of the shape (n,) for one document or (documents, n)")
+    start, n_byte = file.tell(), math.prod(shape) * dtype.itemsize
+    if start + n_byte != size:
+        has = f"has {size - start:,} bytes of ids instead of the {n_byte:,} that its header says"
+        raise CorpusError(f"{what} {has}; it was cut or altered: copy or save it again")
+    return _Array(name, before, dtype, (n_byte // dtype.itemsize // shape[-1], shape[-1]))

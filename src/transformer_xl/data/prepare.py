@@ -29,8 +29,7 @@ from transformer_xl import console
 from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data.corpora import Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
-from transformer_xl.data.id_files import PACKED
-from transformer_xl.data.ids import IdTokenizer
+from transformer_xl.data.ids import PACKED, IdTokenizer
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.splits import is_cut_inside
 from transformer_xl.data.text_files import COMPRESSED, CONVERT, EVERY_LINE, content_sha256, kind_of_file
@@ -117,9 +116,9 @@ def prepare(
         The prepared corpus; its ids are mapped from disk, not read.
 
     Raises:
-        CorpusError: the corpus is missing, empty, unreadable, not UTF-8 or not what its name promises; or the cache directory
-            cannot be written.
+        CorpusError: the corpus is missing, empty, damaged, not UTF-8 or not what its name promises.
         ConfigError: n_workers is below 1.
+        OSError: the corpus cannot be read, or the cache directory cannot be written.
         TokenizerError: the tokenizer cannot be trained with these settings.
     """
     if n_workers is not None and n_workers < 1:
@@ -128,24 +127,18 @@ def prepare(
     root = Path(cache) if cache is not None else cache_dir() / "prepared"
     if prepared := _prepared(root, corpus, tokenizer):
         return prepared
+    make_directories(root)
     busy = f"another process is preparing '{corpus.name}'; waiting for it"
-    try:
-        make_directories(root)
-        with locked(root / f"{corpus.fingerprint[:32]}.lock", on_busy=lambda: console.say(busy, quiet=not is_reporter())):
-            if prepared := _prepared(root, corpus, tokenizer):
-                return prepared
-            _check_content(corpus)
-            if progress and is_reporter() and tokenizer.kind != "ids":
-                for note in _notes(corpus, tokenizer):
-                    console.warn(note)
-            if not isinstance(tokenizer, Tokenizer):
-                tokenizer = _learned(root, corpus, tokenizer) or _learn(root, corpus, tokenizer, progress=progress)
-            return _build(root / _key(corpus, tokenizer), corpus, tokenizer, n_workers=n_workers, progress=progress)
-    except OSError as error:
-        raise CorpusError(
-            f"cannot write the prepared corpus in '{root}': {error.strerror or error}; "
-            "free space there or set TXL_CACHE to another directory"
-        ) from None
+    with locked(root / f"{corpus.fingerprint[:32]}.lock", on_busy=lambda: console.say(busy, quiet=not is_reporter())):
+        if prepared := _prepared(root, corpus, tokenizer):
+            return prepared
+        _check_content(corpus)
+        if progress and is_reporter() and tokenizer.kind != "ids":
+            for note in _notes(corpus, tokenizer):
+                console.warn(note)
+        if not isinstance(tokenizer, Tokenizer):
+            tokenizer = _learned(root, corpus, tokenizer) or _learn(root, corpus, tokenizer, progress=progress)
+        return _build(root / _key(corpus, tokenizer), corpus, tokenizer, n_workers=n_workers, progress=progress)
 
 
 def _key(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> str:
@@ -282,9 +275,9 @@ def _build(directory: Path, corpus: Corpus, tokenizer: Tokenizer, *, n_workers: 
         unfinished.rename(directory)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    if prepared := _open(directory, tokenizer):
-        return prepared
-    raise CorpusError(f"'{directory}' cannot be read back; check the disk or set TXL_CACHE to another directory")
+    prepared = _open(directory, tokenizer)
+    assert prepared is not None
+    return prepared
 
 
 def _write_split(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 
-from transformer_xl.data.id_files import document_border, id_file_size
+from transformer_xl.data.ids import document_border, id_file_size
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.text_files import (
     BLOCK_BYTES,

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, StringConstraints, V
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import NOT_SCORED, Example
-from transformer_xl.data.text_files import Piece, check_readable, read_blocks
+from transformer_xl.data.text_files import Piece, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, shown
 
@@ -126,8 +126,6 @@ def read_squad(path: Path, *, labelled: bool = True) -> list[Question]:
         CorpusError: the file cannot be read, is no such JSON, or something in it is missing or contradicts itself, for example
             an answer that does not stand in its passage where the file says so.
     """
-    path = Path(path)
-    check_readable(path)
     try:
         file = _File.model_validate_json(b"".join(read_blocks(Piece(path))))
     except ValidationError as error:
@@ -149,11 +147,9 @@ def read_squad(path: Path, *, labelled: bool = True) -> list[Question]:
 
 def _question(entry: _Question, passage: str, article: int, path: Path, *, labelled: bool) -> Question:
     place = f"'{path}', question {shown(entry.id)}"
-    if entry.is_impossible and entry.answers:
-        raise CorpusError(f"{place}: it has answers although is_impossible is true; remove one of the two")
     if labelled and not entry.is_impossible and not entry.answers:
         raise CorpusError(f"{place}: it has no answers; add one, or set is_impossible to true")
-    answers = tuple(Answer(answer.text, answer.answer_start) for answer in entry.answers)
+    answers = () if entry.is_impossible else tuple(Answer(answer.text, answer.answer_start) for answer in entry.answers)
     for answer in answers:
         if (stands := passage[answer.start : answer.end]) != answer.text:
             raise CorpusError(

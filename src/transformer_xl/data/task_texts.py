@@ -23,7 +23,7 @@ from transformer_xl.data.examples import (
 from transformer_xl.data.labels import Example, label_names, labels_of
 from transformer_xl.data.order import permutation
 from transformer_xl.data.squad import Question, divide, held_out, read_squad
-from transformer_xl.data.text_files import COMPRESSED, check_readable
+from transformer_xl.data.text_files import COMPRESSED
 from transformer_xl.errors import CorpusError, beside
 
 _NAMES = {
@@ -82,13 +82,9 @@ def find_files(task: TaskConfig) -> TaskFiles:
     """
     data = Path(task.data)
     valid, test = (Path(name) if name else None for name in (task.valid, task.test))
-    for path in filter(None, (valid, test)):
-        if not path.is_dir():
-            check_readable(path)
     if not task.data:
         raise CorpusError("there are no texts to learn from; give a file or directory by --data")
     if not data.is_dir():
-        check_readable(data)
         return TaskFiles(data, valid, test)
     found = {purpose: _find(data, purpose) for purpose in _NAMES}
     notes = [f"'{each}' is not read; give it as task.valid or task.test" for each in _called(data, _MISMATCHED)]

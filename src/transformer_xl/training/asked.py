@@ -8,7 +8,7 @@ from typing import Any
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config.recipes import apply_overrides, load_recipe, load_task
 from transformer_xl.config.run import RunConfig, TaskConfig, merge
-from transformer_xl.data.corpora import check_corpus, choose_corpus, choose_tokenizer
+from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
 from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.directory import CONFIG_FILE, RUNS, read_config, resolve
@@ -72,7 +72,6 @@ def settle(
     config = asked_settings(recipe, overrides, corpus, base)
     if config.task:
         raise ConfigError(f"'{config.name}' is a task, which a model is taught that has read much; use txl finetune --task")
-    check_corpus(config.data.corpus)
     return config
 
 
