@@ -19,7 +19,7 @@ from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.ids import IdTokenizer, is_array_file, read_ids
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
-from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, Piece, check_readable, kind_of_bytes, read_chunks
+from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, Piece, kind_of_bytes, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
@@ -104,7 +104,6 @@ def file_text(
     Raises:
         CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
     """
-    check_readable(file)
     if isinstance(tokenizer, IdTokenizer):
         return _text_of(file, read_ids(Piece(file), tokenizer), tokenizer)
     if is_array_file(file):

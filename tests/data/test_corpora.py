@@ -121,7 +121,7 @@ def test_fingerprint_follows_files_and_settings(tmp_path) -> None:
 
 def test_nothing_there(tmp_path) -> None:
     for name, near in (("wikitext2", "; did you mean 'wikitext-2'"), (f"{tmp_path}/*.txt", "")):
-        with pytest.raises(CorpusError, match=rf"corpus '{re.escape(name)}': no such file, pattern or name{near}"):
+        with pytest.raises(CorpusError, match=rf"corpus '{re.escape(name)}': no such file or name{near}"):
             find_corpus(DataConfig(corpus=name))
     for make in (lambda: DataConfig(corpus=""), lambda: choose_corpus(DataConfig(corpus="ptb"), "")):
         with pytest.raises(ConfigError, match=r"^corpus \(''\)"):

@@ -147,15 +147,6 @@ def test_unpacking(name: str, tmp_path) -> None:
         unpack(archive, {"dir/one": target}, limit=1000)
 
 
-def test_tar_links_are_not_followed(tmp_path) -> None:
-    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
-        entry = tarfile.TarInfo("one")
-        entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        archive.addfile(entry)
-    with pytest.raises(CorpusError, match=r"lacks one"):
-        unpack(tmp_path / "a.tar.gz", {"one": tmp_path / "target"}, limit=1000)
-
-
 def test_a_named_corpus_is_fetched_once(server: Server, tmp_path, monkeypatch) -> None:
     archive = _archive(tmp_path / "c.zip", {f"c/{split}.txt": split.encode() for split in ("train", "valid", "test")})
     server.content = archive.read_bytes()
@@ -180,11 +171,7 @@ def test_a_named_corpus_is_fetched_once(server: Server, tmp_path, monkeypatch) -
     assert sorted(path.name for path in (tmp_path / "data" / "toy").iterdir()) == ["test.txt", "train.txt", "valid.txt"]
 
 
-def test_what_cannot_be_fetched(tmp_path, monkeypatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TXL_DATA", str(tmp_path / "file"))
-    with pytest.raises(CorpusError, match=r"cannot write to '.*enwik8': .*; free space there or set TXL_DATA to another"):
-        fetch("enwik8")
+def test_what_cannot_be_fetched() -> None:
     with pytest.raises(CorpusError, match=r"cannot download corpus 'enwik9'; did you mean 'enwik8'"):
         fetch("enwik9")
     with pytest.raises(CorpusError, match=r"corpus 'pg19' is not downloaded automatically; gsutil"):

@@ -668,7 +668,7 @@ def test_failed_starts_leave_no_directory(start: Start, tmp_path: Path) -> None:
     char = "tokenizer.kind=char"
     refuse(start, CorpusError, r"latin.txt' is not UTF-8 at byte 3 \(0xe9\); convert it \(.*iconv", char, corpus=str(latin))
     refuse(start, CorpusError, "corpus 'wikitext2': no such file or name; did you mean 'wikitext-2'", corpus="wikitext2")
-    refuse(start, CorpusError, "gone.txt': no such file", corpus=str(tmp_path / "gone.txt"))
+    refuse(start, CorpusError, "gone.txt': no such file or name", corpus=str(tmp_path / "gone.txt"))
     refuse(start, ConfigError, "unknown recipe 'quickstrat'; did you mean 'quickstart'", recipe="quickstrat")
     refuse(start, ConfigError, "unknown key 'n_layers'; did you mean 'n_layer'", "model.n_layers=3")
     refuse(start, ConfigError, r"d_model \(9\) must be even, because its sinusoids come in pairs; use 10", "model.d_model=9")

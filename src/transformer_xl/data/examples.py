@@ -77,7 +77,7 @@ def read_examples(
             return reader.files(source)
         return reader.race(_race_files(source)) if is_race(source) else reader.directories(source)
     kind = suffix_of(source)
-    if kind not in FORMATS:
+    if kind not in FORMATS and source.is_file():
         raise CorpusError(
             f"cannot tell what '{source}' holds by its name; give a file that ends in {', '.join(FORMATS)}, or "
             f"in one of these and {', '.join(COMPRESSED)}"

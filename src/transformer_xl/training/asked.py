@@ -7,9 +7,8 @@ from typing import Any
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config.recipes import apply_overrides, load_recipe, load_task
-from transformer_xl.config.run import RunConfig, TaskConfig, merge
+from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
-from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.directory import CONFIG_FILE, RUNS, read_config, resolve
 
@@ -188,13 +187,6 @@ def _unchanged(directory: RunDirectory, saved: RunConfig, config: RunConfig) -> 
     return config
 
 
-def _check_texts(task: TaskConfig) -> None:
-    """Refuse paths of texts that are not there."""
-    for path in (Path(name) for name in (task.data, task.valid, task.test) if name):
-        if not path.is_dir():
-            check_readable(path)
-
-
 @dataclass(frozen=True)
 class Lesson:
     """What is asked of `finetune`, by its arguments: `base` is its `source`, None if the run goes on.
@@ -252,7 +244,6 @@ class Lesson:
         if not config.task.data:
             raise ConfigError("--data is missing: a file of texts with labels, or a directory of such files")
         check_weights_fit(self.base, theirs["model"], config)
-        _check_texts(config.task)
         return config
 
     def _resumed(self) -> RunConfig:
@@ -268,7 +259,6 @@ class Lesson:
             )
         config = self._told(apply_overrides(saved.model_dump(), list(self.overrides)))
         assert config.task
-        _check_texts(config.task)
         return _unchanged(directory, saved, config)
 
     def _told(self, config: RunConfig) -> RunConfig:
