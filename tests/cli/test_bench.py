@@ -255,7 +255,7 @@ def test_precision_auto_is_measured_once(txl: Txl, monkeypatch: pytest.MonkeyPat
         ("decode run --loss 0", "--loss (0) must be at least 1"),
         ("decode run --plot speed.txt", "--plot 'speed.txt' must end in .png, .svg, .pdf"),
         ("decode run --plot no/speed.png", "--plot 'no/speed.png': the directory "),
-        ("decode run --file gone.txt", "cannot read 'gone.txt': no such file"),
+        ("decode run --file gone.txt", "'gone.txt': No such file"),
         ("decode run --file empty.txt", "'empty.txt' has no token; at least 2 are needed"),
         ("decode run --device gpu", "device 'gpu' cannot be used here"),
         ("eval gone", "'gone' is not a directory of a model"),

@@ -66,7 +66,7 @@ def test_options_say_how_it_is_read(txl, workbench):
         (b"\x1f\x8b\x08\x9c\xff\x01\x1a" * 20, "'it' is not text but binary; explain shows text"),
         ("жил-был старик".encode("koi8-r"), r"'it' is not UTF-8; convert it \(if it is Latin-1: iconv"),
         (b"t", "'it' has 1 token; at least 2 are needed"),
-        (None, "cannot read 'it': no such file"),
+        (None, "'it': No such file"),
     ],
 )
 def test_files_that_cannot_be_explained(txl, workbench, content, complaint):

@@ -10,7 +10,6 @@ from transformer_xl.console import say
 from transformer_xl.errors import CorpusError
 
 _BLOCK = 1 << 16  # bytes
-_MOST_BYTES = 1 << 27  # of a line; whoever reads it refuses a shorter one
 
 
 def lines_of_stdin(*, instead: str = "a file", quiet: bool) -> "Arriving":
@@ -57,7 +56,7 @@ class Arriving(Iterator[bytes]):
             self._begun += line + b"\n"
             self._end_line()
         self._begun += rest
-        if self._begun and (self._ended or len(self._begun) > _MOST_BYTES):
+        if self._begun and self._ended:
             self._end_line()
 
     def _end_line(self) -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from transformer_xl.cli.options import Json, Opening, check_least, check_run, names_of, numbers_of
+from transformer_xl.cli.options import Json, Opening, check_least, names_of, numbers_of
 from transformer_xl.console import progress, warn
-from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.pictures import check_picture
 
@@ -199,9 +198,6 @@ class _Subject:
 
 def _open(run: str, opening: Opening, file: Path | None, *, needs_text: bool = False) -> _Subject:
     """Open a run with a file, its validation split, or random tokens."""
-    check_run(run)
-    if file is not None:
-        check_readable(file)
     import numpy as np
 
     from transformer_xl.cost.hardware import describe

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least, check_run
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least
 from transformer_xl.console import printable, progress, table, warn
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
@@ -143,7 +143,6 @@ def evaluate(
         quiet: show no progress, only warnings and the score.
         json_: print one JSON object.
     """
-    choice.check()
     limits = {"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1)}
     check_least(limits | {"clamp-len": (clamp_len, 1), "ext-len": (ext_len, 0)})
     dynamic, cache = adapting.dynamic_settings, adapting.cache_settings
@@ -155,7 +154,6 @@ def evaluate(
         raise ConfigError(f"--temperature is for a model that stays as it is; leave it or {adapting.in_words} out")
     if isinstance(temperature, float) and not 0 < temperature < math.inf:
         raise ConfigError(f"--temperature ({temperature:g}) must be above 0 and finite; 1 leaves the scores as they are")
-    check_run(run)
     from transformer_xl.model.precision import precision_of_segments
     from transformer_xl.opening import not_scored
     from transformer_xl.process import keep_freed_memory

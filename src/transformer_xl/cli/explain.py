@@ -4,9 +4,8 @@ import json
 import shlex
 from pathlib import Path
 
-from transformer_xl.cli.options import FloatPrecision, Json, Opening, check_least, check_run
+from transformer_xl.cli.options import FloatPrecision, Json, Opening, check_least
 from transformer_xl.console import say
-from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import ConfigError
 
 _MOST_TOP = 100
@@ -56,8 +55,6 @@ def explain(
     if run.is_file() and file.is_dir():
         right = shlex.join(["txl", "explain", str(file), str(run)])
         raise ConfigError(f"'{run}' is a text and '{file}' a directory; the run comes first: {right}")
-    check_run(run)
-    check_readable(file)
     from transformer_xl.analysis.explain.explanation import explain as explain_text
     from transformer_xl.analysis.explain.explanation import remembers
     from transformer_xl.analysis.explain.page import check_output, check_text, write_explanation

@@ -4,10 +4,9 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 from transformer_xl.cli.options import Flag, Json, Overrides, Repeated
-from transformer_xl.process import is_alone, is_reporter, restarts
+from transformer_xl.process import is_reporter
 
 
 def finetune(
@@ -52,15 +51,6 @@ def finetune(
         quiet: show warnings only.
         json_: print one JSON object at the end: scores, the best step, pictures.
     """
-    from transformer_xl.training.asked import Lesson
-
-    told: dict[str, Any] = {name: value for name, value in (("text", text), ("pair", pair)) if value is not None}
-    if label:
-        told["label"] = tuple(label)
-    if is_alone() and not restarts():  # what was begun before a restart goes on
-        Lesson(run, task, data, out, set_ or [], told, seed, resume).settings()
-    elif not is_reporter():
-        quiet = True
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.training.display import Display
     from transformer_xl.training.finetune import finetune as teach

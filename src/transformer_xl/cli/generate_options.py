@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least, check_run
-from transformer_xl.cli.prompts import STDIN, beginning, check_there, from_file, is_piped, many, nothing, typed
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least
+from transformer_xl.cli.prompts import STDIN, beginning, from_file, is_piped, many, nothing, typed
 from transformer_xl.console import say
-from transformer_xl.data.text_files import kind_of_file
-from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
+from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.files import check_file
 from transformer_xl.generation.requests import Prompt
 from transformer_xl.process import is_alone
 
@@ -54,13 +53,6 @@ class PromptSource:
     def is_stdin(self) -> bool:
         """Whether prompts come from standard input."""
         return STDIN in (self.prompt_file, self.prompts) or (self.n_source == 0 and is_piped())
-
-    def check(self) -> None:
-        """Refuse more than one source, and a file that is not there."""
-        refuse(self.n_source > 1, "--prompt, --prompt-file and --prompts: give one")
-        for path in (self.prompt_file, self.prompts):
-            if path is not None and is_alone():
-                check_there(path)
 
     def read(self, tokenizer: "Tokenizer", *, goes_on: bool) -> list[Prompt]:
         """Return the prompts; by default a beginning, or an empty prompt if a session goes on."""
@@ -169,7 +161,9 @@ class Choice:
         from transformer_xl.generation.sampling import Sampling
 
         biases = {_token(token, tokenizer, "--bias"): value for token, value in self._biases()}
-        return Sampling(**self.settings, logit_bias=biases)
+        sampling = Sampling(**self.settings, logit_bias=biases)
+        sampling.check(tokenizer.vocab_size)
+        return sampling
 
 
 @Parameter(name="*", group=_CHOICE)
@@ -249,27 +243,11 @@ class Remembered:
     mem_len: int | None = None
 
     def existing_file(self) -> Path | None:
-        """Return the file if it exists; refuse one that cannot be loaded or saved before anything is read."""
+        """Return the file if it exists; refuse one that cannot be saved before anything is read."""
         file = self.memory
-        if file is None:
-            return None
-        folder = file.absolute().parent
-        if file.is_symlink() or (file.exists() and not file.is_file()):
-            raise CheckpointError(f"--memory '{file}' is not a file; choose another name")
-        if file.exists() and kind_of_file(file) == "UTF-8" and file.stat().st_size:
-            raise CheckpointError(
-                f"--memory '{file}' is a text, and not what --memory has saved; to go on from a text, give it with "
-                "--prompt-file, and another name with --memory"
-            )
-        if self.read_only and not file.exists():
-            raise CheckpointError(f"--memory '{file}' does not exist; leave --read-only out to begin it")
-        if not folder.is_dir():
-            raise CheckpointError(f"--memory '{file}': the directory '{folder}' does not exist; make it first")
-        if not self.read_only and not os.access(folder, os.W_OK):
-            raise CheckpointError(
-                f"--memory '{file}': the directory '{folder}' cannot be written; add --read-only, or save elsewhere"
-            )
-        return file if file.exists() else None
+        if file is not None and not self.read_only:
+            check_file(file, option="memory")
+        return file if file and (self.read_only or file.exists()) else None
 
     def read_with(self, file: Path) -> tuple[int | None, str | None]:
         """Return the memory length and precision of a session's file, each None if it is not plausible."""
@@ -359,9 +337,8 @@ class Options:
             out is not None and has_several and out.suffix != ".jsonl",
             f"--out '{out}' holds one text; with several, name a file that ends in .jsonl",
         )
-        source.check()
+        refuse(source.n_source > 1, "--prompt, --prompt-file and --prompts: give one")
         self.beam.check(self)
-        check_run(self.run)
 
 
 def refuse(wrong: bool, complaint: str) -> None:

@@ -12,7 +12,6 @@ from cyclopts import UNSET, App, ArgumentCollection, Parameter, ValidationError
 
 from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, did_you_mean, is_enormous, one_line, shown
-from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
     from transformer_xl.opening import Opened, Text
@@ -95,17 +94,6 @@ def import_kinds(places: Sequence[str] | None) -> None:
             raise ConfigError(f"--import {shown(place)} is called like another module, '{name}'; give it another name")
 
 
-def check_run(run: str | Path) -> None:
-    """Refuse a run or a model that is not there, in a moment; to open one, torch is imported first.
-
-    Several processes open it first, so that one of them tells for all.
-    """
-    from transformer_xl.model.directory import local_directory
-
-    if is_alone():
-        local_directory(run)
-
-
 @Parameter(name="*")
 @dataclass(frozen=True)
 class TextChoice:
@@ -121,18 +109,10 @@ class TextChoice:
     corpus: str | None = None
     file: Path | None = None
 
-    def check(self) -> None:
-        """Refuse a file together with a split or corpus, and one that is not there, before a large model is loaded."""
-        from transformer_xl.data.text_files import check_readable
-
-        if self.file is not None:
-            if self.split is not None or self.corpus is not None:
-                raise ConfigError("--file scores a whole file; leave --split and --corpus out")
-            if is_alone():
-                check_readable(self.file)
-
     def text(self, opened: "Opened") -> "Text":
         """Return the text, in tokens of the opened model."""
+        if self.file is not None and (self.split is not None or self.corpus is not None):
+            raise ConfigError("--file scores a whole file; leave --split and --corpus out")
         return opened.text(file=self.file, split=self.split, corpus=self.corpus)
 
     def labelled_file(self, opened: "Opened") -> Path:

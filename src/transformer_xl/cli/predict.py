@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 from cyclopts import Parameter
 
 from transformer_xl.cli.arriving import lines_of_stdin
-from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run
-from transformer_xl.cli.prompts import STDIN, check_there
+from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least
+from transformer_xl.cli.prompts import STDIN
 from transformer_xl.console import progress, say
 from transformer_xl.errors import ConfigError
 from transformer_xl.files import check_file
@@ -73,10 +73,6 @@ def predict(
     check_out(out, resume=resume)
     if not is_alone():
         raise ConfigError("txl predict works in one process; start it without torchrun, and divide the texts yourself")
-    check_run(run)
-    from transformer_xl.model.directory import check_head
-
-    check_head(run)
     from transformer_xl.predicting import as_json, as_row, origin_of, prediction_file
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.reading.tasks import head_of, precision_of_texts, predictions
@@ -172,7 +168,7 @@ class _Texts:
         return None if self.file == STDIN else self.file
 
     def check(self) -> None:
-        """Refuse what contradicts itself, and a file that is not there."""
+        """Refuse what contradicts itself."""
         if self.typed is not None and self.file is not None:
             raise ConfigError(f"--text is read instead of a file; leave '{self.file}' out")
         for option, typed in (("text", self.typed), ("pair", self.pair)):
@@ -180,8 +176,6 @@ class _Texts:
                 raise ConfigError(f"--{option} is empty; give a text")
         if self.pair is not None and self.typed is None:
             raise ConfigError("--pair goes with --text; in a file, a tab stands between a text and its pair")
-        if self.file is not None and not self.file.is_dir():
-            check_there(self.file)
 
     def read(self, opened: "Opened", *, quiet: bool = False) -> tuple[Iterator["Example"], Callable[[], bool] | None]:
         """Return the texts without labels, and what says whether the next one is there; None: it always is."""

@@ -4,10 +4,8 @@ import json
 import os
 import stat
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
@@ -19,17 +17,6 @@ if TYPE_CHECKING:
 
 STDIN = Path("-")
 """The name of standard input."""
-
-_MOST_BYTES = 2**24
-_PATIENCE = 3.0  # seconds that a writer of a pipe has to open it
-
-
-def check_there(path: Path) -> None:
-    """Refuse a file of prompts that is not there, before anything else takes time."""
-    from transformer_xl.data.text_files import check_readable
-
-    if path != STDIN:
-        check_readable(path, pipes=True)
 
 
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
@@ -126,49 +113,11 @@ def is_piped() -> bool:
 def _content(path: Path) -> bytes:
     from transformer_xl.data.text_files import Piece, read_blocks
 
-    if path == STDIN:
-        if sys.stdin is None:
-            raise CorpusError("standard input is closed; give a file instead of -")
-        return _bounded(path, sys.stdin.buffer.read(_MOST_BYTES + 1))
-    check_there(path)
-    if path.is_file():
-        blocks, n_left = [], _MOST_BYTES
-        for block in read_blocks(Piece(path)):
-            blocks.append(block)
-            n_left -= len(block)
-            if n_left < 0:
-                break
-        return _bounded(path, b"".join(blocks))
-    try:
-        return _bounded(path, _piped(path) if path.is_fifo() else _read(path.open("rb")))
-    except OSError as error:
-        raise CorpusError(f"cannot read '{path}': {error.strerror}") from None
-
-
-def _read(file: BinaryIO) -> bytes:
-    with file:
-        return file.read(_MOST_BYTES + 1)
-
-
-def _piped(path: Path) -> bytes:
-    """Return what comes out of a named pipe, such as the shell's <(…); opening it would wait for a writer without end."""
-    descriptor, end, first = os.open(path, os.O_RDONLY | os.O_NONBLOCK), time.monotonic() + _PATIENCE, b""
-    with os.fdopen(descriptor, "rb") as file:
-        with suppress(BlockingIOError):  # somebody is about to write
-            while not (first := os.read(descriptor, 1)):
-                if time.monotonic() > end:
-                    raise CorpusError(f"nobody writes to the pipe '{path}'; start first what writes to it, or give a file")
-                time.sleep(0.05)
-        os.set_blocking(descriptor, True)
-        return first + file.read(_MOST_BYTES)
-
-
-def _bounded(path: Path, data: bytes) -> bytes:
-    if len(data) > _MOST_BYTES:
-        raise CorpusError(
-            f"{_name(path)} has more than {_MOST_BYTES:,} bytes, the most that a prompt may have; give a part of it"
-        )
-    return data
+    if path != STDIN:
+        return b"".join(read_blocks(Piece(path)))
+    if sys.stdin is None:
+        raise CorpusError("standard input is closed; give a file instead of -")
+    return sys.stdin.buffer.read()
 
 
 def _name(path: Path) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 from cyclopts import Parameter
 
 from transformer_xl.cli.arriving import Arriving
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least, check_run
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least
 from transformer_xl.cli.predict import JSON_LINES, check_out
 from transformer_xl.cli.printers import show
 from transformer_xl.cli.prompts import STDIN
@@ -99,18 +99,13 @@ def score(
     check_out(out, resume=resume)
     if not is_alone():
         raise ConfigError("txl score works in one process; start it without torchrun")
-    check_run(run)
     from transformer_xl.data.corpora import benchmark_files
-    from transformer_xl.data.text_files import check_readable
-
-    files = benchmark_files(named, data) if named else [file]
-    if file != STDIN and not named:
-        check_readable(file)
     from transformer_xl.model.precision import precision_of_segments
 
     opened = opening.open(run)
     reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=1)
     chosen = precision_of_segments(precision, opened.device)
+    files = benchmark_files(named, data) if named else [file]
     job = _Job(opened, reading, chosen, batch_size, per or "line", memory or "carried", compares, files)
     begin, tally = time.perf_counter(), _Tally()
     _write(job, tally, out, resume=resume, as_json=json_, quiet=quiet)

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import Flag, Opening, Precision, Repeated, check_least, check_run
+from transformer_xl.cli.options import Flag, Opening, Precision, Repeated, check_least
 from transformer_xl.console import say
 from transformer_xl.errors import CheckpointError, ConfigError
 
@@ -86,7 +86,6 @@ def serve(
         raise ConfigError(
             "--precision auto may choose another one at the next start, which fits no session; name one, such as bf16"
         )
-    check_run(run)
     try:
         from transformer_xl.server.guard import check_address, own_name, read_keys
     except ImportError as error:

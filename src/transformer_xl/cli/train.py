@@ -18,7 +18,7 @@ from cyclopts import Parameter
 from transformer_xl.cli.options import Flag, Imports, Overrides, Repeated, import_kinds
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, beside, did_you_mean
-from transformer_xl.process import is_alone, is_reporter, restarts
+from transformer_xl.process import is_reporter
 
 if TYPE_CHECKING:
     from transformer_xl.config.run import RunConfig
@@ -71,12 +71,7 @@ def train(
         dry_run: print parameters, memory, operations and time on this machine (of an LSTM: parameters); write nothing.
     """
     import_kinds(import_)
-    from transformer_xl.training.asked import check_request
-    from transformer_xl.training.record import check_loggers
-
-    if is_reporter():
-        check_loggers(logger or [])
-    elif dry_run:
+    if dry_run and not is_reporter():
         return
     if recipe is not None and _is_text(recipe):
         if corpus is not None:
@@ -93,8 +88,6 @@ def train(
     if dry_run:
         _dry_run(recipe, corpus, from_, out, overrides, resume=resume)
         return
-    if is_alone() and not restarts():  # what was begun before a restart goes on
-        check_request(recipe, out=out, overrides=overrides, corpus=corpus, base=from_, resume=resume)
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.training.display import Display
     from transformer_xl.training.loop import NoRoomError

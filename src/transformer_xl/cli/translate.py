@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli.arriving import Arriving, lines_of_stdin
-from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run
+from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least
 from transformer_xl.cli.predict import JSON_LINES, check_out, write_lines
 from transformer_xl.console import progress, say, warn
 from transformer_xl.errors import ConfigError, CorpusError
@@ -64,12 +64,10 @@ def translate(
         quiet: show no progress, only warnings and errors.
         json_: write JSON lines, and figures as one object.
     """
-    from transformer_xl.data.text_files import Piece, check_readable, read_lines
+    from transformer_xl.data.text_files import Piece, read_lines
 
     check_least({"batch-size": (batch_size, 1), "beams": (beams, 1), "mem-len": (mem_len, 1)})
     check_out(out, resume=resume)
-    for each in filter(None, (file, reference)):
-        check_readable(each)
     if reference and not find_spec("sacrebleu"):
         raise ConfigError("--reference needs the sacrebleu package: pip install sacrebleu")
     if not is_alone():
@@ -78,7 +76,6 @@ def translate(
     references = [line.decode("utf-8", "replace").strip() for line in read_lines(Piece(reference))] if reference else []
     if reference and total is not None and total != len(references):
         raise CorpusError(f"'{file}' has {total:,} and '{reference}' {len(references):,} lines; give a reference for each")
-    check_run(run)
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.predicting import origin_of, prediction_file
     from transformer_xl.process import keep_freed_memory

@@ -46,16 +46,6 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
         ) from None
 
 
-def check_head(source: str | Path) -> None:
-    """Refuse the directory of a run or model without a head, before anything large is loaded; others are not looked at."""
-    path = Path(source) / CONFIG_FILE
-    if path.is_file():
-        values = read_json_object(path)
-        model = values.get("model", values)  # a run has other settings, too
-        if isinstance(model, dict) and is_native({"model_type": model.get("kind"), **model}) and not model.get("head"):
-            raise ConfigError(f"'{source}' has no head; {TEACH}")
-
-
 def read_config(path: Path) -> ModelConfig:
     """Read a model's `config.json`."""
     if not path.exists():

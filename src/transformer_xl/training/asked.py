@@ -23,21 +23,6 @@ def asked_directory(
     return RunDirectory(RUNS / asked_settings(recipe, overrides, base=base).name if out is None else out)
 
 
-def check_request(
-    recipe: str | RunConfig | None,
-    *,
-    out: str | Path | None,
-    overrides: Sequence[str],
-    corpus: str | None,
-    base: str | None,
-    resume: bool,
-) -> None:
-    """Refuse what `train` would refuse of these arguments, in a moment; it imports torch first."""
-    directory = asked_directory(recipe, out, overrides, base)
-    goes_on = resume and directory.holds_run
-    settle(directory, recipe, overrides, corpus, base, goes_on=goes_on, is_named=resume and out is not None)
-
-
 def settle(
     directory: RunDirectory,
     recipe: str | RunConfig | None,

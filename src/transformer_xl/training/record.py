@@ -63,7 +63,6 @@ class Record:
     ) -> None:
         self.directory = directory
         self.path = directory / METRICS_FILE
-        check_loggers(loggers)
         self._warn = warn
         self._loggers: dict[str, Logger] = {}
         for name in dict.fromkeys(loggers or ("tensorboard",)):

@@ -25,6 +25,7 @@ from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch
 from transformer_xl.training.loop import conduct, open_files, save
 from transformer_xl.training.parts import Best, Outcome, TextRun
+from transformer_xl.training.record import check_loggers
 from transformer_xl.training.scoring import conclude, extent, recorded, score_split
 from transformer_xl.training.starting import adapt, begin, take_weights, what_all_share
 from transformer_xl.world import World, joined
@@ -70,6 +71,7 @@ def train(
         display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
         base = None if base is None else str(base)
         with world.agreed():
+            check_loggers(loggers)
             directory = asked_directory(recipe, out, overrides, base)
         # when torchrun restarts processes, it repeats the command, although the directory may hold another run
         resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
