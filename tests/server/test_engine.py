@@ -275,7 +275,7 @@ def test_a_text_whose_reader_is_far_behind_ends(start: Start, model: Transformer
     monkeypatch.setattr(module, "_AHEAD", 8)
     service = start()
     session, answers = session_of(service), list[Answer]()
-    job = Job(owner=OWNER, prompt=ids("ab"), writing=writing(100_000), session=session)
+    job = Job(owner=OWNER, prompt=ids("ab"), writing=writing(100_000), session=session, streams=True)
     ticket = service.engine.submit(job, answers.append)
     other = Waiter(service.engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(200)))
     assert len(other.tokens()) == 200, "who reads goes on"
@@ -287,6 +287,17 @@ def test_a_text_whose_reader_is_far_behind_ends(start: Start, model: Transformer
     oracle.append(ids("ab"))
     oracle.written(shown)
     same(service.engine, session, oracle)
+
+
+def test_an_answer_that_is_not_streamed_has_no_slow_reader(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformer_xl.server import engine as module
+
+    monkeypatch.setattr(module, "_AHEAD", 0)
+    engine, answers = start().engine, list[Answer]()
+    engine.submit(Job(owner=OWNER, prompt=ids("ab"), writing=writing(100)), answers.append)
+    assert len(Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(200))).tokens()) == 200
+    end = answers[-1]
+    assert isinstance(end, End) and (end.reason, end.n_written) == ("length", 100)
 
 
 def test_a_fault_of_ours_is_told_and_the_thread_goes_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

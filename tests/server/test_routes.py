@@ -67,6 +67,22 @@ def test_a_stream_is_the_whole_in_parts(serve: Serve) -> None:
             assert [value for each in own if each["logprobs"] for value in each["logprobs"][name]] == expected["logprobs"][name]
 
 
+def test_the_engine_knows_which_answers_are_streamed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only those have a reader who may be slow."""
+    client, streams = serve(chats=True), list[bool]()
+    submit = client.service.engine.submit
+    monkeypatch.setattr(client.service.engine, "submit", lambda job, tell: (streams.append(job.streams), submit(job, tell))[1])
+    asks = {
+        "/v1/completions": {"prompt": PROMPT},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": PROMPT}]},
+        f"{session(client)}/ask": {"text": PROMPT},
+    }
+    for path, body in asks.items():
+        for stream in (True, False):
+            assert client.post(path, json={**body, "max_tokens": 2, "stream": stream}).status_code == 200
+    assert streams == [True, False] * 3
+
+
 def test_echo_scores_a_prompt_as_the_harness_sums_it(serve: Serve) -> None:
     """As lm-evaluation-harness asks: ids, echo, one token more; the greedy token is told by an equal float."""
     client = serve()

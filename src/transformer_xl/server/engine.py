@@ -500,7 +500,7 @@ class Engine:
             self.release(session)
 
     def _tell(self, ticket: Ticket, answer: Answer) -> None:
-        if isinstance(answer, Piece):
+        if isinstance(answer, Piece) and ticket.job.streams:
             ticket.n_ahead += 1
         ticket.tell(answer)
 

@@ -71,6 +71,7 @@ class Job:
         forks: the session stays as it is; a copy of it reads and writes.
         score: report the tokens of the prompt with their log-probabilities.
         likeliest: how many of the likeliest tokens to report with each token, and its log-probability; None: neither.
+        streams: the client gets the tokens as they come, and has to read them.
         timeout: seconds after which the job is ended, waiting included.
     """
 
@@ -81,6 +82,7 @@ class Job:
     forks: bool = False
     score: bool = False
     likeliest: int | None = None
+    streams: bool = False
     timeout: float = LONGEST_SECONDS
 
 
@@ -130,7 +132,7 @@ class Ticket:
         job: what was asked.
         tell: called in the engine's thread with each answer; must return at once.
         cancelled: set by `Engine.cancel`; by whom.
-        n_ahead: answers that were told and not yet taken by who reads them.
+        n_ahead: tokens of a stream that were told and not yet taken by who reads them.
     """
 
     job: Job

@@ -132,7 +132,7 @@ class Service:
                 if isinstance(answer, (Piece, Progress)):
                     _require_numbers(answer)
                 if isinstance(answer, Piece):
-                    ticket.n_ahead -= 1
+                    ticket.n_ahead -= job.streams
                     now = time.perf_counter()
                     (self.metrics.between if last else self.metrics.first).observe(now - (last or begin))
                     last = now

@@ -88,7 +88,17 @@ async def complete(request: Request, service: Serving, owner: Owner, body: Compl
         _, seeds = seeds_of(seed, place, body.n)
         writing = body.writing(seeds, vocab_size=service.tokenizer.vocab_size) if body.max_tokens else None
         scores = body.echo and body.likeliest is not None
-        jobs.append(Job(owner=owner, prompt=ids, writing=writing, score=scores, likeliest=body.likeliest, timeout=body.timeout))
+        jobs.append(
+            Job(
+                owner=owner,
+                prompt=ids,
+                writing=writing,
+                score=scores,
+                likeliest=body.likeliest,
+                streams=body.stream,
+                timeout=body.timeout,
+            )
+        )
         if body.echo:
             echoes.append(prompt if isinstance(prompt, str) else whole_characters(service.tokenizer.decode(prompt)))
     return await answer(request, service, body, Completion(service, body, jobs, echoes), seed)
@@ -107,7 +117,7 @@ async def chat(request: Request, service: Serving, owner: Owner, body: ChatReque
     seed, seeds = seeds_of(body.seed, 0, body.n)
     writing = body.writing(seeds, vocab_size=service.tokenizer.vocab_size, stops=CHAT_STOPS)
     prompt = await service.encode(body.prompt())
-    job = Job(owner=owner, prompt=prompt, writing=writing, likeliest=body.likeliest, timeout=body.timeout)
+    job = Job(owner=owner, prompt=prompt, writing=writing, likeliest=body.likeliest, streams=body.stream, timeout=body.timeout)
     return await answer(request, service, body, Chat(service, body, [job]), seed)
 
 
@@ -130,6 +140,7 @@ def session_job(
         session=session,
         forks=forks,
         likeliest=body.likeliest,
+        streams=body.stream,
         timeout=body.timeout,
     )
     return Completion(service, body, [job]), seed
