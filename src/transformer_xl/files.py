@@ -94,17 +94,20 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, stray: Path | None = None) -> Iterator[Path]:
     """Yield the path of a temporary file for the block to write; it replaces `path` when the block ends.
 
-    A reader of `path` sees the old or the new file, never a mixture. If the block fails, the temporary file is removed. It lies
-    in the same directory and has the same ending, and no other process uses its name.
+    A reader of `path` sees the old or the new file, never a mixture. If the block fails, the temporary file is removed.
+
+    Args:
+        path: the file; it need not exist.
+        stray: the temporary file, in the same directory; None: one with the same ending, whose name no other process uses.
 
     Raises:
         OSError: the file cannot be moved to `path`, which keeps its old content.
     """
-    stray = path.with_name(f"{path.name}.{os.getpid()}{STRAY_SUFFIX}{path.suffix}")
-    stray.unlink(missing_ok=True)  # of a process with this number that was killed
+    stray = stray or path.with_name(f"{path.name}.{os.getpid()}{STRAY_SUFFIX}{path.suffix}")
+    stray.unlink(missing_ok=True)  # of a process that was killed
     try:
         yield stray
         with stray.open("rb") as file:

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import os
 import socket
 import threading
 import time
@@ -149,11 +148,6 @@ def test_keys_are_read_from_a_file_of_ones_own(tmp_path: Path) -> None:
     file.write_text("short\n")
     with pytest.raises(ConfigError, match="a key of fewer than 16 characters"):
         read_keys(file)
-    with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        read_keys(tmp_path / "none")
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(ConfigError, match="cannot be read: "):
-        read_keys(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"^--host 0.0.0.0 lets other machines in; give --api-key-file FILE, or leave"):
         check_address("0.0.0.0", ())
     check_address("0.0.0.0", KEYS)

@@ -67,14 +67,15 @@ def test_what_keeps_it_from_starting(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert complaint("serve", "tiny", "--port", str(port)) == (
-            f"cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port"
+            f"'127.0.0.1:{port}': Address already in use; choose another port"
         )
+    assert complaint("serve", "tiny", "--port", "65536") == "--port (65536) must be at most 65535"
     assert complaint("serve", "nope").startswith("'nope' is not a directory of a model")
     assert complaint("serve", "tiny", "--host", "0.0.0.0").startswith("--host 0.0.0.0 lets other machines in; give --api-key")
     Path("keys").write_text("a-key-of-sixteen-letters\n")
     assert "can be read by others; chmod 600" in complaint("serve", "tiny", "--api-key-file", "keys")
     Path("keys").chmod(stat.S_IRUSR)
-    assert complaint("serve", "tiny", "--sessions", "no/where").startswith("--sessions 'no/where' cannot be used: ")
+    assert complaint("serve", "tiny", "--sessions", "no/where").startswith("'no/where': No such file or directory")
     assert complaint("serve", "tiny", "--sessions", "kept", "--precision", "auto").startswith(
         "--precision auto may choose another"
     )

@@ -377,7 +377,7 @@ def test_a_session_of_another_precision_is_refused_with_what_to_do(serve: Serve)
     first.portal.call(first.service.shut_down, 0.0)
     refused = second.post(f"{one}/append", json={"text": "and on"})
     assert refused.status_code == 409
-    assert refused.json()["error"]["message"].endswith("start the server with --precision fp32"), refused.text
+    assert refused.json()["error"]["message"].__contains__("precision ('fp32' there, 'bf16' here)"), refused.text
 
 
 def test_a_disk_that_is_full_costs_nothing_but_the_file(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,10 +392,11 @@ def test_a_disk_that_is_full_costs_nothing_but_the_file(serve: Serve, monkeypatc
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(session_file, "write_file", full)
+        patch.setattr(session_file, "whole_file", full)
         client.post(f"{one}/append", json={"text": "more"})
         refused = client.post(f"{one}/save", json={"name": "x"})
         assert refused.status_code == 507 and "No space left on device" in refused.json()["error"]["message"]
+        client.portal.call(client.service._look)
     assert client.get(one).json()["n_tokens"] == len(PROMPT) + 4
     assert client.get("/v1/saved").json()["data"][0]["n_tokens"] == len(PROMPT)
     assert client.post(f"{one}/save", json={"name": "x"}).status_code == 200

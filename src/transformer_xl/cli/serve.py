@@ -76,6 +76,8 @@ def serve(
     check_least({"rows": (rows, 1), "queue": (queue, 1), "save-every": (save_every, 1), "port": (port, 0)})
     if not (worker.isalnum() and worker.isascii() and len(worker) <= 16):
         raise ConfigError(f"--worker '{worker[:40]}' must be 1 to 16 letters and digits")
+    if port > 65_535:
+        raise ConfigError(f"--port ({port}) must be at most 65535")
     numbers = {"ttl": ttl, "grace": grace, "session-memory": session_memory, "key-quota": key_quota}
     for option, value in numbers.items():
         if value is not None and not 0 <= value <= _MOST:

@@ -462,10 +462,10 @@ class Decoder:
 
         Args:
             path: a file, which is replaced, or a new one in an existing directory.
-            note: text to keep with it, such as a tokenizer's name; at most a megabyte.
+            note: text to keep with it, such as a tokenizer's name.
 
         Raises:
-            CheckpointError: the file cannot be written; what the path held before is intact.
+            OSError: the file cannot be written; what the path held before is intact.
         """
         self.session_format().save(path, [self.take(row) for row in range(self.batch_size)], note=note)
 
@@ -476,7 +476,7 @@ class Decoder:
         compile or neither does, on as many threads of the same processor. Nothing in the file is executed.
 
         Args:
-            path: a session of the same weights, memory and precision, in a regular file.
+            path: a session of the same weights, memory and precision.
             accept: called with the note before anything is loaded; an error that it raises leaves the decoder as it was.
 
         Returns:

@@ -8,11 +8,9 @@ Shapes: D d_model, n positions that a row remembers, X heads, Y numbers per head
 """
 
 import hashlib
-import os
-import re
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import STRAY_SUFFIX, canonical_json, regular_size, sync_directory, write_file
+from transformer_xl.files import STRAY_SUFFIX, canonical_json, whole_file
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.tensor_file import TensorFile, TensorSpec, encode_lazily, encode_tensors
@@ -30,17 +28,11 @@ from transformer_xl.untrusted import parse_json
 
 FORMAT = "transformer_xl session"
 VERSION = 3
-MAX_ABOUT_BYTES = 2**20
-"""A note is a remark, such as the tokenizer's name; long text belongs in another file."""
-
 _ABOUT = "transformer_xl.session"
 """Name of the metadata, which are JSON."""
 
 LAST = "last"
 """Name of the hidden state (D,) from which the scores of a row's next token are computed."""
-
-_OPENED_WITH = ("mem_len", "tgt_len", "precision")
-_READ_WITH = ("clamp_len", "same_length", "ext_len")
 
 
 @dataclass(frozen=True)
@@ -74,27 +66,13 @@ class SessionFormat:
 
     def save(self, path: str | Path, rows: Sequence[RowState], *, note: Mapping[str, str] | None = None) -> None:
         """Write what one or more rows have read to one file; see `Decoder.save`."""
-        path, note = Path(path), dict(note or {})
-        if not _is_note(note):
-            raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
-        content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": note, "model": rows[0].model}
-        about = canonical_json(content).decode()
-        if len(about) > MAX_ABOUT_BYTES:
-            raise CheckpointError(f"the note takes {len(about)} bytes and {MAX_ABOUT_BYTES} is the most; shorten it")
+        path = Path(path)
+        content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": dict(note or {})}
+        about = canonical_json(content | {"model": rows[0].model}).decode()
         stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # no user's file has this name
-        kept = ", an earlier one is intact" if os.path.lexists(path) else ""
-        with _explained(f"session {str(path)!r} cannot be saved{kept}", "free disk space or save elsewhere"):
-            _check_replaceable(path)
-            try:
-                stray.unlink(missing_ok=True)
-                write_file(stray, _encode(rows, about, self.by_position))
-                stray.replace(path)
-            except BaseException:
-                with suppress(OSError):  # the first error is the one to report; the next save removes what is left
-                    stray.unlink(missing_ok=True)
-                raise
-        with _explained(f"session {str(path)!r} is saved, but it may not survive a power cut", "check the disk"):
-            sync_directory(path.parent)
+        with whole_file(path, stray), stray.open("xb") as file:
+            for chunk in _encode(rows, about, self.by_position):
+                file.write(chunk)
 
     def load(self, path: str | Path) -> tuple[list[RowState], dict[str, str]]:
         """Return the rows of a file, on the CPU, and its note; see `Decoder.load`."""
@@ -157,26 +135,11 @@ def _encode(rows: Sequence[RowState], about: str, by_position: Collection[str]) 
     return encode_lazily(content, load, {_ABOUT: about})
 
 
-def _check_replaceable(path: Path) -> None:
-    """Refuse a path that is not a regular file, because a rename would replace even a device."""
-    try:
-        regular_size(path)
-    except FileNotFoundError:
-        return
-    except ValueError as error:
-        raise CheckpointError(f"session {str(path)!r} cannot be saved: {error}; choose another path") from error
-
-
 # --- reading ---------------------------------------------------------------------------------------------------------------
 
 
 def _open_session(path: Path) -> tuple[TensorFile, dict[str, Any]]:
     """Return a session's file, and what it says."""
-    with _explained(f"session {str(path)!r} cannot be read", "check the path and the permissions"):
-        try:
-            regular_size(path)
-        except ValueError as error:
-            raise CheckpointError(f"session {str(path)!r} cannot be read: {error}; load another or start anew") from error
     file = TensorFile(path)
     return file, _decode_about(path, file.metadata.get(_ABOUT, ""))
 
@@ -200,39 +163,26 @@ def _decode_about(path: Path, about: str) -> dict[str, Any]:
             "upgrade transformer_xl, or start anew"
         )
     model, decoder, note = (content.get(name) for name in ("model", "decoder", "note"))
-    is_hash = isinstance(model, str) and re.fullmatch("[0-9a-f]{64}", model)
-    if not (is_hash and isinstance(decoder, dict) and _is_note(note)):
+    texts = [text for item in note.items() for text in item] if isinstance(note, dict) else [None]
+    if not (isinstance(model, str) and isinstance(decoder, dict) and all(isinstance(text, str) for text in texts)):
         raise CheckpointError(f"session {str(path)!r} does not say what it belongs to; start anew")
     return content
-
-
-def _is_note(note: object) -> bool:
-    return isinstance(note, dict) and all(isinstance(text, str) for item in note.items() for text in item)
 
 
 def _check_origin(path: Path, about: dict[str, Any], own: RowState) -> None:
     theirs, ours = about["decoder"], own.terms
     if about["model"] != own.model:
         raise CheckpointError(
-            f"session {str(path)!r} was read by the model {about['model'][:12]}… and this one is {own.model[:12]}… "
+            f"session {str(path)!r} was read by the model {_quoted(about['model'][:12])}… and this one is {own.model[:12]!r}… "
             "(SHA-256 of configuration and weights); load the model it was saved with, or start anew"
         )
     different = [name for name in ours if theirs.get(name, _MISSING) != ours[name]]
     if different:
         values = ", ".join(f"{name} ({_quoted(theirs.get(name))} there, {ours[name]!r} here)" for name in different)
-        raise CheckpointError(f"session {str(path)!r} is of another decoder: {values}; {_remedy(theirs, different)}")
+        raise CheckpointError(f"session {str(path)!r} is of another decoder: {values}; open one like that, or start anew")
 
 
 _MISSING = object()
-
-
-def _remedy(theirs: dict[str, Any], different: list[str]) -> str:
-    """Return how to open a decoder that can load the session."""
-    for names, open_it in ((_OPENED_WITH, "open it with Decoder(model, {})"), (_READ_WITH, "use model.with_context({})")):
-        settings = [f"{name}={_quoted(theirs.get(name))}" for name in names if name in different]
-        if settings:
-            return open_it.format(", ".join(settings))
-    return "read the text again"
 
 
 def _unpack(tensors: dict[str, Tensor], own: RowState, by_position: Collection[str]) -> list[dict[str, Tensor]]:
@@ -249,12 +199,3 @@ def _unpack(tensors: dict[str, Tensor], own: RowState, by_position: Collection[s
         check_like(name, tensors[name], own.tensors[name].dtype, (n_head, sum(n_kept), d_head))
     parts = {name: x.split(n_kept, dim=1) if name in by_position else x.unbind() for name, x in tensors.items()}
     return [{name: of_rows[row] for name, of_rows in parts.items()} for row in range(n_row)]
-
-
-@contextmanager
-def _explained(what: str, remedy: str) -> Iterator[None]:
-    """Turn errors of the operating system into one line."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"{what} ({error.strerror or error}); {remedy}") from error

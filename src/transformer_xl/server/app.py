@@ -18,10 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from transformer_xl.errors import ConfigError, one_line, system_reason
+from transformer_xl.console import say
+from transformer_xl.errors import TxlError, one_line, system_message
 from transformer_xl.server import routes, session_routes, text_routes
 from transformer_xl.server.guard import Guard, refused
-from transformer_xl.server.jobs import RefusalError
+from transformer_xl.server.jobs import RefusalError, refusal_of
 from transformer_xl.server.service import Service
 from transformer_xl.version import __version__
 
@@ -61,11 +62,11 @@ def make_app(
     app.state.service = service
     for router in ROUTERS:
         app.include_router(router)
-    app.add_exception_handler(RefusalError, _refused)  # pyright: ignore[reportArgumentType]
+    for kind in (RefusalError, TxlError, OSError, Exception):
+        app.add_exception_handler(kind, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(ValidationError, _invalid)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, _unknown)  # pyright: ignore[reportArgumentType]
-    app.add_exception_handler(Exception, _broken)
     return Guard(
         app,
         keys=keys,
@@ -75,8 +76,10 @@ def make_app(
     )
 
 
-async def _refused(_: Request, refusal: RefusalError) -> JSONResponse:
-    return refused(refusal)
+async def _failed(_: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, OSError):
+        say(f"txl serve: {system_message(error)}")
+    return refused(refusal_of(error))
 
 
 async def _invalid(_: Request, error: RequestValidationError | ValidationError) -> JSONResponse:
@@ -114,10 +117,6 @@ def _methods(request: Request) -> list[str]:
     matching = [each for each in routes if each.matches(request.scope)[0] != Match.NONE]
     exact = [each for each in matching if each.path == request.url.path]
     return sorted({method for each in exact or matching for method in each.methods or ()}) or ["GET"]
-
-
-async def _broken(_: Request, error: Exception) -> JSONResponse:
-    return refused(RefusalError(500, f"the server failed ({type(error).__name__})", code="internal"))
 
 
 class _Protocol(H11Protocol):
@@ -219,20 +218,16 @@ class Server(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises:
-        ConfigError: the port is taken, or there is no such address.
-    """
+    """Return a socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sends at once (no delay) if it says TCP
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
         sock.listen(512)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         sock.close()
-        reason = system_reason(error, "choose another --port") if isinstance(error, OSError) else "no such port"
-        raise ConfigError(f"cannot listen at {host}:{port}: {reason}") from None
+        error.filename = f"{host}:{port}"
+        raise
     sock.setblocking(False)
     return sock

@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from transformer_xl.errors import TxlError, one_line
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Event, Failed, Finished, FinishReason, Read, Request, seeded_generator
 from transformer_xl.generation.session import TextState, Turn
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.stopping import Transcript
 from transformer_xl.generation.writing import Scheduler
-from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Ticket, no_session
+from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Ticket, no_session, refusal_of
 from transformer_xl.server.sessions import Session
 
 if TYPE_CHECKING:
@@ -297,7 +296,7 @@ class Engine:
                 traceback.print_exc()
                 self.n_failed += 1
                 for part in list(self._parts.values()):
-                    self._fail(part.ticket, _refusal_of(error))
+                    self._fail(part.ticket, refusal_of(error))
         for ticket in self._open_tickets():
             self._fail(ticket, RefusalError(503, "the server is shutting down", code="shutting_down", retry_after=5))
 
@@ -368,7 +367,7 @@ class Engine:
                 return False
             self._submit(part, row)
         except Exception as error:
-            self._fail(part.ticket, _refusal_of(error))
+            self._fail(part.ticket, refusal_of(error))
         return True
 
     def _free_row(self) -> int | None:
@@ -494,7 +493,7 @@ class Engine:
 
     def _lose(self, part: _Part, event: Failed) -> None:
         """End a ticket one of whose texts has failed; a session whose row was emptied has lost what no file holds."""
-        self._fail(part.ticket, _refusal_of(event.error))
+        self._fail(part.ticket, refusal_of(event.error))
         session = part.session
         if session and session.row is not None and np.isnan(self.decoder.scores_of(session.row).row(0).cluster(0)).any():
             self.release(session)
@@ -583,12 +582,3 @@ def why_cancelled(ticket: Ticket) -> RefusalError:
 
 def _most_written(job: Job) -> int:
     return job.writing.max_tokens * len(job.writing.seeds) if job.writing else 0
-
-
-def _refusal_of(error: Exception) -> RefusalError:
-    """Return what a client is told of an error: ours are theirs to mend, others are our fault."""
-    if isinstance(error, RefusalError):
-        return error
-    if isinstance(error, (TxlError, ValueError)):
-        return RefusalError(400, one_line(error), code="invalid_request")
-    return RefusalError(500, f"computing failed ({type(error).__name__}); the texts beside it go on", code="internal")

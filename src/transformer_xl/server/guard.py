@@ -13,8 +13,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from transformer_xl.errors import ConfigError, one_line, system_reason
-from transformer_xl.files import regular_size
+from transformer_xl.errors import ConfigError
 from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.wire import MOST_BODY_BYTES, error_body
@@ -37,16 +36,11 @@ def read_keys(path: Path) -> tuple[str, ...]:
     """Return the SHA-256 of each key of a file, a line each; lines that begin with # are remarks.
 
     Raises:
-        ConfigError: no such file, one that others can read, or without a key of at least 16 characters.
+        ConfigError: others can read it, or it holds no key of at least 16 characters.
     """
-    try:
-        mode, _ = path.stat().st_mode, regular_size(path)  # nobody may write to a pipe
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = system_reason(error, "name another file") if isinstance(error, OSError) else one_line(error)
-        raise ConfigError(f"--api-key-file '{path}' cannot be read: {reason}") from None
-    if stat.S_IMODE(mode) & 0o077:
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise ConfigError(f"--api-key-file '{path}' can be read by others; chmod 600 '{path}'")
+    text = path.read_text(encoding="utf-8", errors="replace")
     keys = [key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#")]
     if not keys or any(len(key) < _LEAST_KEY for key in keys):
         what = f"a key of fewer than {_LEAST_KEY} characters" if keys else "no key"

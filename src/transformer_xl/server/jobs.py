@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from transformer_xl.errors import TxlError, one_line
 from transformer_xl.generation.requests import Chosen, FinishReason
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
@@ -33,6 +34,18 @@ class RefusalError(Exception):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.code, self.retry_after, self.extra = status, message, code, retry_after, extra or {}
+
+
+def refusal_of(error: Exception) -> RefusalError:
+    """Return what a client is told of an error: ours are theirs to mend, those of the disk the operator's, others our fault."""
+    if isinstance(error, RefusalError):
+        return error
+    if isinstance(error, TxlError):
+        return RefusalError(400, one_line(error), code="invalid_request")
+    if isinstance(error, OSError):
+        message = f"the disk refuses it ({error.strerror}); what is in memory and what was saved before is intact"
+        return RefusalError(507, message, code="not_saved")
+    return RefusalError(500, f"computing failed ({type(error).__name__}); the texts beside it go on", code="internal")
 
 
 def no_session() -> RefusalError:

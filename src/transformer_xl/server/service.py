@@ -16,10 +16,10 @@ import numpy as np
 from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState
-from transformer_xl.server.engine import Engine, require_free, why_cancelled
+from transformer_xl.server.engine import Engine, why_cancelled
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, no_session
 from transformer_xl.server.metrics import Metrics
-from transformer_xl.server.sessions import ID, Session, Sessions, Store, check_name, note_of, number_of
+from transformer_xl.server.sessions import ID, Session, Sessions, Store, note_of, number_of
 from transformer_xl.server.wire import SessionAnswer, Source, ids_of
 
 if TYPE_CHECKING:
@@ -266,7 +266,7 @@ class Service:
                 break
             if not session.is_idle:
                 continue
-            with suppress(RefusalError):  # it is used again, or deleted; another one may not be
+            with suppress(RefusalError, OSError):  # it is used again, deleted, or cannot be saved; another one may not be
                 await self._leave_to_file(session)
         self.sessions.require_room()
 
@@ -291,7 +291,7 @@ class Service:
         """Leave a session to its file, if nobody uses it and it can be saved."""
         async with self._adopting:
             if session.is_idle:
-                with suppress(RefusalError):
+                with suppress(RefusalError, OSError):
                     await self._leave_to_file(session)
 
     async def create(
@@ -333,7 +333,7 @@ class Service:
             return await asyncio.to_thread(self._store().read, path)
 
     def _saved(self, owner: str, name: str) -> Path:
-        path = self._store().path(owner, check_name(name), saved=True)
+        path = self._store().path(owner, name, saved=True)
         if not path.is_file():
             raise RefusalError(404, "nothing is saved by that name", code="not_found")
         return path
@@ -342,10 +342,10 @@ class Service:
         """Write a session to its file, or to one by another name, and return how many tokens that holds.
 
         Raises:
-            RefusalError: it cannot be written; the session goes on.
+            OSError: it cannot be written; the session goes on.
         """
         store = self._store()
-        path = store.path(session.owner, session.id if name is None else check_name(name), saved=name is not None)
+        path = store.path(session.owner, name or session.id, saved=name is not None)
         async with self._writing:  # one at a time, or two would write the same file
             if session.is_gone:
                 raise no_session()
@@ -395,10 +395,6 @@ class Service:
     async def rewind(self, session: Session, n: int) -> None:
         """Let a session go back by `n` tokens."""
         self._require_time()
-        require_free(session)
-        if n > session.text.n_tokens:
-            message = f"the session has {session.text.n_tokens} tokens, so it cannot go back by {n}"
-            raise RefusalError(400, message, code="cannot_rewind", extra={"n_tokens": session.text.n_tokens})
         await self.in_engine(lambda: self.engine.rewind(session, n))
 
     def _store(self) -> Store:
@@ -418,7 +414,7 @@ class Service:
             await asyncio.sleep(_LOOK_SECONDS)
             try:
                 await self._look()
-            except RefusalError:
+            except (RefusalError, OSError):  # the disk may be full only now
                 continue
             except Exception:  # a fault of ours, which must not end all saving
                 traceback.print_exc()
@@ -438,7 +434,7 @@ class Service:
                 unsaved = session.text.n_tokens - (session.saved_at or 0)
                 rests = session.is_changed and not session.busy and now - session.used > _SAVE_IDLE_SECONDS
                 if rests or (session.busy and unsaved > self._save_every):
-                    with suppress(RefusalError):
+                    with suppress(RefusalError, OSError):
                         await self._keep(session)
                 if self.sessions.is_guest(session) and session.is_idle and now - session.used > _GUEST_SECONDS:
                     await self._let_go(session)
@@ -461,7 +457,7 @@ class Service:
         for path, note in store.all_notes():
             used, ttl = number_of(note, "used"), number_of(note, "ttl")
             if used is not None and ttl is not None and used + ttl < now:
-                with suppress(RefusalError), store.lease(path):
+                with suppress(RefusalError, OSError), store.lease(path):
                     if store.note(path) == note:  # else another worker has used or deleted it meanwhile
                         store.remove(path)
                         self.metrics.evictions.labels("gone").inc()
@@ -487,7 +483,7 @@ class Service:
             if self.sessions.store and session.is_changed and not session.is_gone:
                 try:
                     await self._keep(session)
-                except RefusalError:
+                except (RefusalError, OSError):
                     self.n_unsaved += 1
                     continue  # it stays for another try
             session.is_gone = True  # whoever asks now must not change what others may read

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from filelock import FileLock, Timeout
 
-from transformer_xl.errors import CheckpointError, system_reason
+from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, make_directory, sync_directory
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState, SessionFormat, describe_session
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
 
 ID = re.compile(r"[A-Za-z0-9]{1,16}-[0-9a-f]{32}")
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _SUFFIX = ".session"
 _OWNER_LETTERS = 16
@@ -103,26 +102,12 @@ class Store:
 
     def __init__(self, directory: Path, format: SessionFormat, tokenizer: "Tokenizer", *, who: str) -> None:
         self.directory, self._format, self._tokenizer, self._who = directory, format, tokenizer, who
-        try:
-            make_directory(directory, mode=0o700)
-        except OSError as error:
-            raise CheckpointError(
-                f"--sessions '{directory}' cannot be used: {system_reason(error, 'choose another place')}"
-            ) from None
+        make_directory(directory, mode=0o700)
 
     def write(self, path: Path, state: RowState, note: dict[str, str]) -> None:
-        """Write a file whole, and force it to the disk.
-
-        Raises:
-            RefusalError: it cannot be written; what was there before is intact.
-        """
-        try:
-            make_directory(path.parent, mode=0o700)
-            self._format.save(path, [state], note={**note, "tokenizer": self._tokenizer.fingerprint})
-        except (CheckpointError, OSError) as error:
-            reason = getattr(error.__cause__, "strerror", None) or getattr(error, "strerror", None) or "it cannot be written"
-            message = f"the session is not saved ({reason}); it goes on in memory, and what was saved before is intact"
-            raise RefusalError(507, message, code="not_saved") from error
+        """Write a file whole, and force it to the disk; what was there before is intact if it cannot be written."""
+        make_directory(path.parent, mode=0o700)
+        self._format.save(path, [state], note={**note, "tokenizer": self._tokenizer.fingerprint})
 
     def read(self, path: Path) -> tuple[RowState, dict[str, str]]:
         """Read a file, and check that it is of this model and decoder.
@@ -132,10 +117,9 @@ class Store:
         """
         try:
             (state, *more), note = self._format.load(path)
-        except (CheckpointError, ValueError) as error:
-            reason = str(error).replace(repr(str(path)), "").replace("  ", " ")
-            reason = re.sub(r"open it with Decoder\(model, (.*)\)", lambda found: _as_options(found[1]), reason)
-            message = f"the saved session cannot be used: {' '.join(reason.split())}"
+        except CheckpointError as error:
+            reason = " ".join(str(error).replace(repr(str(path)), "").split())
+            message = f"the saved session cannot be used: {reason}"
             raise RefusalError(409, message, code="bad_session") from error
         if more or note.get("tokenizer") != self._tokenizer.fingerprint:
             raise RefusalError(409, "the saved session was read with another tokenizer; use that one", code="bad_session")
@@ -193,8 +177,6 @@ class Store:
             who = _read_owner(path)
             message = f"the session is open in another process ({who or 'unknown'}); ask there, or again later"
             raise RefusalError(503, message, code="leased", retry_after=1, extra={"owner": who}) from None
-        except OSError as error:
-            raise RefusalError(507, f"no lease for the session ({error.strerror})", code="not_saved") from error
 
     def is_free(self, path: Path) -> bool:
         """Return whether no process has a session open."""
@@ -222,12 +204,9 @@ class Store:
     @staticmethod
     def remove(path: Path) -> None:
         """Delete a file, if it exists."""
-        try:
-            path.unlink(missing_ok=True)
-            if path.parent.is_dir():
-                sync_directory(path.parent)
-        except OSError as error:
-            raise RefusalError(507, f"the file cannot be deleted ({error.strerror})", code="not_deleted") from error
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            sync_directory(path.parent)
 
 
 class Sessions:
@@ -340,12 +319,6 @@ class Sessions:
         return [each for each in self.live.values() if each.expires_at is not None and each.expires_at < now and each.is_idle]
 
 
-def _as_options(settings: str) -> str:
-    """Return settings of a decoder, as a message has them, as options of the server."""
-    pairs = (setting.partition("=") for setting in settings.split(", "))
-    return "start the server with " + " ".join(f"--{name.replace('_', '-')} {value.strip(chr(39))}" for name, _, value in pairs)
-
-
 def _lock_of(path: Path) -> Path:
     return path.with_suffix(".lock")
 
@@ -375,14 +348,6 @@ def number_of(note: dict[str, str], key: str) -> float | None:
     except (KeyError, ValueError):
         return None
     return value if 0 <= value < 1e12 else None
-
-
-def check_name(name: str) -> str:
-    """Return a name for a saved session, or refuse it."""
-    if not NAME.fullmatch(name):
-        message = "a name has 1 to 64 letters, digits, dots, hyphens and underscores, and begins with a letter or digit"
-        raise RefusalError(400, message, code="bad_name")
-    return name
 
 
 def most_bytes(format: SessionFormat) -> int:

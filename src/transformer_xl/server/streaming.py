@@ -11,8 +11,9 @@ from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from transformer_xl.errors import TxlError
 from transformer_xl.server.guard import refused
-from transformer_xl.server.jobs import RefusalError
+from transformer_xl.server.jobs import RefusalError, refusal_of
 from transformer_xl.server.wire import error_body
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ class EventStream(Response):
     """Server-sent events, ended as soon as the client has gone.
 
     Args:
-        events: what is sent; each is a body of JSON, or None for a sign of life. A `RefusalError` becomes an event.
+        events: what is sent; each is a body of JSON, or None for a sign of life. What is refused becomes an event.
         done: the last line, as OpenAI's streams have it; empty: none.
         is_read: set when the body has been read, by the same channel as word that the client has gone. None: it has been.
     """
@@ -53,16 +54,16 @@ class EventStream(Response):
         async with aclosing(self._events):
             try:
                 first = await anext(events, None)  # what is refused at once gets its own status
-            except RefusalError as refusal:
-                await refused(refusal)({"type": "http"}, _never, send)
+            except (RefusalError, TxlError) as error:
+                await refused(refusal_of(error))({"type": "http"}, _never, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send(self._chunk(first))
             try:
                 async for event in events:
                     await send(self._chunk(event))
-            except RefusalError as refusal:
-                await send(self._chunk(error_body(refusal)))
+            except (RefusalError, TxlError) as error:
+                await send(self._chunk(error_body(refusal_of(error))))
             else:
                 if self._done:
                     await send(self._body(f"data: {self._done}\n\n"))

@@ -83,8 +83,6 @@ async def complete(request: Request, service: Serving, owner: Owner, body: Compl
     jobs, echoes = [], []
     for place, prompt in enumerate(body.prompts()):
         ids = await service.encode(prompt)
-        if not len(ids):
-            raise RefusalError(400, "the prompt is empty; give at least one token", code="invalid_request")
         _, seeds = seeds_of(seed, place, body.n)
         writing = body.writing(seeds, vocab_size=service.tokenizer.vocab_size) if body.max_tokens else None
         scores = body.echo and body.likeliest is not None
@@ -125,10 +123,6 @@ def session_job(
     service: Service, session: Session, body: WritingFields, prompt: np.ndarray, *, forks: bool = False, n: int = 1
 ) -> tuple[Completion, int]:
     """Return what writes after what a session has read, and its seed."""
-    if not (len(prompt) or session.text.n_tokens):
-        raise RefusalError(400, "the session has read nothing; append a text, or give one", code="empty")
-    if body.max_tokens == 0:
-        raise RefusalError(400, "max_tokens (0) must be at least 1; append reads without writing", code="invalid_request")
     keeps = body.seed is None and not forks
     seed, seeds = seeds_of(body.seed, 0, n)
     if keeps and session.text.random is not None:

@@ -8,17 +8,18 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import TxlError, one_line
+from transformer_xl.errors import one_line
 from transformer_xl.generation.requests import Chosen, fresh_seed, text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
+from transformer_xl.model.softmax import check_ids
 from transformer_xl.server.jobs import LONGEST_SECONDS, RefusalError, Writing
 from transformer_xl.untrusted import is_unicode
 
 T = TypeVar("T")
 
 MOST_TOKENS = 1 << 20
-"""The most tokens that a call writes, and of a prompt in JSON."""
+"""The most tokens that a call writes."""
 
 MOST_BODY_BYTES = 2 << 20
 """The largest body, but of a text that is streamed."""
@@ -30,9 +31,10 @@ def _without_surrogates(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_without_surrogates), Field(max_length=MOST_BODY_BYTES)]
+Text = Annotated[str, AfterValidator(_without_surrogates)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
-TokenIds = Annotated[list[TokenId], Field(max_length=MOST_TOKENS)]
+TokenIds = list[TokenId]
+MaxTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 64, strict=True)]
 MOST_PLACE = 1 << 62
 Place = Annotated[int, Field(ge=0, lt=MOST_PLACE, strict=True)]
@@ -106,29 +108,21 @@ class WritingFields(Body):
     def writing(
         self, seeds: tuple[int, ...], *, vocab_size: int, keeps_drawing: bool = False, stops: Sequence[str] = ()
     ) -> Writing:
-        """Return how texts are written; `stops` end them besides what the client asked for.
-
-        Raises:
-            RefusalError: settings that contradict each other or do not fit the vocabulary.
-        """
+        """Return how texts are written; `stops` end them besides what the client asked for."""
         bias = {int(token): -math.inf if value <= -100 else value for token, value in (self.logit_bias or {}).items()}
         greedy = self.temperature == 0
         stops = [*stops, *([self.stop] if isinstance(self.stop, str) else self.stop or [])]
-        try:
-            sampling = Sampling(
-                temperature=self.temperature,
-                top_p=None if greedy else self.top_p,
-                top_k=None if greedy else self.top_k,
-                min_p=None if greedy else self.min_p,
-                repetition_penalty=self.repetition_penalty,
-                repetition_window=self.repetition_window,
-                logit_bias=bias,
-            )
-            stopping = Stopping(tokens=frozenset(self.stop_token_ids), strings=stops)
-            sampling.check(vocab_size)
-            stopping.check(vocab_size)
-        except TxlError as error:
-            raise RefusalError(400, one_line(error), code="invalid_request") from None
+        sampling = Sampling(
+            temperature=self.temperature,
+            top_p=None if greedy else self.top_p,
+            top_k=None if greedy else self.top_k,
+            min_p=None if greedy else self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            repetition_window=self.repetition_window,
+            logit_bias=bias,
+        )
+        stopping = Stopping(tokens=frozenset(self.stop_token_ids), strings=stops)
+        stopping.check(vocab_size)
         return Writing(
             sampling=sampling, stopping=stopping, max_tokens=self.max_tokens, seeds=seeds, keeps_drawing=keeps_drawing
         )
@@ -206,8 +200,8 @@ class ChatRequest(WritingFields):
 
     model: Annotated[str, Field(max_length=256)] | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
-    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)] = 256
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)] | None = None
+    max_tokens: MaxTokens = 256
+    max_completion_tokens: MaxTokens | None = None
     n: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
@@ -297,12 +291,14 @@ class AppendRequest(TextFields):
 class GenerateRequest(CompletionFields):
     """`POST /v1/sessions/{id}/generate`."""
 
+    max_tokens: MaxTokens = 16
     at: Place | None = None
 
 
 class AskRequest(TextFields, CompletionFields):
     """`POST /v1/sessions/{id}/ask`."""
 
+    max_tokens: MaxTokens = 16
     n: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
 
 
@@ -316,7 +312,7 @@ class RewindRequest(Body):
 class SaveRequest(Body):
     """`POST /v1/sessions/{id}/save`."""
 
-    name: Annotated[str, Field(max_length=64)] | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
 
 
 class ScoreRequest(TextFields):
@@ -352,20 +348,11 @@ class DetokenizeRequest(Body):
 
 
 def ids_of(tokenizer: Tokenizer, text: str | list[int]) -> np.ndarray:
-    """Return the token ids of a text, or ids as they are.
-
-    Raises:
-        RefusalError: a character that the tokenizer cannot represent, or an id outside the vocabulary.
-    """
-    try:
-        if isinstance(text, str):
-            return np.asarray(tokenizer.encode(text), np.int64)
-        ids = np.array(text, np.int64)
-    except TxlError as error:
-        raise RefusalError(400, one_line(error), code="invalid_request") from None
-    if len(ids) and ids.max() >= tokenizer.vocab_size:
-        message = f"token id {ids.max()} is outside the vocabulary ({tokenizer.vocab_size})"
-        raise RefusalError(400, message, code="invalid_request")
+    """Return the token ids of a text, or ids as they are; TokenizerError for what is not in the vocabulary."""
+    if isinstance(text, str):
+        return np.asarray(tokenizer.encode(text), np.int64)
+    ids = np.array(text, np.int64)
+    check_ids(ids, vocab_size=tokenizer.vocab_size)
     return ids
 
 
