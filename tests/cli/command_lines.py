@@ -7,6 +7,8 @@ import typing
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
+from cyclopts import App, ArgumentCollection
+
 
 def _words(text: str) -> list[str]:
     return text.split()
@@ -14,7 +16,7 @@ def _words(text: str) -> list[str]:
 
 _LONG = "n" * 300
 _HUGE = "1" + "0" * 20  # more than 64 bits hold
-_STRANGE = ["", " ", _LONG, "ünïcödé—ж", "\udce9\udcff", "a\nb", 'a\'b $(id) "c"', "\x1b[31m"]
+_STRANGE = ["", " ", _LONG, "ünïcödé—ж", "\udce9\udcff", "a\nb", 'a\'b $(id) "c"', "\x1b[31m", "\x1b]0;title\x07\nred\r\x9b0m"]
 _STRANGE += _words("- -- -x [red] %s{0} ../.. ~ *")
 _INTEGERS = [_HUGE, f"-{_HUGE}", "9" * 5000, _LONG, ""]
 _INTEGERS += _words("0 1 2 3 7 -1 1000000000 1000000000000 9223372036854775807 1e3 1.5 nan 0x10 ٣")
@@ -32,6 +34,7 @@ _PATHS += _words("""
     . / missing missing/x text.txt/x a/b empty.txt empty noise.bin latin.txt nothing.gz ünïcödé.txt
     fifo fifo.toml fifo.txt.gz null zero full loop /proc/x /proc/self /proc/self/mem /sys/x.png
     run/config.json run/checkpoints run/tokenizer.json exported/model.safetensors
+    missing.txt missing.toml missing.npy run/missing folder/ empty/ text.txt/ folder/0.txt/x run/run deep/er/new.png
 """)
 
 _SETTINGS = _words("""
@@ -109,10 +112,19 @@ class Line(NamedTuple):
         return shlex.join(["txl", *self.arguments]).encode("unicode_escape", "surrogatepass").decode() + piped
 
 
+def commands(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ArgumentCollection]]:
+    """Yield the name of each command, such as "corpus list", and its arguments."""
+    for name in app:
+        if name.startswith("-"):
+            continue
+        if app[name].default_command:
+            yield " ".join([*path, name]), app[name].assemble_argument_collection()
+        yield from commands(app[name], (*path, name))
+
+
 def lines(seed: int, n: int) -> list[Line]:
     """Draw `n` lines; each command has its turn."""
     from transformer_xl.cli import app
-    from transformer_xl.cli.mistakes import commands
 
     draw, drawn = random.Random(seed), list(commands(app))
     return [_line(draw, *drawn[i % len(drawn)]) for i in range(n)]

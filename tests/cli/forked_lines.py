@@ -48,6 +48,8 @@ def fault(ending: Ending) -> str | None:
         return f"status {ending.status} and {len(errors)} errors"
     if errors and len(errors[0]) > _LONGEST_ERROR:
         return f"an error of {len(errors[0]):,} characters"
+    if found := re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", ending.err):
+        return f"a raw control character: {found[0]!a}"
     if found := re.search(r"\.py:\d+: \w*Warning", ending.err):
         return f"a warning for programmers: {found[0]}"
     return f"replaced {', '.join(ending.replaced)}" if ending.replaced else None

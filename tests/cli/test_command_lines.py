@@ -73,6 +73,7 @@ def test_every_line_ends_well(furnished: Path, record_property: Callable[[str, o
         (Ending(-14, "", []), "waits for ever"),
         (Ending(-11, "", []), "signal 11"),
         (Ending(0, "a/b.py:3: UserWarning: that\n", []), "a warning for programmers: .py:3: UserWarning"),
+        (Ending(1, "txl: error: \x1b[31m\n", []), "a raw control character: '\\x1b'"),
         (Ending(0, "", ["fifo"]), "replaced fifo"),
     ],
 )

@@ -8,21 +8,19 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
-from cyclopts import App, CoercionError
 from rich.console import Console
 
+from tests.cli.command_lines import commands
 from tests.cli.conftest import Txl, save
 from tests.helpers import TINY
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli import app, main
-from transformer_xl.cli.mistakes import commands, wrong_value
 from transformer_xl.config.model import HeadConfig, TransformerXLConfig
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.model.sequence_model import make_model
@@ -192,33 +190,21 @@ def test_a_model_without_training_text_cannot_take_steps_of_rms(txl: Txl, workbe
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    "line",
     [
-        ("eval run --temperature warm", "--temperature takes a number or 'auto', not 'warm'. See txl eval --help."),
-        ("generate run --top-k many", "--top-k takes a whole number, not 'many'. See txl generate --help."),
-        (f"generate run --top-k {'9' * 200}x", f"--top-k takes a whole number, not '{'9' * 100}'. See txl generate --help."),
-        ("eval run --quiet=perhaps", "--quiet takes no value, not 'perhaps'. See txl eval --help."),
-        ("generate run --compile perhaps", "--compile takes 'auto', 'yes' or 'no', not 'perhaps'. See txl generate --help."),
-        (
-            "eval run --split tset",
-            "--split takes 'train', 'valid' or 'test', not 'tset'; did you mean 'test'? See txl eval --help.",
-        ),
+        "eval run --temperature warm",
+        "generate run --top-k many",
+        f"generate run --top-k {'9' * 5000}",
+        "eval run --quiet=perhaps",
+        "eval run --split tset",
+        "train text.txt quickstart",
     ],
 )
-def test_a_value_of_another_type_is_refused_in_words(txl: Txl, line: str, message: str) -> None:
+def test_a_value_of_another_type_and_an_argument_too_many_are_refused(txl: Txl, line: str) -> None:
     answer = txl(*line.split())
-    assert (answer.status, answer.complaint) == (2, message)
-
-
-def test_a_value_of_a_type_without_words_is_refused_as_cyclopts_does() -> None:
-    app = App()
-
-    @app.default
-    def wait(*, until: datetime) -> None: ...
-
-    with pytest.raises(CoercionError) as raised:
-        app(["--until", "soon"], exit_on_error=False, print_error=False)
-    assert wrong_value(raised.value) == 'Invalid value for --until: unable to convert "soon" into datetime.'
+    command, *_, wrong = line.replace("=", " ").split()
+    assert answer.status == 2
+    assert wrong[:9] in answer.complaint and answer.complaint.endswith(f"See txl {command} --help.")
 
 
 def test_eval_divides_scores_by_a_temperature(txl: Txl, home: Path) -> None:
@@ -491,15 +477,13 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("plot run --seed 1", "unknown option --seed; it belongs to txl finetune, txl generate. See txl plot --help."),
-        ("eval run --memlen 3", "unknown option --memlen; did you mean --mem-len? See txl eval --help."),
-        ("eval run --zzz=3", "unknown option --zzz. See txl eval --help."),
-        ("train text.txt quickstart", "'quickstart': more arguments than the command takes. See txl train --help."),
-        ("train tiny.toml --max-steps=3", "unknown option --max-steps; did you mean --set train.max_steps=VALUE?"),
-        ("train tiny.toml --steps 3", "unknown option --steps; did you mean --set train.max_steps=VALUE?"),
-        ("train tiny.toml --layers 3", "unknown option --layers; did you mean --set model.n_layer=VALUE?"),
-        ("train tiny.toml --corpsu x", "unknown option --corpsu; did you mean --corpus?"),
-        ("bench decode run --recl 20", "unknown option --recl; it belongs to txl ablate. See txl bench decode --help."),
+        ("plot run --seed 1", "Unknown option --seed. See txl plot --help."),
+        ("eval run --memlen 3", "Unknown option --memlen; did you mean --mem-len? See txl eval --help."),
+        ("eval run --zzz=3", "Unknown option --zzz. See txl eval --help."),
+        ("train tiny.toml --max-steps=3", "Unknown option --max-steps; did you mean --set train.max_steps=VALUE?"),
+        ("train tiny.toml --steps 3", "Unknown option --steps; did you mean --set train.max_steps=VALUE?"),
+        ("train tiny.toml --layers 3", "Unknown option --layers; did you mean --set model.n_layer=VALUE?"),
+        ("train tiny.toml --corpsu x", "Unknown option --corpsu; did you mean --corpus?"),
     ],
 )
 def test_an_unknown_option_is_explained(txl: Txl, command: str, complaint: str) -> None:

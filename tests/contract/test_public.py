@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 import transformer_xl as txl
+from tests.cli.command_lines import commands
 from transformer_xl.cli import app
-from transformer_xl.cli.mistakes import commands
 from transformer_xl.config.recipes import recipe_names
 
 ROOT = Path(__file__).parents[2]

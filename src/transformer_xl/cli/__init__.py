@@ -4,7 +4,7 @@ import io
 import os
 import sys
 
-from cyclopts import App, CoercionError, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from transformer_xl.cli import (
     ablate,
@@ -24,7 +24,7 @@ from transformer_xl.cli import (
     train,
     translate,
 )
-from transformer_xl.cli.mistakes import left_over, unknown_option, wrong_value
+from transformer_xl.cli.mistakes import unknown_option
 from transformer_xl.cli.options import in_64_bits, refuse_empty
 from transformer_xl.console import say
 from transformer_xl.errors import (
@@ -109,12 +109,7 @@ def _call(arguments: list[str] | None) -> None:
         sys.exit(1)
     except CycloptsError as error:
         command = " ".join(["txl", *(error.command_chain or ())])
-        if isinstance(error, UnknownOptionError):
-            what = unknown_option(error, app)
-        elif isinstance(error, CoercionError):
-            what = wrong_value(error)
-        else:
-            what = left_over(error) if isinstance(error, UnusedCliTokensError) else str(error)
+        what = unknown_option(error) if isinstance(error, UnknownOptionError) else error
         _complain(error, f"{what} See {command} --help.")
         sys.exit(2)
     except KeyboardInterrupt:
