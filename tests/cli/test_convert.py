@@ -161,7 +161,7 @@ def test_other_kinds_of_attention_are_mentioned(txl: Txl, place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "complaint"),
     [
-        (["gone", "native"], 1, "'gone' does not exist; give the directory or file of a checkpoint"),
+        (["gone", "native"], 1, "No such file or directory"),
         (["text.txt", "native"], 1, "text.txt"),
         (
             ["run", "native", "--moses", "en"],

@@ -61,15 +61,7 @@ def test_words_that_no_file_can_hold_are_refused(tmp_path):
     for old in source.glob("vocab.*"):
         old.unlink()
     (source / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": [*(f"w{i}" for i in range(30)), "\ud800"]}, protocol=2))
-    with pytest.raises(CheckpointError, match=r"idx2sym .* must be a list of words"):
-        convert(source, tmp_path / "native")
-
-
-def test_a_list_of_too_many_words_is_refused(tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(GOLDENS / "huggingface" / "no_memory" / "checkpoint", source)
-    (source / "vocab.txt").write_text("<eos>\n<unk>\n" + "".join(f"word{i}\n" for i in range(98)))
-    with pytest.raises(CheckpointError, match="has 100 tokens, the model 31"):
+    with pytest.raises(CheckpointError, match=r"a word has half of a character"):
         convert(source, tmp_path / "native")
 
 

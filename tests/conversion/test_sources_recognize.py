@@ -16,10 +16,8 @@ from transformer_xl.errors import CheckpointError
         (["config.json", "pytorch_model.bin"], "huggingface", "pytorch_model.bin"),
         (["config.json", "pytorch_model.bin", "model.safetensors"], "huggingface", "model.safetensors"),
         (["model.pt", "optimizer.pt", "log.txt"], "authors", "model.pt"),
-        (["model.pt", "model_2.pt"], "authors", "model.pt"),
         (["model_2.pt"], "authors", "model_2.pt"),
         (["checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_10.pt"], "nvidia", "checkpoint_best.pt"),
-        (["checkpoint_last.pt", "checkpoint_10.pt"], "nvidia", "checkpoint_last.pt"),
         (["checkpoint_10.pt"], "nvidia", "checkpoint_10.pt"),
         (["model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "checkpoint"], "tensorflow", "."),
         (["info.json", "model.pth", "optimizer.pth"], "labml", "model.pth"),
@@ -52,7 +50,9 @@ def test_files_are_recognized_by_their_names(name, kind, tmp_path):
     assert recognize(tmp_path / name, "nvidia") == ("nvidia", tmp_path / name)
 
 
-def test_a_prefix_is_a_tensorflow_checkpoint(tmp_path):
+def test_one_of_several_and_a_prefix(tmp_path):
+    touch(tmp_path, "model.pt", "pytorch_model.bin")
+    assert recognize(tmp_path, "authors") == ("authors", tmp_path / "model.pt")
     touch(tmp_path, "model.ckpt-9.index")
     assert recognize(tmp_path / "model.ckpt-9") == ("tensorflow", tmp_path / "model.ckpt-9")
 
@@ -62,14 +62,12 @@ def test_a_prefix_is_a_tensorflow_checkpoint(tmp_path):
     [
         ([], None, "holds no checkpoint of a known kind: pytorch_model.bin or model.safetensors"),
         (["model.pt"], "nvidia", "holds no checkpoint of kind 'nvidia'; leave the kind out"),
-        (["model.pt"], "nvidea", "unknown kind of checkpoint 'nvidea'; did you mean 'nvidia'"),
         (
             ["model.pt", "pytorch_model.bin"],
             None,
             r"checkpoints of several kinds \(huggingface, authors\); say which with --kind",
         ),
         (["model_a.pt", "model_b.pt"], None, r"holds several checkpoints \(model_a.pt, model_b.pt\); give one of them"),
-        (["checkpoint_1.pt", "checkpoint_2.pt"], None, r"several checkpoints \(checkpoint_1.pt, checkpoint_2.pt\)"),
         (
             ["model.safetensors.index.json", "model-00001-of-00002.safetensors"],
             None,
@@ -82,19 +80,6 @@ def test_a_prefix_is_a_tensorflow_checkpoint(tmp_path):
 def test_directories_that_cannot_be_taken(names, kind, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         recognize(touch(tmp_path, *names), kind)
-
-
-def test_one_of_several_kinds_is_taken_when_told(tmp_path):
-    touch(tmp_path, "model.pt", "pytorch_model.bin")
-    assert recognize(tmp_path, "authors") == ("authors", tmp_path / "model.pt")
-
-
-def test_paths_that_lead_nowhere(tmp_path):
-    for path in (tmp_path / "none", tmp_path / "none" / "model.pt"):
-        with pytest.raises(CheckpointError, match=f"'{path}' does not exist; give the directory or file"):
-            recognize(path)
-    with pytest.raises(CheckpointError, match="cannot be read: File name too long"):
-        recognize(tmp_path / ("x" * 300))
 
 
 def test_an_xlnet_is_ours_or_hugging_faces(tmp_path):

@@ -13,7 +13,6 @@ from transformer_xl.config.model import AttentionConfig
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps.entries import Part
 from transformer_xl.conversion.programs import Kind
-from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.sources import ForeignCheckpoint, open_source
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
@@ -76,8 +75,9 @@ def convert(
         What was converted.
 
     Raises:
-        CheckpointError: the source is missing, damaged, hostile or of no known kind, its tensors do not fit its settings, or
-            the destination is taken or cannot be written.
+        CheckpointError: the source is damaged, hostile or of no known kind, its tensors do not fit its settings, or the
+            destination is taken.
+        OSError: the source cannot be read, or the destination not written.
         ConfigError: `settings` cannot work.
     """
     target = Path(destination)
@@ -127,19 +127,12 @@ def _native_tensors(source: ForeignCheckpoint) -> tuple[dict[str, TensorSpec], C
         if part.name not in names:  # it is optional
             return torch.zeros(part.shape, dtype=dtype)
         first, *others = names[part.name]
-        tensor = _loaded(source.tensors[first]).to(dtype)
+        tensor = source.tensors[first].load().to(dtype)
         for other in others:
             place = source.tensors[other]
-            if place != source.tensors[first] and not torch.equal(_loaded(place).to(dtype), tensor):
+            if place != source.tensors[first] and not torch.equal(place.load().to(dtype), tensor):
                 raise CheckpointError(f"tensors '{first}' and '{other}' of '{origin}' are tied by its settings, but differ")
         return tensor
 
     content = {name: TensorSpec(dtype, shape) for name, shape in shapes.items()}
     return content, lambda name: source.key_map.native(name, shapes, read)
-
-
-def _loaded(tensor: TensorRef) -> Tensor:
-    try:
-        return tensor.load()
-    except OSError as error:  # caught here, so that it is not taken for an error of writing
-        raise CheckpointError(f"'{tensor.path}' cannot be read: {error.strerror or error}") from None

@@ -1,6 +1,5 @@
 """The programs whose checkpoints can be read: `PROGRAMS` has an entry for each."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -108,11 +107,8 @@ _UNSAID = (
 
 def _xlnet_settings(folder: Path) -> Path:
     """Return the file of settings beside the variables of an XLNet."""
-    for name in xlnet_tensorflow.SETTINGS_FILES:
-        if os.path.lexists(folder / name):
-            return folder / name
-    first = xlnet_tensorflow.SETTINGS_FILES[0]
-    raise CheckpointError(f"'{folder / first}' is missing; it holds the settings of an XLNet, put it beside the checkpoint")
+    first, other = (folder / name for name in xlnet_tensorflow.SETTINGS_FILES)
+    return other if other.exists() and not first.exists() else first
 
 
 def _authors(tree: Any, weights: Path) -> Contents:

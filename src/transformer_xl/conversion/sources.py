@@ -101,22 +101,13 @@ def recognize(source: Path, kind: Kind | None = None) -> tuple[Kind | None, Path
         TensorFlow the argument of `read_bundle`.
 
     Raises:
-        CheckpointError: there is no checkpoint, none of a known format, or several.
+        CheckpointError: there is none of a known format, or several.
     """
-    if kind is not None and kind not in KINDS:
-        raise CheckpointError(f"unknown kind of checkpoint '{kind}'; {did_you_mean(kind, KINDS)}")
-    try:
-        return _in_directory(source, kind) if source.is_dir() else _of_file(source, kind)
-    except OSError as error:
-        raise CheckpointError(f"'{source}' cannot be read: {error.strerror}; give a checkpoint that you may read") from None
+    return _in_directory(source, kind) if source.is_dir() else _of_file(source, kind)
 
 
 def _of_file(source: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
     is_prefix = source.with_name(f"{source.name}.index").exists()
-    if not is_prefix and not source.exists():
-        raise CheckpointError(
-            f"'{source}' does not exist; give the directory or file of a checkpoint, downloaded if it is on a hub"
-        )
     if kind is None and (is_prefix or _TENSORFLOW.fullmatch(source.name)):
         return "tensorflow", source
     if kind is None and (source.name in HUGGINGFACE_WEIGHTS or source.suffix == ".safetensors"):

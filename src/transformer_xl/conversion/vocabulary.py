@@ -6,17 +6,20 @@ a character. That follows from the corpus of the vocabulary.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from transformer_xl.config.settings import Settings
 from transformer_xl.conversion.readers.unpickle import Stub, unpickle
 from transformer_xl.data.characters import is_byte
 from transformer_xl.data.spiece import read_spiece
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
-from transformer_xl.errors import CheckpointError, TokenizerError, shown
-from transformer_xl.untrusted import read_json_object, read_small
+from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, shown
+from transformer_xl.untrusted import is_unicode, read_json_object, read_small
 
 MAX_TEXT_BYTES = 64 * 2**20  # of a file with a word per line
 
@@ -129,26 +132,39 @@ def _naming(path: Path) -> Iterator[None]:
     """Name the file in errors about its words."""
     try:
         yield
-    except (UnicodeDecodeError, TokenizerError) as error:
+    except (UnicodeDecodeError, ConfigError, TokenizerError) as error:
         raise CheckpointError(f"vocabulary of '{path}': {error}") from None
 
 
-def _attributes(state: Any) -> dict[str, Any]:
-    """Return the attributes of a vocabulary that matter, after a check of their types.
+_Words = Annotated[list[str], Field(strict=False)]
 
-    `language` is not among them, because only the user chooses Moses rules, never a file.
-    """
+
+class _Attributes(Settings):
+    """The attributes of a vocabulary that matter. Its `language` does not: only the user chooses Moses rules, never a file."""
+
+    idx2sym: _Words | None = None
+    sym2idx: dict[str, int] | None = None
+    lower_case: bool | None = None
+    delimiter: str | None = None
+    unk_idx: int | None = None
+    never_split: _Words | None = None
+    dataset: str | None = None
+    EOT: Any = None
+    tokenizer: Any = None
+
+
+def _attributes(state: Any) -> dict[str, Any]:
+    """Return the attributes of a vocabulary that matter, after a check of their types."""
     if not isinstance(state, Mapping):
         raise TokenizerError(f"a vocabulary is a mapping of its attributes, not {shown(state)}")
-    known = {name: state[name] for name in (*_TYPES, "EOT", "tokenizer") if state.get(name) is not None}
-    for name, (what, is_right) in _TYPES.items():
-        if name in known and not is_right(known[name]):
-            raise TokenizerError(f"{name} ({shown(known[name])}) must be {what}")
-    if "idx2sym" in known:
+    known = _Attributes(**{name: state[name] for name in _Attributes.model_fields if name in state}).model_dump()
+    if not is_unicode("".join([*(known["idx2sym"] or ()), *(known["sym2idx"] or ()), *(known["never_split"] or ())])):
+        raise TokenizerError("a word has half of a character (a lone surrogate)")
+    if known["idx2sym"]:
         known["idx2sym"] = _as_utf8(known["idx2sym"])
-    if "sym2idx" in known:
+    if known["sym2idx"]:
         known["sym2idx"] = dict(zip(_as_utf8(list(known["sym2idx"])), known["sym2idx"].values(), strict=True))
-    return known
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _as_utf8(words: Sequence[str]) -> list[str]:
@@ -157,29 +173,6 @@ def _as_utf8(words: Sequence[str]) -> list[str]:
         return [word.encode("latin-1").decode("utf-8") for word in words]
     except UnicodeError:
         return list(words)
-
-
-def _are_words(value: Any) -> bool:
-    # half of a surrogate pair cannot be written to a file
-    return isinstance(value, list | tuple) and all(
-        isinstance(word, str) and not any("\ud800" <= character <= "\udfff" for character in word) for word in value
-    )
-
-
-def _are_ids(value: Any) -> bool:
-    return isinstance(value, Mapping) and _are_words(list(value)) and all(type(id_) is int for id_ in value.values())
-
-
-_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "idx2sym": ("a list of words", _are_words),
-    "sym2idx": ("the ids of words", _are_ids),
-    "lower_case": ("true or false", lambda value: isinstance(value, bool)),
-    "delimiter": ("text", lambda value: isinstance(value, str)),
-    "unk_idx": ("an id", lambda value: type(value) is int),
-    "never_split": ("a list of words", _are_words),
-    "dataset": ("text", lambda value: isinstance(value, str)),
-}
-"""For each attribute that matters, what it must be, and a function that checks it."""
 
 
 def _beside(path: Path, name: str, key: str, kind: type) -> Any:
@@ -208,8 +201,6 @@ def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, mo
         >>> tokenizer.encode("The cat\n").tolist()
         [2, 1, 0]
     """
-    if not isinstance(state, Mapping):
-        raise TokenizerError(f"a vocabulary's state is a mapping of its attributes, not {type(state).__name__}")
     words = _words(state)
     lower_case, delimiter = state.get("lower_case", False), state.get("delimiter")
     dataset = state.get("dataset") if dataset is None else dataset
@@ -316,7 +307,7 @@ def _words(state: Mapping[str, Any]) -> list[str]:
     if words:
         return words
     ids = state.get("sym2idx")  # Hugging Face 4.35.2 keeps nothing else after it has read a vocabulary
-    if isinstance(ids, Mapping) and ids:
+    if ids:
         if sorted(ids.values()) != list(range(len(ids))):
             raise TokenizerError(f"the vocabulary's ids are not 0 … {len(ids) - 1}, each once; convert the original file")
         return sorted(ids, key=ids.__getitem__)
@@ -332,17 +323,17 @@ def _unknown(state: Mapping[str, Any], words: Sequence[str]) -> str | None:
     index = state.get("unk_idx")
     if index is None:
         return next((word for word in ("<unk>", "<UNK>") if word in words), None)
-    if type(index) is not int or not 0 <= index < len(words):
+    if not 0 <= index < len(words):
         raise TokenizerError(f"unk_idx ({index!a}) is not one of the {len(words):,} ids; convert the original file")
     return words[index]
 
 
 def _unit(words: Sequence[str]) -> str | None:
     """Return "byte" or "char" if the words are bytes (as in prepared enwik8) or characters (as in prepared text8)."""
-    plain = [word for word in words if not (isinstance(word, str) and word.startswith("<") and word.endswith(">"))]
-    if plain and all(isinstance(word, str) and is_byte(word) for word in plain):
+    plain = [word for word in words if not (word.startswith("<") and word.endswith(">"))]
+    if plain and all(map(is_byte, plain)):
         return "byte"
-    return "char" if _BLANK in plain and all(isinstance(word, str) and len(word) == 1 for word in plain) else None
+    return "char" if _BLANK in plain and all(len(word) == 1 for word in plain) else None
 
 
 def _line_words(words: Sequence[str], dataset: str | None) -> tuple[str | None, str | None]:

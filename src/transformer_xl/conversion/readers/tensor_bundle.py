@@ -10,9 +10,7 @@ Compressed tables, partitioned variables and text are refused, because `tf.train
 """
 
 import math
-import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from itertools import pairwise
@@ -21,27 +19,25 @@ from typing import TypeVar
 
 import torch
 
-from transformer_xl.conversion.readers.tensors import Storage, TensorRef, contiguous
+from transformer_xl.conversion.readers.tensors import MAX_DIMENSIONS, Storage, TensorRef, contiguous, place
 from transformer_xl.errors import CheckpointError
 from transformer_xl.untrusted import open_regular
 
-# The largest model of the authors, with its Adam slots, has about 850 variables in an index of 30 kB.
 MAX_INDEX_BYTES = 2**20
-MAX_TENSORS = 10_000
+"""The largest index; that of the authors' largest model, with its Adam slots, has 30 kB. It may take 200 times its size."""
+
 MAX_NAME_BYTES = 1024
-MAX_DIMENSIONS = 64
+"""The longest name; a name is stored as what differs from the one before, so few bytes could make many long ones."""
 
 _FOOTER_BYTES = 48
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FORMAT_VERSION = 1
-_TEXT = 7
 # tensorflow/core/framework/types.proto
 _DTYPES = {1: torch.float32, 2: torch.float64, 14: torch.bfloat16, 19: torch.float16, 10: torch.bool}
 _DTYPES |= {6: torch.int8, 5: torch.int16, 3: torch.int32, 9: torch.int64}
 _DTYPES |= {4: torch.uint8, 17: torch.uint16, 22: torch.uint32, 23: torch.uint64}
 _PART = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
 _LATEST = re.compile(r'^\s*model_checkpoint_path\s*:\s*"((?:[^"\\\n]|\\.)*)"', re.MULTILINE)
-_SAVE_AGAIN = "load it with TensorFlow and save it again with tf.compat.v1.train.Saver()"
 
 _T = TypeVar("_T", int, bytes)
 
@@ -56,41 +52,24 @@ def read_bundle(prefix: Path) -> dict[str, TensorRef]:
             directory. In a directory, the file `checkpoint` names the checkpoint; without that file there must be only one.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it is damaged, incomplete, or of a kind that cannot be read.
+        CheckpointError: it is damaged, incomplete, or of a kind that cannot be read.
+        OSError: a file is missing.
     """
-    try:
-        index = _index_in_directory(prefix) if prefix.is_dir() else _index_of_prefix(prefix)
-    except OSError as error:
-        raise CheckpointError(
-            f"{str(prefix)!r} cannot be read: {error.strerror}; give a checkpoint that you may read"
-        ) from error
+    index = _index_in_directory(prefix) if prefix.is_dir() else _index_of_prefix(prefix)
     try:
         return _read_entries(index)
-    except _Unreadable as error:
-        raise CheckpointError(f"{str(index)!r} {error.reason}; {error.remedy}") from None
-
-
-class _Unreadable(Exception):  # noqa: N818 (it becomes an error where the file's name is known)
-    """The index cannot be read: the reason, and the remedy."""
-
-    def __init__(self, reason: str, remedy: str = "copy or download it again"):
-        super().__init__(reason)
-        self.reason, self.remedy = reason, remedy
+    except ValueError as error:
+        raise CheckpointError(
+            f"{str(index)!r} cannot be read: {error}; copy or download it again, or load it with TensorFlow and save it again "
+            "with tf.compat.v1.train.Saver()"
+        ) from None
 
 
 # Where the files lie
 
 
 def _index_of_prefix(path: Path) -> Path:
-    prefix = path.parent / _PART.sub("", path.name)
-    index = path.parent / f"{_PART.sub('', path.name)}.index"
-    if os.path.lexists(index):
-        return index
-    if _is_first_format(prefix):
-        raise CheckpointError(f"{str(prefix)!r} is a TensorFlow checkpoint of the first format (V1); {_SAVE_AGAIN}")
-    raise CheckpointError(
-        f"{str(index)!r} is missing; give what the names of the checkpoint's files begin with, such as 'model.ckpt-0'"
-    )
+    return path.parent / f"{_PART.sub('', path.name)}.index"
 
 
 def _index_in_directory(directory: Path) -> Path:
@@ -110,31 +89,10 @@ def _index_in_directory(directory: Path) -> Path:
     return indexes[0]
 
 
-def _is_first_format(prefix: Path) -> bool:
-    """Return whether there is a table, or shards of one, under a name that only the first format uses."""
-    if prefix.is_file():
-        with prefix.open("rb") as file:
-            file.seek(max(0, prefix.stat().st_size - len(_MAGIC)))
-            return file.read(len(_MAGIC)) == _MAGIC
-    shard = re.compile(re.escape(prefix.name) + r"-\d{5}-of-\d{5}")
-    return prefix.parent.is_dir() and any(shard.fullmatch(path.name) for path in prefix.parent.iterdir())
-
-
 def _data_file(prefix: Path, shard: int, n_shards: int) -> tuple[Path, int]:
-    """Return path and size of a data file that is neither a link (it could lead anywhere) nor a pipe (it could have no end)."""
-    if shard >= n_shards:
-        raise _Unreadable(f"is damaged: it speaks of a data file {shard:05d}-of-{n_shards:05d}")
+    """Return path and size of a data file; that of a pipe or device is 0."""
     path = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{n_shards:05d}")
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        raise CheckpointError(f"{str(path)!r} is missing; copy all files of the checkpoint to one place") from None
-    except OSError as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}; copy the checkpoint again") from error
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no plain file"
-        raise CheckpointError(f"{str(path)!r} is {kind}; put the file itself in its place")
-    return path, status.st_size
+    return path, path.stat().st_size
 
 
 # The table
@@ -151,7 +109,7 @@ class _Cursor:
 
     def take(self, n_bytes: int) -> bytes:
         if n_bytes > len(self.data) - self.at:
-            raise _Unreadable("is damaged: an entry ends too early")
+            raise ValueError("an entry ends too early")
         self.at += n_bytes
         return self.data[self.at - n_bytes : self.at]
 
@@ -163,7 +121,7 @@ class _Cursor:
             value |= (byte & 0x7F) << shift
             if byte < 0x80 and value < 2**64:
                 return value
-        raise _Unreadable("is damaged: a number has no end")
+        raise ValueError("a number has no end")
 
 
 def _read_table(index: Path) -> Iterator[tuple[bytes, bytes]]:
@@ -171,10 +129,10 @@ def _read_table(index: Path) -> Iterator[tuple[bytes, bytes]]:
     file, n_bytes = open_regular(index)
     with file:
         if n_bytes > MAX_INDEX_BYTES:
-            raise _Unreadable(f"is larger than any index ({MAX_INDEX_BYTES} bytes)", "give the index of a model's checkpoint")
+            raise ValueError(f"it is larger than any index ({MAX_INDEX_BYTES} bytes)")
         table = file.read(n_bytes)
     if len(table) < _FOOTER_BYTES or not table.endswith(_MAGIC):
-        raise _Unreadable("does not end as the index of a TensorFlow checkpoint does")
+        raise ValueError("it does not end as the index of a TensorFlow checkpoint does")
     footer = _Cursor(table[-_FOOTER_BYTES:])
     _read_block(table, footer)  # the block of metadata, which TensorFlow leaves empty
     blocks, _ = _read_block(table, footer)
@@ -182,11 +140,11 @@ def _read_table(index: Path) -> Iterator[tuple[bytes, bytes]]:
     for _, handle in _pairs(blocks):
         block, start = _read_block(table, _Cursor(handle))
         if start < last_end:
-            raise _Unreadable("is damaged: its blocks overlap")
+            raise ValueError("its blocks overlap")
         last_end = start + len(block) + 5
         for key, value in _pairs(block):
             if last_key is not None and key <= last_key:
-                raise _Unreadable("is damaged: its names are not in order")
+                raise ValueError("its names are not in order")
             last_key = key
             yield key, value
 
@@ -196,24 +154,22 @@ def _read_block(table: bytes, handle: _Cursor) -> tuple[bytes, int]:
     start, size = handle.varint(), handle.varint()
     end = start + size + 5  # the content, the kind of compression (1), and the checksum of both (4)
     if end > len(table) - _FOOTER_BYTES:
-        raise _Unreadable("is damaged: a block lies outside the file")
+        raise ValueError("a block lies outside the file")
     if _masked_crc32c(table[start : end - 4]) != int.from_bytes(table[end - 4 : end], "little"):
-        raise _Unreadable("is damaged: a block does not match its checksum")
+        raise ValueError("a block does not match its checksum")
     if table[end - 5]:
-        raise _Unreadable("is compressed", _SAVE_AGAIN)
+        raise ValueError("it is compressed")
     return table[start : end - 5], start
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the pairs of a block. A key is stored as a part that it shares with the key before, and a new part."""
     n_bytes = len(block) - 4 * (1 + int.from_bytes(block[-4:], "little"))  # the rest lists the keys that are stored whole
-    if n_bytes < 0:
-        raise _Unreadable("is damaged: a block is too short")
-    cursor, key = _Cursor(block[:n_bytes]), b""
+    cursor, key = _Cursor(block[: max(n_bytes, 0)]), b""
     while cursor:
         n_shared, n_added, n_value = cursor.varint(), cursor.varint(), cursor.varint()
         if n_shared > len(key) or n_shared + n_added > MAX_NAME_BYTES:
-            raise _Unreadable(f"is damaged: a name continues a shorter one, or is longer than {MAX_NAME_BYTES} bytes")
+            raise ValueError(f"a name continues a shorter one, or is longer than {MAX_NAME_BYTES} bytes")
         key = key[:n_shared] + cursor.take(n_added)
         yield key, cursor.take(n_value)
 
@@ -253,14 +209,14 @@ class _Message:
                 case (1 | 5) as kind:
                     value = int.from_bytes(cursor.take(8 if kind == 1 else 4), "little")
                 case _:
-                    raise _Unreadable("is damaged: a field has no known kind")
+                    raise ValueError("a field has no known kind")
             self.fields.setdefault(tag >> 3, []).append(value)
 
     def all(self, number: int, kind: type[_T]) -> list[_T]:
         values = self.fields.get(number, [])
         checked = [value for value in values if isinstance(value, kind)]
         if len(checked) != len(values):
-            raise _Unreadable("is damaged: a field is of the wrong kind")
+            raise ValueError("a field is of the wrong kind")
         return checked
 
     def last(self, number: int, kind: type[_T]) -> _T:
@@ -271,59 +227,42 @@ def _read_entries(index: Path) -> dict[str, TensorRef]:
     table = _read_table(index)
     key, value = next(table, (None, b""))
     if key != b"":
-        raise _Unreadable("is damaged: it has no header")
+        raise ValueError("it has no header")
     header = _Message(value)
-    if header.last(2, int):
-        raise _Unreadable("was written on a big-endian machine", f"{_SAVE_AGAIN} on a little-endian one")
-    if _Message(header.last(3, bytes)).last(2, int) > _FORMAT_VERSION:
-        raise _Unreadable("is of a newer format", _SAVE_AGAIN)
-    data_file = cache(partial(_data_file, index.with_suffix(""), n_shards=header.last(1, int)))  # each file is checked once
+    if header.last(2, int) or _Message(header.last(3, bytes)).last(2, int) > _FORMAT_VERSION:
+        raise ValueError("it is of a newer format, or was written on a big-endian machine")
+    data_file = cache(partial(_data_file, index.with_suffix(""), n_shards=header.last(1, int)))
     tensors: dict[str, TensorRef] = {}
     for key, value in table:
-        if len(tensors) == MAX_TENSORS:
-            raise _Unreadable(f"lists more than {MAX_TENSORS} variables", "give the index of a model's checkpoint")
-        if key.startswith(b"\0"):  # the keys of slices begin like this
-            raise _Unreadable("holds variables in slices (partitioned)", f"{_SAVE_AGAIN}, without a partitioner")
-        name = key.decode(errors="replace")
-        if name.encode() != key or not name.isprintable():
-            raise _Unreadable(f"is damaged: {key!r} is not the name of a variable")
+        name = key.decode()
         tensors[name] = _tensor_ref(name, _Message(value), data_file)
     spans = sorted((str(ref.path), ref.offset, ref.offset + ref.n_bytes, name) for name, ref in tensors.items() if ref.n_bytes)
     for (path, _, end, name), (next_path, start, _, next_name) in pairwise(spans):
         if path == next_path and start < end:  # without overlaps, all tensors together are no larger than their files
-            raise _Unreadable(f"is damaged: {name!r} and {next_name!r} share bytes")
+            raise ValueError(f"{name!r} and {next_name!r} share bytes")
     return tensors
 
 
 def _tensor_ref(name: str, entry: _Message, data_file: Callable[[int], tuple[Path, int]]) -> TensorRef:
-    if entry.all(7, bytes):
-        raise _Unreadable(f"holds {name!r} in slices (partitioned)", f"{_SAVE_AGAIN}, without a partitioner")
+    if name.startswith("\0") or entry.all(7, bytes):
+        raise ValueError(f"it holds {name!r} in slices (partitioned)")
     code = entry.last(1, int)
-    if code == _TEXT:
-        raise _Unreadable(f"holds text ({name!r}), as checkpoints of TensorFlow 2 do", _SAVE_AGAIN)
     if code not in _DTYPES:
-        raise _Unreadable(
-            f"holds {name!r} in TensorFlow's data type number {code}, which is not read", f"cast it to float32: {_SAVE_AGAIN}"
-        )
+        what = "text, as checkpoints of TensorFlow 2 do" if code == 7 else f"TensorFlow's data type number {code}"
+        raise ValueError(f"it holds {name!r} as {what}")
     dtype = _DTYPES[code]
-    dimensions = _Message(b"".join(entry.all(2, bytes)))  # repeated messages merge as their bytes do
-    if dimensions.last(3, int) or len(dimensions.all(2, bytes)) > MAX_DIMENSIONS:
-        raise _Unreadable(f"is damaged: {name!r} has no shape, or more than {MAX_DIMENSIONS} dimensions")
-    shape = tuple(_Message(dimension).last(1, int) for dimension in dimensions.all(2, bytes))
+    dimensions = _Message(b"".join(entry.all(2, bytes))).all(2, bytes)  # repeated messages merge as their bytes do
+    shape = tuple(_Message(dimension).last(1, int) for dimension in dimensions[: MAX_DIMENSIONS + 1])
     shard, offset, n_bytes = (entry.last(number, int) for number in (3, 4, 5))
-    if n_bytes != math.prod(shape) * dtype.itemsize:
-        raise _Unreadable(f"is damaged: {name!r} has {n_bytes} bytes, which is not the size of {dtype} {list(shape)}")
-    # A size of zero counts as one, because strides must fit into 64 bits even without any bytes.
-    if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
-        raise _Unreadable(f"is damaged: {name!r} has the impossible shape {list(shape)}")
     path, size = data_file(shard)
-    if offset + n_bytes > size:
-        raise CheckpointError(
-            f"{str(path)!r} has {size} bytes, and {name!r} should end at {offset + n_bytes}; copy or download it again"
-        )
     checksum = entry.last(6, int)
 
     def verify(parts: Iterable[bytes | bytearray]) -> str | None:
         return None if _masked_crc32c(*parts) == checksum else f"{name!r} does not match its checksum"
 
-    return TensorRef(Storage(path, n_bytes, offset, verify), 0, shape, contiguous(shape), dtype)
+    tensor = place(Storage(path, n_bytes, offset, verify), dtype, 0, n_bytes, shape, contiguous(shape))
+    if tensor is None or n_bytes != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name!r} has {n_bytes} bytes, which is not the size of {dtype} {list(shape)}")
+    if offset + n_bytes > size:
+        raise CheckpointError(f"{str(path)!r} has {size} bytes, and {name!r} should end at {offset + n_bytes}; copy it again")
+    return tensor
