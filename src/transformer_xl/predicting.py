@@ -4,7 +4,7 @@ import csv
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from transformer_xl.data.labels import Example
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import Piece, content_sha256, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, shown, system_reason
+from transformer_xl.errors import ConfigError, CorpusError, one_line, shown
 from transformer_xl.files import canonical_json, files_below, locked, replace_file
 from transformer_xl.generation.session_file import model_sha256
 from transformer_xl.model.precision import choose_device
@@ -30,7 +30,6 @@ from transformer_xl.untrusted import read_json_object
 Text = str | tuple[str, str] | Example
 """A text; a text and its pair; or an example, which may have choices."""
 
-_BLOCK = 1 << 20  # bytes
 _DIGITS = 6  # of probabilities in JSON
 
 
@@ -204,26 +203,24 @@ def prediction_file(path: Path, origin: Mapping[str, str], *, resume: bool) -> I
 
     Raises:
         ConfigError: there is a file and `resume` is False; it comes from something else; or another process writes to it.
+        CorpusError: a line of it cannot be read.
     """
     record = path.with_name(f"{path.name}.origin.json")
 
     def refuse() -> None:
         raise ConfigError(f"another process writes to '{path}'; wait until it ends, or choose another --out")
 
-    try:
-        with locked(path.with_name(f"{path.name}.lock"), on_busy=refuse):
-            n_kept = 0
-            if path.exists() and path.stat().st_size:
-                if not resume:
-                    raise ConfigError(f"'{path}' is there already; go on with it by --resume, or choose another --out")
-                _check_origin(path, record, origin)
-                n_kept = _whole_lines(path)
-            else:
-                replace_file(record, canonical_json(dict(origin)))
-            with path.open("ab") as file:
-                yield file, n_kept
-    except OSError as error:
-        raise ConfigError(f"cannot write to '{path}': {system_reason(error, 'choose another --out')}") from None
+    with locked(path.with_name(f"{path.name}.lock"), on_busy=refuse):
+        n_kept = 0
+        if path.exists() and path.stat().st_size:
+            if not resume:
+                raise ConfigError(f"'{path}' is there already; go on with it by --resume, or choose another --out")
+            _check_origin(path, read_json_object(record), origin)
+            n_kept = _whole_lines(path, json.loads if origin["lines"] == "json" else bytes.decode)
+        else:
+            replace_file(record, canonical_json(dict(origin)))
+        with path.open("ab") as file:
+            yield file, n_kept
 
 
 def origin_of(
@@ -252,33 +249,26 @@ def _content_sha256(texts: Path) -> str:
     return hashlib.sha256("".join(f"{each.relative_to(texts)} {content_sha256(each)}\n" for each in files).encode()).hexdigest()
 
 
-def _check_origin(path: Path, record: Path, origin: Mapping[str, str]) -> None:
-    try:
-        found = read_json_object(record)
-    except CheckpointError as error:
-        raise ConfigError(
-            f"'{path}' cannot be gone on with, because nothing says what it comes from ({error}); choose another --out"
-        ) from None
+def _check_origin(path: Path, record: Mapping[str, Any], origin: Mapping[str, str]) -> None:
     for what in ("model", "texts"):
-        if found.get(f"{what}_sha256") != origin.get(f"{what}_sha256"):
-            theirs, ours = (shown(each.get(f"{what}_name")) for each in (found, origin))
+        if record.get(f"{what}_sha256") != origin.get(f"{what}_sha256"):
+            theirs, ours = (shown(each.get(f"{what}_name")) for each in (record, origin))
             which = f"{theirs}, not {ours}" if theirs != ours else f"{ours}, which was another then"
             raise ConfigError(f"'{path}' comes from the {what} {which}; choose another --out")
-    if found.get("lines") != origin["lines"]:
-        raise ConfigError(
-            f"'{path}' has lines of {found.get('lines')}, not {origin['lines']}; give or leave out --json as before"
-        )
-    if found.get("computed") != origin["computed"]:
-        raise ConfigError(f"'{path}' was begun with {shown(found.get('computed'))}, not {origin['computed']}; give the same")
+    for how in ("lines", "computed"):
+        if record.get(how) != origin[how]:
+            raise ConfigError(f"'{path}' was begun with {shown(record.get(how))}, not {origin[how]}; give the same")
 
 
-def _whole_lines(path: Path) -> int:
-    """Cut off a last line without an end, and return the number of lines."""
+def _whole_lines(path: Path, read: Callable[[bytes], object]) -> int:
+    """Cut off a last line without an end, and return the number of lines; an error names one that cannot be read."""
     n_line = end = 0
     with path.open("r+b") as file:
-        while block := file.read(_BLOCK):
-            n_line += block.count(b"\n")
-            if b"\n" in block:
-                end = file.tell() - len(block) + block.rindex(b"\n") + 1
+        while (line := file.readline()).endswith(b"\n"):
+            n_line, end = n_line + 1, end + len(line)
+            try:
+                read(line)
+            except ValueError as error:
+                raise CorpusError(f"'{path}', line {n_line} cannot be read: {one_line(error)}; choose another --out") from None
         file.truncate(end)
     return n_line

@@ -120,9 +120,17 @@ def test_a_file_that_is_gone_on_with_is_the_same_to_the_last_byte(txl: Txl, mode
         "'found.jsonl' comes from the model 'mood', which was another then; choose another --out"
     )
     Path("found.jsonl.origin.json").unlink()
-    assert (
-        "origin.json' cannot be read: No such file or directory); choose another --out" in txl(*command, "--resume").complaint
-    )
+    assert "'found.jsonl.origin.json'" in txl(*command, "--resume").complaint
+
+
+def test_a_line_that_cannot_be_read_is_named(txl: Txl, model: Callable[[str], TaskModel]) -> None:
+    model("classification")
+    for name, line in (("found.jsonl", b'{"text": \n'), ("found.tsv", b"\xff\n")):
+        command = ("predict", "mood", "lines.txt", "--out", name)
+        assert txl(*command).status == 0
+        lines = Path(name).read_bytes().splitlines(keepends=True)
+        Path(name).write_bytes(b"".join([lines[0], line, *lines[2:]]))
+        assert txl(*command, "--resume").complaint.startswith(f"'{name}', line 2 cannot be read: ")
 
 
 def test_answers_have_their_place(txl: Txl, workbench: Path) -> None:
