@@ -23,7 +23,7 @@ from common.report import facts
 from transformer_xl.config.model import LstmConfig, ModelConfig, TransformerXLConfig
 from transformer_xl.console import progress, table
 from transformer_xl.files import replace_file
-from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model.build import make_model
 from transformer_xl.pictures import line_style, new_figure, save_with_legend
 
 sys.path.append(str(Path(__file__).parents[1] / "examples"))

@@ -19,27 +19,21 @@ from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
-from pydantic import model_validator
 from torch import Tensor, nn
 
 import transformer_xl as txl
+from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.equation import first_keys
+from transformer_xl.model.build import make_model
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.memory import remembered
 from transformer_xl.model.precision import at_least_fp32
-from transformer_xl.model.sequence_model import SequenceModel, make_model
+from transformer_xl.model.sequence_model import SequenceModel
 
 
 class MatrixConfig(txl.TransformerXLConfig):
     kind: ClassVar[str] = "memory_matrix"
-    model_class: ClassVar[str] = f"{__name__}:MatrixTransformerXL"
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if not self.mem_len or self.shift != "none" or self.same_length or self.zero_first_memory or self.counts_from_end:
-            raise ValueError("needs mem_len, and neither shift, same_length, zero_first_memory nor absolute positions")
-        return self
 
 
 @dataclass(frozen=True)
@@ -90,6 +84,9 @@ class MatrixTransformerXL(txl.TransformerXL):
 
     def __init__(self, config: MatrixConfig) -> None:
         super().__init__(config)
+        others = config.shift != "none" or config.same_length or config.zero_first_memory or self.block_class.counts_from_end
+        if not config.mem_len or others:
+            raise ConfigError("needs mem_len, and neither shift, same_length, zero_first_memory nor absolute positions")
         self.layers = nn.ModuleList(map(MatrixLayer, self.layers))
 
     @property
@@ -135,7 +132,7 @@ class MatrixTransformerXL(txl.TransformerXL):
         return self.drop_output(self.final_norm(h_BTD)), new
 
 
-txl.register_model(MatrixConfig)
+txl.register_model(MatrixConfig, MatrixTransformerXL)
 
 # the task: pairs of a key and a value, then other tokens, then the keys in another order
 

@@ -150,7 +150,6 @@ def test_evaluation_reads_as_training_unless_told() -> None:
         (TransformerXLConfig, {"n_layer": "two"}, r"^n_layer \('two'\) must be a valid integer"),
         (TransformerXLConfig, {"init_std": float("nan")}, r"^init_std \(nan\) must be"),
         (TransformerXLConfig, {"n_layers": 2}, r"^unknown key 'n_layers'; did you mean 'n_layer'\?$"),
-        (TransformerXLConfig, {"same_length": True, "mem_len": 0}, r"same_length \(True\) needs mem_len \(0\) of at least 1"),
         (
             TransformerXLConfig,
             {"cutoffs": (5, 3)},
@@ -177,27 +176,6 @@ def test_evaluation_reads_as_training_unless_told() -> None:
             {"cutoffs": (3, 5), "div_val": 40},
             r"div_val \(40\) leaves nothing of d_embed \(512\) in the last of 3 clusters",
         ),
-        (
-            TransformerXLConfig,
-            {"attention": 3},
-            r"attention \(3\) must be 'transformer_xl', 'shaw', .*, 'rotary' or 'alibi'; no",
-        ),
-        (
-            TransformerXLConfig,
-            {"attention": "shav"},
-            r"attention \('shav'\) must be 'transformer_xl', 'shaw', 'vaswani', 'al_rfou', 'rotary' or 'alibi'; no other",
-        ),
-        (
-            TransformerXLConfig,
-            {"attention": "rotary", "d_head": 63},
-            r"^d_head \(63\) must be even, because attention 'rotary' turns pairs of numbers; use 64$",
-        ),
-        (
-            TransformerXLConfig,
-            {"attention": "rotary", "clamp_len": 9},
-            r"^clamp_len \(9\) must be none: attention 'rotary' tells all distances apart$",
-        ),
-        (TransformerXLConfig, {"attention": "al_rfou", "d_head": 63}, r"n_head x d_head \(504\).*d_model \(512\)"),
         (TransformerXLConfig, {"d_model": 5, "mem_len": -1}, r"^d_model \(5\) .*; mem_len \(-1\) must be"),
         (
             TokenizerConfig,

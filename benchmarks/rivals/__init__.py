@@ -2,13 +2,19 @@
 
     txl ablate shakespeare-small benchmarks/rivals/recipes/shakespeare-xlstm.toml --import benchmarks/rivals --minutes 4
 
-Importing this registers their settings. Their libraries are imported when a model is built; `make rivals` installs them in an
+Importing this registers them. Their libraries are imported when a model is built; `make rivals` installs them in an
 environment of their own. A rival is its library's layers, unchanged, between an embedding and a tied softmax that are the same
 for all; tests/parity/peer_rivals.py compares it with the library's own model.
 """
 
+from rivals.lstm_ngrams import LstmNgrams
+from rivals.mistral import Mistral
 from rivals.settings import LstmNgramsConfig, MistralConfig, XlstmConfig, XTransformersConfig
-from transformer_xl.config.model import register_model
+from rivals.xlstm_large import Xlstm
+from rivals.xtransformers import XTransformers
+from transformer_xl.model.kinds import register_model
 
-for _kind in (LstmNgramsConfig, XTransformersConfig, XlstmConfig, MistralConfig):
-    register_model(_kind)
+register_model(LstmNgramsConfig, LstmNgrams)
+register_model(XTransformersConfig, XTransformers)
+register_model(XlstmConfig, Xlstm)
+register_model(MistralConfig, Mistral)

@@ -69,9 +69,7 @@ class Rival(LanguageModel):
         """Refuse a memory that leaves out the end of a segment."""
         super().check_context()
         if self.ext_len and self.mem_len:
-            raise ConfigError(
-                f"ext_len ({self.ext_len}) must be 0 with a memory: {self.config.reads_by} remembers what it reads"
-            )
+            raise ConfigError(f"ext_len ({self.ext_len}) must be 0 with a memory: {self.described} remembers what it reads")
 
     def read(
         self,
@@ -84,9 +82,7 @@ class Rival(LanguageModel):
     ) -> tuple[Tensor, Memory]:
         """Return the input of the softmax, (B, T, D), and the new memory; rows with equal padding are read together."""
         if rows.document_starts is not None:
-            raise ConfigError(
-                f"{self.config.reads_by} cannot begin a document inside a segment; use train.reset_at_documents=false"
-            )
+            raise ConfigError(f"{self.described} cannot begin a document inside a segment; use train.reset_at_documents=false")
         mems = self.init_mems(len(ids)) if mems is None else mems
         x_BTD = self.drop_input(self.embed(ids))
         if rows.n_pad is None:

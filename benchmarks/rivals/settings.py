@@ -12,8 +12,6 @@ class LstmNgramsConfig(LstmConfig):
     """Our LSTM with tables of pairs, triples and so on, to tell what the tables of `ngram_rows` do from what memory does."""
 
     kind: ClassVar[str] = "lstm_ngrams"
-    model_class: ClassVar[str] = "rivals.lstm_ngrams:LstmNgrams"
-    title: ClassVar[str] = "An LSTM with tables of n-grams"
 
     ngram_rows: tuple[Positive, ...] = Field(
         min_length=1, strict=False, description="rows of a table of vectors of pairs of tokens, of one of triples, and so on"
@@ -24,8 +22,6 @@ class XTransformersConfig(ModelConfig):
     """A decoder of x-transformers with rotary positions, which attends to the hidden states of the segment before (`mems`)."""
 
     kind: ClassVar[str] = "x_transformers"
-    model_class: ClassVar[str] = "rivals.xtransformers:XTransformers"
-    title: ClassVar[str] = "A decoder of x-transformers"
 
     n_head: Positive = Field(default=8, description="attention heads per layer")
     d_head: Positive = Field(default=64, description="width of one head")
@@ -40,8 +36,6 @@ class XlstmConfig(ModelConfig):
     """A stack of mLSTM blocks (xLSTM, Beck et al. 2024, arXiv 2405.04517), whose state is a matrix per head."""
 
     kind: ClassVar[str] = "xlstm"
-    model_class: ClassVar[str] = "rivals.xlstm_large:Xlstm"
-    title: ClassVar[str] = "An xLSTM"
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "state"
 
     n_head: Positive = Field(default=4, description="heads per layer")
@@ -70,8 +64,6 @@ class MistralConfig(ModelConfig):
     """
 
     kind: ClassVar[str] = "mistral"
-    model_class: ClassVar[str] = "rivals.mistral:Mistral"
-    title: ClassVar[str] = "A Mistral"
 
     n_head: Positive = Field(default=8, description="attention heads per layer, each with keys of its own")
     d_head: Positive = Field(default=64, description="width of one head")
@@ -87,8 +79,3 @@ class MistralConfig(ModelConfig):
     def numbers_per_position(self) -> int:
         """A key and a value per head and layer."""
         return 2 * self.n_layer * self.n_head * self.d_head
-
-    @property
-    def memory_in_words(self) -> str:
-        """What a model remembers of the text, in words."""
-        return f"a sliding window of {self.mem_len + 1} tokens, in training inside separate segments"

@@ -16,7 +16,7 @@ from transformer_xl.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.run_directory import load
-    from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig, XLNetConfig, register_model
+    from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig, XLNetConfig
     from transformer_xl.config.recipes import load_recipe
     from transformer_xl.config.run import RunConfig
     from transformer_xl.conversion.convert import convert
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from transformer_xl.generation.requests import Request
     from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.writing import Scheduler
-    from transformer_xl.kinds import AttentionKind, register_attention
+    from transformer_xl.model.attention.block import AttentionKind
+    from transformer_xl.model.attention.kinds import register_attention
     from transformer_xl.model.body import TransformerXLBody
     from transformer_xl.model.call import Execution, Rows
+    from transformer_xl.model.kinds import register_model
     from transformer_xl.model.language_model import LanguageModel
     from transformer_xl.model.lstm import Lstm
     from transformer_xl.model.memory import Mems
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "checkpoint.run_directory": "load",
-    "config.model": "LstmConfig TransformerXLConfig VanillaConfig XLNetConfig register_model",
+    "config.model": "LstmConfig TransformerXLConfig VanillaConfig XLNetConfig",
     "config.recipes": "load_recipe",
     "config.run": "RunConfig",
     "conversion.convert": "convert",
@@ -63,9 +65,11 @@ _NAMES = {
     "generation.requests": "Request",
     "generation.sampling": "Sampling",
     "generation.writing": "Scheduler",
-    "kinds": "AttentionKind register_attention",
+    "model.attention.block": "AttentionKind",
+    "model.attention.kinds": "register_attention",
     "model.body": "TransformerXLBody",
     "model.call": "Execution Rows",
+    "model.kinds": "register_model",
     "model.language_model": "LanguageModel",
     "model.lstm": "Lstm",
     "model.memory": "Mems",

@@ -15,8 +15,8 @@ library_name: {library}
 ---
 # {name}
 
-{config.title} with {n_parameter:,} parameters: {config.layers_in_words},
-{config.memory_in_words}, {config.vocab_size:,} tokens.
+A model of kind `{config.kind}` with {n_parameter:,} parameters: {config.n_layer} layers of width {config.d_model},
+mem_len {config.mem_len:,}, {config.vocab_size:,} tokens.
 
 ```python
 {load}

@@ -131,19 +131,19 @@ MINE = """
 from typing import ClassVar
 
 from transformer_xl.model.lstm import Lstm
-from transformer_xl.config.model import LstmConfig, register_model
+from transformer_xl.config.model import LstmConfig
+from transformer_xl.model.kinds import register_model
 
 
 class MineConfig(LstmConfig):
     kind: ClassVar[str] = "mine"
-    model_class: ClassVar[str] = f"{__name__}:Mine"
 
 
 class Mine(Lstm):
     kind = "mine"
 
 
-register_model(MineConfig)
+register_model(MineConfig, Mine)
 """
 
 

@@ -17,9 +17,10 @@ from tests.training.helpers import MODEL, resumed_losses, tiny_model, write_reci
 from transformer_xl.config.model import KINDS
 from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.kinds import ATTENTION
+from transformer_xl.model.attention.kinds import ATTENTION
 from transformer_xl.reading.stream import open_stream
 from transformer_xl.training.display import Display
+from transformer_xl.training.starting import check_model
 
 SETTINGS: dict[str, dict[str, Any]] = {"sloped": {"attention": "sloped"}, "fading": {"kind": "fading"}}
 CASES = pytest.mark.parametrize("settings", list(SETTINGS.values()), ids=list(SETTINGS))
@@ -27,8 +28,8 @@ CASES = pytest.mark.parametrize("settings", list(SETTINGS.values()), ids=list(SE
 
 @pytest.fixture(autouse=True)
 def _registered() -> Iterator[None]:
-    txl.register_attention(toy_kinds.SLOPED)
-    txl.register_model(toy_kinds.FadingConfig)
+    txl.register_attention(toy_kinds.SlopedAttention)
+    txl.register_model(toy_kinds.FadingConfig, toy_kinds.Fading)
     yield
     for table, name in ((ATTENTION, "sloped"), (KINDS, "fading")):
         table.pop(name, None)
@@ -139,29 +140,28 @@ def test_a_memory_of_another_kind_says_what_its_tensors_mean(tmp_path: Path, mon
 
 
 def test_names_are_those_of_one_kind() -> None:
-    txl.register_attention(toy_kinds.SLOPED)  # the same once more
+    txl.register_attention(toy_kinds.SlopedAttention)  # the same once more
     with pytest.raises(ConfigError, match="another kind of attention 'sloped' already; choose another name"):
-        txl.register_attention(txl.AttentionKind("sloped", "somewhere:Else"))
+        txl.register_attention(type("Other", (toy_kinds.SlopedAttention,), {}))
     with pytest.raises(ConfigError, match="another kind of model 'fading' already; choose another name"):
-        txl.register_model(type("Other", (toy_kinds.FadingConfig,), {}))
-    with pytest.raises(ConfigError, match=r"attention \('slopes'\) must be 'transformer_xl', .* or 'sloped'"):
-        txl.TransformerXLConfig(attention="slopes")
+        txl.register_model(type("Other", (toy_kinds.FadingConfig,), {}), toy_kinds.Fading)
+    with pytest.raises(
+        ConfigError, match=r"attention 'slopes' is not registered \(did you mean 'sloped'\?\); if it is your own, import"
+    ):
+        tiny_model(attention="slopes")
 
 
 def test_a_kind_of_attention_sets_its_own_parameters() -> None:
     assert (tiny_model(attention="sloped").get_parameter("slopes") == 0.25).all()
 
 
-def test_a_kind_that_keeps_keys_needs_a_frozen_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = "transformer_xl.model.attention.block:AttentionBlock"
-    monkeypatch.setitem(ATTENTION, "plain", txl.AttentionKind("plain", place, keeps_keys=True))
-    message = r"'plain' keeps keys \(keeps_keys=True\), but AttentionBlock has no method 'frozen'; define it, or register"
-    with pytest.raises(ConfigError, match=message) as caught:
-        tiny_model(attention="plain")
-    assert "\n" not in str(caught.value)
-    monkeypatch.setitem(ATTENTION, "plain", txl.AttentionKind("plain", place))
-    with pytest.raises(ConfigError, match=r"keys of attention 'plain' cannot be kept \(its AttentionKind says"):
-        txl.Reader(tiny_model(attention="plain"), tgt_len=4)  # pyright: ignore[reportArgumentType]
+def test_a_kind_that_reads_otherwise_than_its_parent_does_not_inherit_its_frozen_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    for parent in (txl.AttentionKind, toy_kinds.SlopedAttention):
+        monkeypatch.setitem(ATTENTION, "plain", type("Plain", (parent,), {"name": "plain"}))
+        model = tiny_model(attention="plain")
+        assert isinstance(model, txl.TransformerXL) and not model.keeps_keys
+        with pytest.raises(ConfigError, match=r"with attention 'plain' cannot be kept: it has no frozen form of its own"):
+            txl.Reader(model, tgt_len=4)
 
 
 def test_a_transformer_xl_with_another_memory_is_read_with_that_memory() -> None:
@@ -174,16 +174,17 @@ def test_a_transformer_xl_with_another_memory_is_read_with_that_memory() -> None
         scores = model(ids[:, 4:8], mems=first.mems).logits[:, -1]
     assert txl.evaluate(model, ids[0], tgt_len=4).nats == pytest.approx(float(first.nll.sum() + second.nll.sum()), rel=1e-6)
     assert_close("decoder", txl.Decoder(model, tgt_len=4).feed(ids[:, :8]), scores, 1e-5)
-    reads = "attention 'transformer_xl' in a model of kind 'summary'"
+    reads = "a model of kind 'summary' with attention 'transformer_xl'"
     with pytest.raises(ConfigError, match=f"precision int8 needs keys that stay the same, which {reads} does not allow"):
         open_stream(model, 1, tgt_len=4, precision="int8")
-    with pytest.raises(ConfigError, match=rf"keys of {reads} cannot be kept \(Summary says keeps_keys=False\)"):
+    with pytest.raises(ConfigError, match=rf"keys of {reads} cannot be kept: it has no frozen form of its own"):
         txl.Reader(model, tgt_len=4)
 
 
 def test_settings_that_a_kind_cannot_have_are_refused() -> None:
+    config = RunConfig(**{"model": {"attention": "sloped"}, "train": {"attention": "equation", "max_steps": 1}})
     with pytest.raises(ConfigError, match=r"train.attention \(equation\) chooses .* backend, and attention 'sloped' has none"):
-        RunConfig(**{"model": {"attention": "sloped"}, "train": {"attention": "equation", "max_steps": 1}})
+        check_model(config)
 
 
 def test_the_kind_of_the_design_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

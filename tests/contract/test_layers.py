@@ -12,7 +12,6 @@ LAYERS = [
     {"files", "untrusted"},
     {"world", "pictures", "hub", "manifest"},
     {"tensor_file"},
-    {"kinds"},
     {"config"},
     {"model", "data"},
     {"checkpoint", "reading"},

@@ -25,7 +25,7 @@ from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model.build import make_model
 from transformer_xl.training.display import Display
 from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.run import train

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import transformer_xl as txl
 from transformer_xl.config.model import ModelConfig, TransformerXLConfig
 from transformer_xl.config.settings import Natural
-from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel
@@ -19,8 +19,10 @@ from transformer_xl.model.memory import Memory
 from transformer_xl.model.sequence_model import make_softmax
 
 
-class SlopedAttention(AttentionBlock):
+class SlopedAttention(AttentionKind):
     """By content, and the less the farther a key is: each head learns how steeply (as ALiBi, Press et al. 2021, sets it)."""
+
+    name = "sloped"
 
     @staticmethod
     def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
@@ -85,7 +87,6 @@ class Trace(Memory):
 
 class FadingConfig(ModelConfig):
     kind: ClassVar[str] = "fading"
-    model_class: ClassVar[str] = f"{__name__}:Fading"
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "state"
 
     mem_len: Natural = Field(default=1, description="1: the trace is carried from segment to segment")
@@ -136,7 +137,6 @@ class Fading(LanguageModel):
 
 class SummaryConfig(TransformerXLConfig):
     kind: ClassVar[str] = "summary"
-    model_class: ClassVar[str] = f"{__name__}:Summary"
 
 
 class Summary(txl.TransformerXL):
@@ -150,6 +150,3 @@ class Summary(txl.TransformerXL):
         empty = super().init_mems(len(ids), length=0)
         h_BTD = super().read(ids, mems=empty)[0] + mems.trace.unsqueeze(1)
         return h_BTD, Trace(h_BTD.sum(1).detach(), mems.n_read + ids.shape[1])
-
-
-SLOPED = txl.AttentionKind("sloped", f"{__name__}:SlopedAttention", keeps_keys=True)

@@ -100,7 +100,6 @@ def test_settings_hold_whatever_the_checkpoint_says(tmp_path):
     [
         ({"memlen": 3}, "unknown setting 'memlen'; did you mean 'mem_len'"),
         ({"mem_len": -1}, r"^mem_len \(-1\) must be greater than or equal to 0"),
-        ({"same_length": True, "mem_len": 0}, "^same_length .* needs mem_len"),
     ],
 )
 def test_settings_of_the_user_that_cannot_be_are_not_laid_to_the_file(settings, message, tmp_path):

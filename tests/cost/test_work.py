@@ -37,12 +37,10 @@ def test_a_kind_of_model_that_nobody_has_counted_is_not_planned() -> None:
 
     class OtherConfig(AttentionConfig):
         kind: ClassVar[str] = "other"
-        model_class: ClassVar[str] = "mine:Other"
         remembers: ClassVar[Literal["positions", "state", "nothing"]] = "positions"
 
     class HeirConfig(TransformerXLConfig):
         kind: ClassVar[str] = "heir"
-        model_class: ClassVar[str] = "mine:Heir"
 
     config = load_recipe("quickstart")
     for kind in (OtherConfig, HeirConfig):

@@ -9,9 +9,9 @@ from torch import nn
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.body import TransformerXLBody
+from transformer_xl.model.build import make_model
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
 
 SIZES: dict[str, Any] = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12, "mem_len": 5, "init_std": 0.3}

@@ -57,7 +57,7 @@ def test_attention_weights_are_those_that_are_visited_and_the_model_reads_on(opt
     model.visit_attention(ids, seen.__setitem__, mems=mems)
     assert list(seen) == list(range(model.config.n_layer))
     for layer, weight in enumerate(weights):
-        assert weight.shape == (3, model.config.heads_per_layer, 4, 4 if options else 8)
+        assert weight.shape == (3, model.attention_blocks()[0].n_head, 4, 4 if options else 8)
         torch.testing.assert_close(weight.sum(-1), torch.ones_like(weight[..., 0]))
         assert torch.equal(weight, seen[layer]) and not weight.requires_grad
     for name, x in model(ids, mems=mems).mems.state_dict().items():

@@ -12,15 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers import TINY, tiny_model
+from tests.helpers import tiny_model
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.config.model import LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
 from transformer_xl.errors import CheckpointError
-from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.tensor_file import TensorFile
 
 SIZES: dict[str, Any] = {"vocab_size": 13, "n_layer": 2, "d_model": 10}
@@ -131,7 +128,7 @@ def change_type(folder: Path, name: str | None, dtype: torch.dtype) -> None:
         (lambda d: edit(d / "config.json", vocab_size="drop"), "vocab_size is missing"),
         (lambda d: edit(d / "config.json", d_inner=15), r"has shape \(.*14.*\), its config asks for \(.*15.*\)"),
         (lambda d: edit(d / "config.json", n_layer=3), r"'layers.2.*' has shape None, its config asks for"),
-        (lambda d: edit(d / "config.json", n_layer=10**9), "tensors, its config asks for at least 1000000000"),
+        (lambda d: edit(d / "config.json", n_layer=10**9), "tensors, its config asks for 1000000000 layers"),
         (lambda d: edit(d / "config.json", n_layer=1), r"'layers.1.*' has shape .*, its config asks for None"),
         (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04pickle" * 9), "is no sound safetensors file"),
         (
@@ -167,14 +164,6 @@ def test_nothing_is_allotted_before_all_tensors_are_known_to_fit(saved: Path, mo
     with pytest.raises(CheckpointError, match=r"'layers.2.*' has shape None"):
         edit(saved / "config.json", n_layer=3)
         TransformerXL.from_pretrained(saved)
-
-
-def test_the_later_targets_of_a_vanilla_model_are_bounded_by_its_tensors(tmp_path: Path) -> None:
-    make_model(VanillaConfig(**{**TINY, "mem_len": 0}, max_len=8, n_target=2)).save_pretrained(tmp_path)
-    assert Vanilla.from_pretrained(tmp_path).config.n_target == 2
-    edit(tmp_path / "config.json", n_target=10**9)
-    with pytest.raises(CheckpointError, match="its config asks for at least 1000000001"):
-        Vanilla.from_pretrained(tmp_path)
 
 
 @pytest.mark.parametrize("source", ["/nowhere/at/all", "./gone", "~/gone", "gone"])
@@ -345,38 +334,11 @@ def test_a_model_without_tokenizer_says_how_to_load_it(tmp_path: Path, monkeypat
     tiny_model().push_to_hub("me/mine")
     assert hub.calls[1] == ("create", "me/mine", False, True)
     assert not (hub.folder / "tokenizer.json").exists()
-    assert 'model = txl.TransformerXL.from_pretrained("me/mine")' in (hub.folder / "README.md").read_text()
-
-
-@pytest.mark.parametrize(
-    ("config", "kind", "what"),
-    [
-        (TransformerXLConfig(**TINY), "A Transformer-XL", "2 layers of width 10, a memory of 5 tokens per layer"),
-        (TransformerXLConfig(**dict(TINY, mem_len=0)), "A Transformer-XL", "2 layers of width 10, no memory"),
-        (
-            VanillaConfig(**dict(TINY, mem_len=0), max_len=8),
-            "A Transformer without memory",
-            "2 layers of width 10, separate segments of at most 8 tokens",
-        ),
-        (LstmConfig(**SIZES), "An LSTM", "2 layers of width 10, a state that is carried from segment to segment"),
-        (LstmConfig(**SIZES, mem_len=0), "An LSTM", "2 layers of width 10, no memory"),
-        (
-            LstmConfig(**SIZES, d_hidden=20),
-            "An LSTM",
-            "2 layers of width 20, the last of 10, a state that is carried from segment to segment",
-        ),
-    ],
-)
-def test_a_card_says_of_each_kind_what_it_is(
-    config: ModelConfig, kind: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("huggingface_hub.HfApi", hub := Hub(tmp_path / "hub"))
-    model = make_model(config)
-    model.push_to_hub("me/mine")
     card = " ".join((hub.folder / "README.md").read_text().split())
-    n_parameter = sum(parameter.numel() for parameter in model.parameters())
-    assert f"# mine {kind} with {n_parameter:,} parameters: {what}, 13 tokens. ```python" in card
-    assert f'txl.{type(model).__name__}.from_pretrained("me/mine")' in card
+    assert 'model = txl.TransformerXL.from_pretrained("me/mine")' in card
+    n_parameter = sum(parameter.numel() for parameter in tiny_model().parameters())
+    what = f"A model of kind `transformer_xl` with {n_parameter:,} parameters: 2 layers of width 10, mem_len 5, 13 tokens."
+    assert f"# mine {what} ```python" in card
 
 
 def test_a_hub_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from tests.helpers import tiny_model
 from tests.training import helpers as training_helpers
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.call import Regularizers
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
 from transformer_xl.model.language_model import LanguageModel
@@ -126,8 +126,8 @@ def test_input_and_output_have_rates_of_their_own(settings: dict[str, float], sh
 @pytest.mark.parametrize("layout", [{}, {"d_embed": 16}, {"cutoffs": (20, 60), "div_val": 2}])
 def test_dropped_words_vanish_from_the_input_in_all_rows(layout: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(**WIDE, **layout, dropemb=0.4).train()
-    entered, project = [], AttentionBlock.project
-    monkeypatch.setattr(AttentionBlock, "project", lambda self, h, *rest: entered.append(h) or project(self, h, *rest))
+    entered, project = [], AttentionKind.project
+    monkeypatch.setattr(AttentionKind, "project", lambda self, h, *rest: entered.append(h) or project(self, h, *rest))
     ids = random_ids(200)
     model(ids)
     absent = (entered[0].abs() < 1e-4).all(-1)
@@ -172,7 +172,7 @@ def test_the_matrices_of_the_layers_lose_weights_and_nothing_else_does(kind: str
 
 def test_memory_and_segment_are_projected_with_the_same_weights() -> None:
     block = tiny_model(**WIDE, dropweight=0.5).train().layers[0].attention
-    assert isinstance(block, AttentionBlock)
+    assert isinstance(block, AttentionKind)
     h = torch.randn(3, 5, 60)
     _, k, v = block.project(h, h, None)
     assert torch.equal(k[:, :5], k[:, 5:])
@@ -182,8 +182,8 @@ def test_memory_and_segment_are_projected_with_the_same_weights() -> None:
 
 def test_memory_holds_what_entered_the_layers_and_is_not_dropped_again(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(**WIDE | {"mem_len": 14}, **EVERYTHING).train()
-    entered, project = [], AttentionBlock.project
-    monkeypatch.setattr(AttentionBlock, "project", lambda self, h, *rest: entered.append(h) or project(self, h, *rest))
+    entered, project = [], AttentionKind.project
+    monkeypatch.setattr(AttentionKind, "project", lambda self, h, *rest: entered.append(h) or project(self, h, *rest))
     first = model(random_ids()).mems
     second = model(random_ids(seed=1), mems=first).mems
     for i in range(2):

@@ -12,9 +12,9 @@ from transformer_xl.config.model import LstmConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model import room
+from transformer_xl.model.build import make_model
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.room import check_room, free_bytes
-from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading.evaluation import evaluate
 

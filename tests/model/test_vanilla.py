@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.softmax import TokenSoftmax
@@ -44,7 +44,7 @@ def by_loops(model: Vanilla, tokens: Tensor) -> Tensor:
     for layer, table in zip(model.layers, model.positions, strict=True):
         assert isinstance(layer, DecoderLayer)
         attention, feed = layer.attention, layer.feed_forward
-        assert isinstance(attention, AttentionBlock)
+        assert isinstance(attention, AttentionKind)
         inputs = [h + table[t] for t, h in enumerate(states)]
         N, H = attention.n_head, attention.d_head
         w_q, w_k, w_v = attention.qkv_net.weight.view(3, N, H, -1)

@@ -18,7 +18,7 @@ from transformer_xl.conversion.export import export
 from transformer_xl.data.task_texts import read_task
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
-from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model.build import make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading.tasks import TaskScore, predictions
 from transformer_xl.training.finetune import Tuned, finetune

@@ -20,7 +20,7 @@ from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import SplitName
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.opening import Opened, Text
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.evaluation import Reading, memory_in_words
 from transformer_xl.training.curve import curves_of
 from transformer_xl.training.record import METRICS_FILE, read_metrics
 
@@ -147,7 +147,7 @@ def segment_readings(config: RunConfig) -> list[tuple[str, Reading]]:
     own = Reading.of_run(config)
     if own.mem_len:
         own = replace(own, ext_len=0)
-        return [(config.model.reads_with(each.mem_len), each) for each in (own, own.without_memory())]
+        return [(memory_in_words(config.model, each.mem_len), each) for each in (own, own.without_memory())]
     # a segment is all that is read at once, even if fewer tokens are scored at a time
     longest = config.model.longest_segment or own.tgt_len + own.ext_len
     return [("separate segments", replace(own, tgt_len=longest, ext_len=0))]

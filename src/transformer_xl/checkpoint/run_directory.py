@@ -182,8 +182,8 @@ def load(
         CheckpointError: there is nothing, everything is damaged, parts do not fit together, or weights are not finite numbers.
     """
     from transformer_xl.model.adapters import merged
+    from transformer_xl.model.build import make_model
     from transformer_xl.model.pretrained import build, manifest_of, open_model
-    from transformer_xl.model.sequence_model import make_model
 
     run = RunDirectory(source)
     if run.holds_run:

@@ -7,14 +7,11 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from transformer_xl.cli.options import Flag, Imports, Json, Overrides, check_least, import_kinds, names_of, numbers_of
 from transformer_xl.console import progress, say
 from transformer_xl.errors import ConfigError
-from transformer_xl.kinds import ATTENTION
 
 if TYPE_CHECKING:
     from transformer_xl.analysis.ablation.ablation import Ablation
@@ -29,7 +26,7 @@ _VALIDATIONS = 10
 def ablate(
     *recipes: str,
     recurrence: str | None = None,
-    attention: Annotated[str | None, Parameter(help=f"{', '.join(ATTENTION)}, with commas between.")] = None,
+    attention: str | None = None,
     loss: str | None = None,
     steps: int | None = None,
     minutes: float | None = None,
@@ -69,7 +66,7 @@ def ablate(
     Args:
         recipes: names (txl recipes) or TOML files, of any kind of model.
         recurrence: yes, no or both; no: a model without memory.
-        attention: kinds of the table, with commas between.
+        attention: kinds such as shaw,rotary (txl settings), with commas between.
         loss: full, half or both; half: learn only from the later half of each segment.
         steps: budget of each run in steps.
         minutes: budget of each run in minutes of training. Default: the recipe's own budget.

@@ -114,8 +114,8 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
         }
         print(json.dumps(facts))
         return
-    attention = config.attention_kind
-    other = "" if attention is None or attention.name == config.kind else f", {attention.name}"
+    attention = getattr(config, "attention", config.kind)
+    other = "" if attention == config.kind else f", {attention}"
     print(
         f"{converted.kind} checkpoint '{converted.weights}': {converted.n_parameters:,} parameters, {config.n_layer} layers, "
         f"vocabulary {config.vocab_size:,}, memory {config.mem_len:,}{other}"

@@ -377,6 +377,7 @@ def _evaluate_targets(
     """Print how well an XLNet predicts the fixed targets of a text."""
     from transformer_xl.model.precision import choose_precision
     from transformer_xl.model.xlnet import XLNet
+    from transformer_xl.reading.evaluation import memory_in_words
     from transformer_xl.reading.targets import score_targets, scored_stream
 
     with world.agreed():
@@ -409,7 +410,7 @@ def _evaluate_targets(
         facts = {"run": opened.source, "text": text.what, "precision": chosen, "mem_len": mem_len, "seconds": score.seconds}
         print(json.dumps({**facts, **(figures[0] or {}), **({"without_memory": figures[1]} if without else {})}))
         return
-    how = f"rows of {config.train.tgt_len:,}, {model.config.reads_with(mem_len)}, {chosen}"
+    how = f"rows of {config.train.tgt_len:,}, {memory_in_words(model.config, mem_len)}, {chosen}"
     print(f"{text.what}, {how}: {score.tokens:,} targets in {score.seconds:.1f} s")
     print(f"  {score.in_words('target')}")
     if without:
@@ -429,6 +430,7 @@ def _evaluate_answers(
     json_: bool,
 ) -> None:
     """Print how well a model predicts what follows the first tab of each document."""
+    from transformer_xl.reading.evaluation import memory_in_words
     from transformer_xl.reading.token_nats import score_answers
 
     starts = text.document_starts
@@ -449,7 +451,7 @@ def _evaluate_answers(
         facts = {"run": opened.source, "text": text.what, "precision": precision, "reading": vars(reading)}
         print(json.dumps({**facts, "seconds": score.seconds, **(figures[0] or {}), "without_memory": figures[1]}))
         return
-    how = f"each document by itself, {opened.model.config.reads_with(reading.mem_len)}, {precision}"
+    how = f"each document by itself, {memory_in_words(opened.model.config, reading.mem_len)}, {precision}"
     print(f"{text.what}, {how}: {score.tokens:,} answer tokens in {score.seconds:.1f} s")
     print(f"  {score.in_words('answer token')}, perplexity {score.ppl:.2f}")
     if without:

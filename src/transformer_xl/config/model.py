@@ -11,7 +11,6 @@ from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from transformer_xl.config.settings import Natural, Positive, Probability, Settings
 from transformer_xl.errors import ConfigError, did_you_mean, shown
-from transformer_xl.kinds import ATTENTION, AttentionKind
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2"]
 """Names of the non-linearities of a feed-forward network."""
@@ -72,23 +71,14 @@ class HeadConfig(TextSettings):
 class ModelConfig(Settings):
     """Sizes and options that all kinds of model have: vocabulary, embedding, softmax, dropout, initialization, memory.
 
-    Other code asks for its properties, not for its class.
+    What a kind does with them says the class of its models.
     """
 
     kind: ClassVar[str]
     """Name of the kind in recipes."""
 
-    model_class: ClassVar[str]
-    """Where the class of its models is, `module:Class`; imported when a model is built."""
-
     predicts: ClassVar[Literal["token", "target"]] = "token"
     """token: each from those before it, as a `LanguageModel` does; target: chosen ones, with both sides in sight."""
-
-    title: ClassVar[str] = "A language model"
-    """The kind in words, as a model card says it."""
-
-    attends: ClassVar[bool] = False
-    """Whether its layers attend; True for an `AttentionConfig`."""
 
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "positions"
     """What a model carries from segment to segment: something for each past position, one state, or nothing."""
@@ -153,51 +143,9 @@ class ModelConfig(Settings):
         return self
 
     @property
-    def attention_kind(self) -> AttentionKind | None:
-        """Kind of attention, a line of the table; None: this kind of model has no choice of attention."""
-        return None
-
-    @property
-    def counts_from_end(self) -> bool:
-        """True if positions count from the end of the segment that is read."""
-        return self.attention_kind is not None and self.attention_kind.counts_from_end
-
-    @property
-    def learns_positions(self) -> bool:
-        """True if attention has a learned table of positions, of `max_klen` rows."""
-        return self.attention_kind is not None and self.attention_kind.learns_positions
-
-    def check_clamp_len(self, clamp_len: int | None, *, name: str = "clamp_len") -> None:
-        """Refuse a limit of distances, which the setting `name` asks for, if attention tells all distances apart."""
-        kind = self.attention_kind
-        if clamp_len is not None and kind is not None and kind.turns_pairs:
-            raise ConfigError(f"{name} ({clamp_len}) must be none: attention '{kind.name}' tells all distances apart")
-
-    def reads_with(self, mem_len: int) -> str:
-        """Return with what memory a model of this kind reads if it has this many positions, in two to four words."""
-        if not mem_len or self.remembers == "nothing":
-            return "no memory"
-        return "a state carried on" if self.remembers == "state" else f"memory of {mem_len:,}"
-
-    @property
-    def keeps_keys(self) -> bool:
-        """True if keys and values of a position stay the same while the text goes on, so that inference could keep them."""
-        return self.attention_kind is not None and self.attention_kind.keeps_keys
-
-    @property
-    def has_backends(self) -> bool:
-        """True if `train.attention` may choose how attention is computed."""
-        return self.attention_kind is not None and self.attention_kind.has_backends
-
-    @property
     def numbers_per_position(self) -> int:
         """The most numbers that a position of memory takes in all layers: an old and a new state."""
         return 2 * self.n_layer * self.d_model
-
-    @property
-    def least_tensors(self) -> int:
-        """The fewest tensors that the weights can be; a file with fewer is refused before anything is made for each."""
-        return self.n_layer
 
     @property
     def n_earlier(self) -> int:
@@ -212,46 +160,12 @@ class ModelConfig(Settings):
     @property
     def begins_with_zeros(self) -> bool:
         """True if a stream begins with a memory of zeros that is attended to."""
-        return False
+        return getattr(self, "zero_first_memory", False)
 
     @property
     def longest_segment(self) -> int | None:
         """The most tokens that can be read at once; None: no limit."""
         return None
-
-    @property
-    def segment_length(self) -> int | None:
-        """Tokens of a training segment, if the weights work only for segments of that length; None: any length will do."""
-        return self.longest_segment
-
-    @property
-    def heads_per_layer(self) -> int:
-        """Attention heads of a layer; 0: layers do not attend."""
-        return 0
-
-    @property
-    def n_phase(self) -> int:
-        """Number of equal parts of a training in which steps may differ in cost."""
-        return 1
-
-    @property
-    def reads_by(self) -> str:
-        """The kind of attention or of model, in words, for messages."""
-        kind = f"a model of kind '{self.kind}'"
-        if self.attention_kind is None:
-            return kind
-        attention = f"attention '{self.attention_kind.name}'"
-        return attention if self.kind == TransformerXLConfig.kind else f"{attention} in {kind}"
-
-    @property
-    def layers_in_words(self) -> str:
-        """Number and width of the layers in words."""
-        return f"{self.n_layer} layers of width {self.d_model}"
-
-    @property
-    def memory_in_words(self) -> str:
-        """What a model remembers of the text, in words."""
-        return f"a memory of {self.mem_len} tokens per layer" if self.mem_len else "no memory"
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
         """Return these settings with values that only a run knows.
@@ -277,8 +191,6 @@ class ModelConfig(Settings):
 class AttentionConfig(ModelConfig):
     """Settings of models whose layers attend."""
 
-    attends: ClassVar[bool] = True
-
     n_head: Positive = Field(default=8, description="attention heads per layer")
     d_head: Positive = Field(default=64, description="width of one head")
     d_inner: Positive = Field(default=2048, description="width of the feed-forward layer")
@@ -302,18 +214,11 @@ class AttentionConfig(ModelConfig):
         """The same: an old and a new state, or a key, a value and the key of a distance."""
         return self.n_layer * max(2 * self.d_model, 3 * self.n_head * self.d_head)
 
-    @property
-    def heads_per_layer(self) -> int:
-        """Attention heads of a layer."""
-        return self.n_head
-
 
 class TransformerXLConfig(AttentionConfig):
     """Sizes and options of a `TransformerXL`; the names are those of the authors' code, `None` replaces their -1."""
 
     kind: ClassVar[str] = "transformer_xl"
-    model_class: ClassVar[str] = "transformer_xl.model.transformer_xl:TransformerXL"
-    title: ClassVar[str] = "A Transformer-XL"
 
     attention: str = Field(
         default="transformer_xl",
@@ -321,7 +226,7 @@ class TransformerXLConfig(AttentionConfig):
         "rotary: queries and keys turned by position; alibi: scores fall with distance",
     )
     max_klen: Positive | None = Field(
-        default=None, description="shaw, al_rfou: number of learned positions; None: train.tgt_len + mem_len"
+        default=None, description="longest memory and segment together (tokens), learned positions of shaw, al_rfou; None: sum"
     )
     clamp_len: Positive | None = Field(
         default=None, description="largest distance told apart (tokens), except by al_rfou; None, as for rotary: no limit"
@@ -352,15 +257,6 @@ class TransformerXLConfig(AttentionConfig):
         description="how a layer joins its states and what a block found: added, or by a gate as in GTrXL (pre_lnorm)",
     )
 
-    @field_validator("attention", mode="before")
-    @classmethod
-    def _known(cls, name: Any) -> Any:
-        if not isinstance(name, str) or name not in ATTENTION:
-            *names, last = map(repr, ATTENTION)
-            kinds = f"{', '.join(names)} or {last}"
-            raise ValueError(f"must be {kinds}; no other is registered: if it is your own, import its module first (--import)")
-        return name
-
     @field_validator("d_model")
     @classmethod
     def _even(cls, d_model: int) -> int:
@@ -370,19 +266,6 @@ class TransformerXLConfig(AttentionConfig):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.same_length and self.mem_len == 0:
-            raise ValueError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
-        if self.attention_kind.heads_fill_model and self.n_head * self.d_head != self.d_model:
-            raise ValueError(
-                f"attention '{self.attention}' adds positions of width n_head x d_head ({self.n_head * self.d_head}) to "
-                f"states of width d_model ({self.d_model}); make them equal"
-            )
-        if self.attention_kind.turns_pairs and self.d_head % 2:
-            raise ValueError(
-                f"d_head ({self.d_head}) must be even, because attention '{self.attention}' turns pairs of numbers; "
-                f"use {self.d_head + 1}"
-            )
-        self.check_clamp_len(self.clamp_len)
         if self.gate != "sum" and not self.pre_lnorm:
             raise ValueError(
                 f"gate ('{self.gate}') needs pre_lnorm (False): with a norm behind it, a closed gate would change states; "
@@ -416,39 +299,15 @@ class TransformerXLConfig(AttentionConfig):
         """How many tokens before the first of a segment its n-grams reach back."""
         return len(self.ngram_rows)
 
-    @property
-    def least_tensors(self) -> int:
-        """The fewest tensors that the weights can be."""
-        return self.n_layer + len(self.ngram_rows)
-
-    @property
-    def attention_kind(self) -> AttentionKind:
-        """Kind of attention, a line of the table."""
-        return ATTENTION[self.attention]
-
-    @property
-    def begins_with_zeros(self) -> bool:
-        """True if a stream begins with a memory of zeros that is attended to."""
-        return self.zero_first_memory
-
-    @property
-    def segment_length(self) -> int | None:
-        """Tokens of a training segment, if positions count from its end and their table says how many there were."""
-        trained = (self.max_klen or 0) - self.mem_len
-        return trained if self.counts_from_end and trained > 0 else None
-
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
-        """Return these settings with the vocabulary, and a table of positions as long as memory and segment."""
-        max_klen = (self.max_klen or tgt_len + self.mem_len) if self.learns_positions else None
-        return self._with(vocab_size=vocab_size, max_klen=max_klen)
+        """Return these settings with the vocabulary, and as many positions as memory and segment have."""
+        return self._with(vocab_size=vocab_size, max_klen=self.max_klen or tgt_len + self.mem_len)
 
 
 class VanillaConfig(AttentionConfig):
     """Sizes and options of a `Vanilla`, the Transformer that Al-Rfou et al. 2018 train on separate segments."""
 
     kind: ClassVar[str] = "vanilla"
-    model_class: ClassVar[str] = "transformer_xl.model.vanilla:Vanilla"
-    title: ClassVar[str] = "A Transformer without memory"
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "nothing"
 
     max_len: Positive | None = Field(
@@ -457,7 +316,7 @@ class VanillaConfig(AttentionConfig):
     intermediate_losses: bool = Field(
         default=False, description="all layers predict, layer l of n in the first l / 2n of training (their section 2.1)"
     )
-    n_target: Positive = Field(
+    n_target: Annotated[int, Field(ge=1, le=100)] = Field(
         default=1, description="tokens that each position predicts in training; those after the first count by half"
     )
 
@@ -468,24 +327,9 @@ class VanillaConfig(AttentionConfig):
         return self
 
     @property
-    def least_tensors(self) -> int:
-        """The fewest tensors that the weights can be: each later target has its own, too."""
-        return self.n_layer + self.n_target - 1
-
-    @property
     def longest_segment(self) -> int | None:
         """The most tokens that can be read at once: one per position."""
         return self.max_len
-
-    @property
-    def n_phase(self) -> int:
-        """Number of parts of a training that differ in cost, because with `intermediate_losses` layers stop predicting."""
-        return 2 * self.n_layer if self.intermediate_losses else 1
-
-    @property
-    def memory_in_words(self) -> str:
-        """What a model remembers of the text, in words."""
-        return f"separate segments of at most {self.max_len} tokens"
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
         """Return these settings with the vocabulary, and one position per token of a segment."""
@@ -496,8 +340,6 @@ class LstmConfig(ModelConfig):
     """Sizes and options of an `Lstm`; dropout as in AWD-LSTM (Merity et al. 2017)."""
 
     kind: ClassVar[str] = "lstm"
-    model_class: ClassVar[str] = "transformer_xl.model.lstm:Lstm"
-    title: ClassVar[str] = "An LSTM"
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "state"
 
     n_layer: Positive = Field(default=3, description="number of layers")
@@ -518,25 +360,11 @@ class LstmConfig(ModelConfig):
             raise ValueError(f"mem_len ({self.mem_len}) must be 1 or 0: this kind remembers one state, not positions")
         return self
 
-    @property
-    def layers_in_words(self) -> str:
-        """Number and width of the layers in words."""
-        if not self.d_hidden or self.n_layer == 1:
-            return super().layers_in_words
-        return f"{self.n_layer} layers of width {self.d_hidden}, the last of {self.d_model}"
-
-    @property
-    def memory_in_words(self) -> str:
-        """What a model remembers of the text, in words."""
-        return "a state that is carried from segment to segment" if self.mem_len else "no memory"
-
 
 class XLNetConfig(AttentionConfig):
     """Sizes and options of an `XLNet`; the names are those of the authors' code, the defaults those of its base model."""
 
     kind: ClassVar[str] = "xlnet"
-    model_class: ClassVar[str] = "transformer_xl.model.xlnet:XLNet"
-    title: ClassVar[str] = "An XLNet"
     predicts: ClassVar[Literal["token", "target"]] = "target"
 
     d_model: Positive = Field(default=768, description="width of all layers, even")
@@ -598,29 +426,11 @@ class XLNetConfig(AttentionConfig):
             num_predict=self.num_predict or max(tgt_len // 6, 1),
         )
 
-    @property
-    def begins_with_zeros(self) -> bool:
-        """True if a stream begins with a memory of zeros that is attended to."""
-        return self.zero_first_memory
-
 
 KINDS: dict[str, type[ModelConfig]] = {
     kind.kind: kind for kind in (TransformerXLConfig, VanillaConfig, LstmConfig, XLNetConfig)
 }
-"""The settings class of each kind of model, by the name of the kind."""
-
-
-def register_model(config: type[ModelConfig]) -> None:
-    """Add a kind of model, so that recipes and saved models may name it.
-
-    Args:
-        config: its settings class, with `kind` and `model_class`.
-
-    Raises:
-        ConfigError: another kind has that name.
-    """
-    if KINDS.setdefault(config.kind, config) is not config:
-        raise ConfigError(f"there is another kind of model '{config.kind}' already; choose another name")
+"""The settings class of each kind of model, by the name of the kind; `register_model` adds others."""
 
 
 def model_config(values: Mapping[str, Any]) -> ModelConfig:

@@ -301,16 +301,10 @@ class RunConfig(Settings):
                 "train.reset_at_documents (True) begins documents with an empty memory, model.zero_first_memory (True) streams "
                 "with one of zeros; use one of them"
             )
-        if self.train.attention != "auto" and not self.model.has_backends:
-            raise ValueError(
-                f"train.attention ({self.train.attention}) chooses an attention backend, and {self.model.reads_by} has none; "
-                "use train.attention=auto"
-            )
         if self.train.lora_rank is not None and self.base is None and self.task is None:
             raise ValueError(
                 f"train.lora_rank ({self.train.lora_rank}) adapts a model that has learned already; name it with --from"
             )
-        self.model.check_clamp_len(self.eval.clamp_len, name="eval.clamp_len")
         if self.model.predicts == "target":
             self._check_rows(f"model.kind ({self.model.kind}), which reads rows of two texts")
         if self.task is not None:

@@ -17,9 +17,9 @@ from transformer_xl.conversion.sources import ForeignCheckpoint, open_source
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import write_file
+from transformer_xl.model.build import make_blueprint
 from transformer_xl.model.directory import WEIGHTS_FILE
 from transformer_xl.model.pretrained import config_values, write_settings
-from transformer_xl.model.sequence_model import make_model
 from transformer_xl.tensor_file import TensorSpec, encode_lazily
 
 
@@ -119,8 +119,7 @@ def _native_tensors(source: ForeignCheckpoint) -> tuple[dict[str, TensorSpec], C
     if needed > held:
         raise CheckpointError(f"the tensors of '{origin}' take {needed:,} bytes, but its files hold {held:,}: they overlap")
     dtype = torch.float64 if torch.float64 in dtypes.values() else torch.float32
-    with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in make_model(source.config).state_dict().items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in make_blueprint(source.config).state_dict().items()}
     source.key_map.check_native(shapes, origin)
 
     def read(part: Part) -> Tensor:

@@ -14,15 +14,15 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config.model import TransformerXLConfig, XLNetConfig
 from transformer_xl.config.run import TrainConfig
 from transformer_xl.conversion.destination import check_free, new_directory
-from transformer_xl.conversion.key_maps import authors, huggingface, xlnet_huggingface
+from transformer_xl.conversion.key_maps import authors, huggingface, pytorch, xlnet_huggingface
 from transformer_xl.conversion.vocabulary import to_vocab_state
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, did_you_mean
 from transformer_xl.files import write_file
 from transformer_xl.hub import CARD_FILE, model_card
+from transformer_xl.model.build import make_model
 from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, read_config
 from transformer_xl.model.pretrained import open_model
-from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
@@ -258,7 +258,7 @@ def _foreign_tensors(model: TransformerXL, kind: Target) -> tuple[dict[str, Tens
     parts = {name: part for part in key_map.parts() for name in (part.name, *(part.aliases if kind == "authors" else ()))}
     content = {name: TensorSpec(model.dtype, tuple(part.shape)) for name, part in parts.items()}
     fixed: dict[str, Tensor] = {}
-    if not config.learns_positions:  # their modules store the frequencies of the sinusoids with the weights
+    if not pytorch.attention_names(config).has_table:  # their modules store the frequencies of the sinusoids with the weights
         prefix = "transformer." if kind == "huggingface" else ""
         fixed[f"{prefix}pos_emb.inv_freq"] = 1 / 10000 ** (torch.arange(0.0, config.d_model, 2.0) / config.d_model)
     content |= {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in fixed.items()}
@@ -288,7 +288,7 @@ def _check(config: TransformerXLConfig, kind: Target) -> None:
     expressed |= set() if config.same_length else {"same_length_besides_self"}
     if kind == "huggingface":
         expressed |= {"layer_norm_epsilon", "untie_r", "zero_first_memory"}
-    elif config.attention_kind.foreign:
+    elif config.attention in pytorch.ATTENTION:
         expressed |= {"attention"}
     own = {name: getattr(config, name) for name in COMPATIBLE if name not in expressed}
     obstacles = [f"model.{name}={own[name]} (only {COMPATIBLE[name]})" for name in own if own[name] != COMPATIBLE[name]]
@@ -305,8 +305,7 @@ def _notes(config: TransformerXLConfig, kind: Target) -> Iterator[str]:
             "Hugging Face begins every stream after mem_len zero vectors that it attends to, which this model does not know: "
             "the first mem_len tokens will score otherwise"
         )
-    foreign = config.attention_kind.foreign
-    if kind == "authors" and config.mem_len and foreign and not foreign.begins_memory:
+    if kind == "authors" and config.mem_len and not pytorch.attention_names(config).begins_memory:
         fails = f"the authors' code fails to begin a memory with attention '{config.attention}'"
         yield f"{fails}; call its reset_length with mem_len 0 first"
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from transformer_xl.config.run import OptimConfig
 from transformer_xl.cost.work import Work, clusters
+from transformer_xl.model.attention.absolute import AlRfouAttention
+from transformer_xl.model.attention.alibi import AlibiAttention
+from transformer_xl.model.attention.rotary import RotaryAttention
 from transformer_xl.model.backends import SCRATCH_BYTES
 from transformer_xl.model.shift import BLOCK, GROUPS
 from transformer_xl.training.optim import state_bytes
@@ -99,11 +102,11 @@ def logits_bytes(work: Work) -> int:
 def _attention_bytes(work: Work) -> int:
     config, X, B, S = work.model.config, work.n_token, work.rows, work.n_key
     D, A, M, e = config.d_model, work.attention_width, work.model.mem_len, work.element
-    kind, is_lowered = config.attention_kind, e != _FP32
+    is_lowered = e != _FP32
     n = _entering_bytes(work)
     # a second copy, because queries are projected apart from keys and values
     n += X * D * e if is_lowered or work.is_fused else 0
-    n += S * _INDEX if kind.adds_positions_to_layers else 0  # of positions in their table
+    n += S * _INDEX if issubclass(work.kind, AlRfouAttention) else 0  # of positions in their table
     # a copy of the memory's states, unless they can be read from Mems as they are
     is_copied = is_lowered or work.is_fused or work.changes_memory or config.shift_reach or (work.tgt_len != M and B > 1)
     n += B * M * D * e if is_copied else 0
@@ -111,18 +114,18 @@ def _attention_bytes(work: Work) -> int:
     n += _shifted_bytes(work) if config.shift_reach else 0
     n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
     # turned keys are another tensor; the projected ones are still there, because values are a part of the same
-    n += B * S * A * e if kind.turns_pairs and (B == 1 or not work.on_cpu) else 0
-    if kind.by_content and work.on_cpu:
-        of_heads = config.n_head * work.tgt_len * S * e if kind.biases_heads else 0
+    n += B * S * A * e if issubclass(work.kind, RotaryAttention) and (B == 1 or not work.on_cpu) else 0
+    if work.by_content and work.on_cpu:
+        of_heads = config.n_head * work.tgt_len * S * e if issubclass(work.kind, AlibiAttention) else 0
         return n + of_heads + _scores_bytes(work) + _closing_bytes(work)
-    if not kind.compares_distances:
-        n_mask = B * config.n_head if kind.biases_heads else B
+    if not work.compares_distances:
+        n_mask = B * config.n_head if issubclass(work.kind, AlibiAttention) else B
         return n + n_mask * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # and a sum of each query
-    is_padded = work.backend == "triton" and kind.has_backends
+    is_padded = work.backend == "triton" and work.has_backends
     n += (-(-S // 8) * 8 + 8 if is_padded else S) * A * e  # keys of distances
-    if work.backend != "triton" or not kind.has_backends:
+    if work.backend != "triton" or not work.has_backends:
         n += X * A * e  # queries with another bias
-    if kind.has_backends:
+    if work.has_backends:
         n += (S * D * e if is_lowered else 0) + _scores_bytes(work)
     else:
         n += B * work.tgt_len * S + _weights_bytes(work)
@@ -142,7 +145,7 @@ def _shifted_bytes(work: Work) -> int:
 def _scores_bytes(work: Work) -> int:
     """Return the bytes that a backend keeps besides queries, keys and values."""
     config, T, e = work.model.config, work.tgt_len, work.element
-    if work.backend == "triton" and config.attention_kind.has_backends:
+    if work.backend == "triton" and work.has_backends:
         return work.n_token * config.n_head * _FP32 + work.kept_position_bytes  # the first: a sum for each query
     n_weight = work.rows * config.n_head * T * work.n_key
     kept = (n_weight * e if e != _FP32 else 0) + (n_weight if config.dropatt else 0)

@@ -16,8 +16,9 @@ from typing import Literal, cast
 import numpy as np
 
 from transformer_xl.config.model import AttentionConfig
-from transformer_xl.cost.work import Work, clusters
+from transformer_xl.cost.work import COMPARE_DISTANCES, Work, clusters
 from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.transformer_xl import TransformerXL
 
 Part = Literal["tokens", "memory", "distances", "content", "distance", "values", "embedding", "softmax"]
 """The purpose of a product: projecting tokens, remembered states or distances; scores by content and by distance, averages of
@@ -76,7 +77,7 @@ def products(model: LanguageModel, done: Pass) -> Iterator[Product]:
     of_positions = sum(weight.numel() for block in model.attention_blocks() for weight in block.position_weights())
     yield Product("tokens", 2 * done.n_read * (weights - of_positions))
     yield Product("distances", 2 * done.n_distance * of_positions)
-    if model.config.attends:
+    if isinstance(model.config, AttentionConfig):
         config = cast(AttentionConfig, model.config)
         width = config.n_layer * config.n_head * config.d_head
         yield Product("memory", 2 * done.n_remembered * config.d_model * 2 * width)
@@ -105,7 +106,7 @@ def count_flops(work: Work) -> Flops:
         n_read=work.n_token,
         n_scored=work.n_token,
         n_pair=n_pair,
-        n_apart=n_pair if work.model.config.attention_kind.compares_distances else 0,
+        n_apart=n_pair if work.compares_distances else 0,
         shares=work.shares,
         n_remembered=work.rows * M,
         n_distance=S,  # shared by all rows
@@ -134,9 +135,9 @@ def _repeats(work: Work) -> dict[Part, int]:
     Backends that do not keep the weights compute scores once more, and so does `content_attention` in fp32 on a CPU. Fused
     kernels keep small scores of positions.
     """
-    if work.model.config.attention_kind.by_content:
+    if work.by_content:
         return {"content": int(work.on_cpu and work.precision == "fp32")}
-    if not work.model.config.has_backends:
+    if not work.has_backends:
         return {}
     again = int(work.backend == "triton" or (work.backend == "matmul" and work.precision == "fp32"))
     return {"content": again, "distance": 0 if work.kept_position_bytes else again}
@@ -150,9 +151,12 @@ def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> f
     """
     length = tgt_len + model.ext_len
     n_read = length / tgt_len
-    kind = model.config.attention_kind
     seen = [model.window or model.mem_len + place for place in range(1, length + 1)]
-    apart = [min(n, (model.clamp_len or n) + 1) for n in seen] if kind and kind.compares_distances else []
+    apart = (
+        [min(n, (model.clamp_len or n) + 1) for n in seen]
+        if isinstance(model, TransformerXL) and issubclass(model.block_class, COMPARE_DISTANCES)
+        else []
+    )
     borders = np.cumsum([len(bias) for _, _, bias in model.softmax.clusters(model.embedding)[0]])
     shares = np.bincount(np.searchsorted(borders, ids, side="right"), minlength=len(borders)) / len(ids)
     done = Pass(

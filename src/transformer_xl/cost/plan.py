@@ -13,6 +13,8 @@ from transformer_xl.cost.memory import StepMemory, count_memory
 from transformer_xl.cost.operations import Flops, count_flops
 from transformer_xl.cost.work import Backend, Work, build, with_vocabulary, zipf_shares
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.attention.kinds import attention_kind
+from transformer_xl.model.attention.relative import RelativeAttention
 
 Division = Literal["ddp", "fsdp"]
 """ddp: every process has all weights. fsdp: each has its share of weights, gradients and optimizer (FSDP2, full sharding)."""
@@ -290,7 +292,7 @@ def _assumptions(
     if layout.gpus > 1:
         between = f"{hardware.network / 1e9:g} GB/s between machines" if layout.machines > 1 else "links of one machine"
         yield f"{between}; rings; fp32 gradients and weights; lanes of all machines alike"
-    if model.has_backends:
+    if issubclass(attention_kind(model.attention), RelativeAttention):
         how = "the fused kernels" if backend == "triton" else "batched products (matmul)"
         yield f"attention by {how}"
     if not hardware.on_cpu and model.d_model < _WIDE:

@@ -14,7 +14,14 @@ from transformer_xl.config.model import KINDS, ModelConfig, TransformerXLConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import NAMED
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.attention.absolute import AlRfouAttention
+from transformer_xl.model.attention.alibi import AlibiAttention
+from transformer_xl.model.attention.block import AttentionKind
+from transformer_xl.model.attention.relative import RelativeAttention
+from transformer_xl.model.attention.rotary import RotaryAttention
+from transformer_xl.model.attention.shaw import ShawAttention
 from transformer_xl.model.backends import KEPT_BYTES
+from transformer_xl.model.kinds import MODELS
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.softmax import CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS
@@ -24,6 +31,10 @@ Backend = Literal["equation", "matmul", "triton"]
 """Backends that can be counted: the paper's equation (operations only), and those that `auto` takes."""
 
 _PIECES = 8192
+
+
+COMPARE_DISTANCES = (RelativeAttention, ShawAttention)
+"""Kinds of attention that also multiply queries by a key of each distance."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ class Work:
     @property
     def kept_position_bytes(self) -> int:
         """Bytes of the scores of positions that fused kernels keep in a layer; lengths are padded to multiples of eight."""
-        if self.backend != "triton" or not self.model.config.has_backends:
+        if self.backend != "triton" or not self.has_backends:
             return 0
         n_query, n_column = (-(-n // 8) * 8 for n in (self.tgt_len, self.n_key))
         n_byte = self.rows * self.model.config.n_head * n_query * n_column * self.element
@@ -77,8 +88,27 @@ class Work:
     @property
     def changes_memory(self) -> bool:
         """Whether weights change the memory before a layer projects it, so that the products with it have two gradients."""
-        config = self.model.config
-        return config.pre_lnorm or config.attention_kind.adds_positions_to_layers
+        return self.model.config.pre_lnorm or issubclass(self.kind, AlRfouAttention)
+
+    @property
+    def kind(self) -> type[AttentionKind]:
+        """Its kind of attention."""
+        return self.model.block_class
+
+    @property
+    def has_backends(self) -> bool:
+        """Whether `backend` computes attention."""
+        return issubclass(self.kind, RelativeAttention)
+
+    @property
+    def compares_distances(self) -> bool:
+        """Whether queries are also multiplied by a key of each distance."""
+        return issubclass(self.kind, COMPARE_DISTANCES)
+
+    @property
+    def by_content(self) -> bool:
+        """Whether `content_attention` computes attention: batched products in training on a CPU, else PyTorch's function."""
+        return issubclass(self.kind, (RotaryAttention, AlibiAttention))
 
 
 @dataclass(frozen=True)
@@ -113,7 +143,8 @@ def clusters(model: LanguageModel, shares: Sequence[float]) -> list[Cluster]:
 
 def is_counted(settings: ModelConfig | type[ModelConfig]) -> bool:
     """Return whether operations and memory of such models are counted here, so that `txl plan` can plan their runs."""
-    return settings.model_class == TransformerXLConfig.model_class
+    kind = settings if isinstance(settings, type) else type(settings)
+    return MODELS.get(kind) is TransformerXL
 
 
 def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:

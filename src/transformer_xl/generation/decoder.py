@@ -81,7 +81,8 @@ class Decoder:
         same_length = False if mem_len == 0 else None  # without memory there is no window
         self.model = model.eval().with_context(mem_len=mem_len, same_length=same_length, ext_len=0)
         self.mem_len, self.batch_size = self.model.mem_len, batch_size
-        self.tgt_len = tgt_len or model.config.segment_length or _TGT_LEN
+        # positions that count from the end are right only in segments as long as in training
+        self.tgt_len = tgt_len or (0 if self.model.keeps_keys else max(model.learned_length or 0, 0)) or _TGT_LEN
         if self.model.keeps_keys and self.mem_len > 0 and model.device.type == "cuda":
             self._stream, self.reason = captured_stream(
                 lambda chosen: cast(KeptKeys, self._open(chosen)),
@@ -113,7 +114,7 @@ class Decoder:
         if precision == "int8" or compile is True:
             option = "precision (int8)" if precision == "int8" else "compile (True)"
             raise ConfigError(
-                f"{option} needs keys that stay the same, and {self.model.config.reads_by} with mem_len ({self.mem_len}) has "
+                f"{option} needs keys that stay the same, and {self.model.described} with mem_len ({self.mem_len}) has "
                 "none; leave it out"
             )
         return choose_precision(precision, self.model.device)

@@ -22,11 +22,12 @@ from transformer_xl.huggingface.cache import MemoryCache
 from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.manifest import MANIFEST_FILE
+from transformer_xl.model.build import make_model
 from transformer_xl.model.call import Rows
 from transformer_xl.model.directory import WEIGHTS_FILE
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.pretrained import blueprint, check_finite, manifest_of
-from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.tensor_file import TensorFile
 
 PREFILL = 128  # tokens of a prompt read at once, as `Decoder` does; the memory carries what was before
@@ -202,6 +203,9 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         )
         return result.to_tuple() if return_dict is False else result
 
+    def _counts_from_end(self) -> bool:
+        return isinstance(self.transformer, TransformerXL) and self.transformer.block_class.counts_from_end
+
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kw: Any) -> Any:
         """Give `generate` a memory, and let it read prompts in pieces as long as those of `Decoder`."""
         mask = model_kwargs.get("attention_mask")
@@ -209,7 +213,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             row = int((mask[:, -1] == 0).nonzero()[0, 0])
             raise ValueError(f"prompt {row} is empty or padded at the right; use tokenizer.padding_side = 'left'")
         # a memory would hold nothing, or states whose positions are no longer right: read the text again instead
-        if self.transformer.mem_len == 0 or self.config.native.counts_from_end:
+        if self.transformer.mem_len == 0 or self._counts_from_end():
             generation_config.use_cache = False
         if generation_config.use_cache is False:
             return

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.build import make_model
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
 
 

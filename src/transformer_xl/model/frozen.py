@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import Activation
-from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
 from transformer_xl.model.attention.rotary import turned
 from transformer_xl.model.gates import Gate, gru_gate
 from transformer_xl.model.layers import DecoderLayer, FeedForward, ShiftedLayer, activate
@@ -128,7 +128,7 @@ def freeze_norm(norm: nn.LayerNorm) -> Norm:
 
 def freeze_layer(layer: DecoderLayer, positions: FrozenPositions, precision: InferencePrecision) -> LayerWeights:
     """Return what one layer computes with."""
-    attention, feed_forward = cast(AttentionBlock, layer.attention), cast(FeedForward, layer.feed_forward)
+    attention, feed_forward = cast(AttentionKind, layer.attention), cast(FeedForward, layer.feed_forward)
     inner, outer = feed_forward.inner, feed_forward.outer
     u, v, keys_PNH, bias_PN, _ = positions
     return LayerWeights(

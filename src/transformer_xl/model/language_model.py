@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.call import Execution, Regularizers, Rows
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import at_least_fp32
@@ -195,10 +195,8 @@ class LanguageModel(SequenceModel):
             >>> [tuple(each.shape) for each in weights]
             [(1, 3, 5, 5), (1, 3, 5, 5)]
         """
-        if not self.config.attends:
-            raise ConfigError(
-                f"a model of kind '{self.config.kind}' has no attention weights, because its layers do not attend"
-            )
+        if not self.attention_blocks():
+            raise ConfigError(f"{self.described} has no attention weights, because its layers do not attend")
         weights: list[Tensor] = []
         new_mems = self.visit_attention(ids, lambda _, weight: weights.append(weight), mems=mems)
         return tuple(weights), new_mems
@@ -217,7 +215,7 @@ class LanguageModel(SequenceModel):
         """
         layers = {block: layer for layer, block in enumerate(self.attention_blocks())}
 
-        def hook(block: AttentionBlock, arguments: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+        def hook(block: AttentionKind, arguments: tuple[Tensor, ...], options: dict[str, Any]) -> None:
             visit(layers[block], block.weights(*arguments, **options).float())
 
         hooks = [block.register_forward_pre_hook(hook, with_kwargs=True) for block in layers]
@@ -246,7 +244,7 @@ def check_reads_on(model: SequenceModel) -> None:
         return
     if model.config.head is not None:
         raise ConfigError(f"a model that is fine-tuned ({model.config.head.kind}) predicts no tokens; use txl.predict")
-    raise ConfigError(f"{model.config.reads_by} does not read from left to right; call it, or its read, or use txl eval")
+    raise ConfigError(f"{model.described} does not read from left to right; call it, or its read, or use txl eval")
 
 
 def _leading_unlabelled(labels: Tensor) -> int:

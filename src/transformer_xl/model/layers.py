@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.config.model import Activation, AttentionConfig, GateKind, TransformerXLConfig
-from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.backends import is_fused
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
 from transformer_xl.model.gates import block_output, make_gate
@@ -108,7 +108,7 @@ class _SquaredReLU(torch.autograd.Function):
 class DecoderLayer(nn.Module):
     """One layer: attention of some kind, then feed-forward."""
 
-    def __init__(self, attention: AttentionBlock, feed_forward: FeedForward) -> None:
+    def __init__(self, attention: AttentionKind, feed_forward: FeedForward) -> None:
         super().__init__()
         self.attention = attention
         self.feed_forward = feed_forward
@@ -121,7 +121,7 @@ class DecoderLayer(nn.Module):
 class ShiftedLayer(DecoderLayer):
     """A layer whose blocks also read the tokens right before each token, see `shift`."""
 
-    def __init__(self, attention: AttentionBlock, feed_forward: FeedForward, shift: Shift) -> None:
+    def __init__(self, attention: AttentionKind, feed_forward: FeedForward, shift: Shift) -> None:
         super().__init__(attention, feed_forward)
         self.shift = shift
 
@@ -170,7 +170,7 @@ class ShiftedLayer(DecoderLayer):
         return self.shift.mix(own_BMD, self.shift(with_before(own_BMD, before_BND, k), start_BM))
 
 
-def make_layer(kind: type[AttentionBlock], config: AttentionConfig) -> DecoderLayer:
+def make_layer(kind: type[AttentionKind], config: AttentionConfig) -> DecoderLayer:
     """Return a layer with a kind of attention, as the settings describe it."""
     block: dict[str, Any] = {
         "dropout": config.dropout,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config.model import ModelConfig
-from transformer_xl.errors import CheckpointError, one_line, shown
+from transformer_xl.errors import CheckpointError, ConfigError, one_line, shown
 from transformer_xl.files import FileRecord, make_directories, record_of, replace_file, whole_file, write_file
 from transformer_xl.hub import CARD_FILE, model_card, upload
 from transformer_xl.manifest import MANIFEST_FILE, Manifest, encode_manifest, parse_manifest
@@ -184,14 +184,15 @@ def build(cls: Callable[[Any], Any], config: ModelConfig, weights: Mapping[str, 
 
 def blueprint(cls: Callable[[Any], Any], config: ModelConfig, found: Mapping[str, Tensor | TensorSpec], origin: str) -> Any:
     """Return a model without memory for its weights, after comparing every name, shape and type with those of a file."""
-    if config.least_tensors > len(found):  # even empty, a billion layers would fill the memory
+    if config.n_layer > len(found):  # even empty, a billion layers would fill the memory
         raise CheckpointError(
-            f"'{origin}' has {len(found)} tensors, its config asks for at least {config.least_tensors} (one for each of "
-            f"{config.n_layer} layers); not the same model?"
+            f"'{origin}' has {len(found)} tensors, its config asks for {config.n_layer} layers; not the same model?"
         )
     try:
         with torch.device("meta"):
             model = cls(config)
+    except ConfigError as error:
+        raise CheckpointError(f"'{origin}': {error}") from None
     except (RuntimeError, TypeError, OverflowError) as error:  # how PyTorch says that a number does not fit
         raise CheckpointError(
             f"'{origin}': its config asks for what cannot be built ({one_line(error)[:150]}); not the same model?"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.attention.equation import common_rows, hidden_keys
 from transformer_xl.model.attention.rotary import turned, turns
 from transformer_xl.model.backends import fused_problem
@@ -96,9 +96,8 @@ class Reader:
     ) -> None:
         check_precision(precision, get_args(InferencePrecision))
         if not model.keeps_keys:
-            says = type(model).__name__ if model.config.keeps_keys else "its AttentionKind"
             raise ConfigError(
-                f"keys of {model.config.reads_by} cannot be kept ({says} says keeps_keys=False); read with the model itself"
+                f"keys of {model.described} cannot be kept: it has no frozen form of its own; read with the model itself"
             )
         self.config = config = model.config
         self.mem_len, self.embedding, self.ngrams = model.mem_len, model.embedding, model.ngrams
@@ -277,7 +276,7 @@ class Reader:
                 is_real = torch.arange(M, 0, -1, device=hidden.device) <= mems.n_valid.unsqueeze(1)
                 memory.keep(memory.inputs[i], slice(None), torch.where(is_real.unsqueeze(-1), hidden, 0))
                 read_BMD = layer.read_memory(hidden, 0, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
-            block = cast(AttentionBlock, layer.attention)
+            block = cast(AttentionKind, layer.attention)
             keys_NBMH, memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
             memory.keys[i][:, :, :kept] = self._kept(keys_NBMH, torch.arange(kept))
         if K := self.config.n_earlier:
@@ -518,7 +517,7 @@ class _StepGraph:
         return own, tails
 
 
-def _keys_and_values(block: AttentionBlock, hidden_BMD: Tensor) -> tuple[Tensor, Tensor]:
+def _keys_and_values(block: AttentionKind, hidden_BMD: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys (N, B, M, H) and values (N, B, H, M) of remembered states."""
     _, k_BMNH, v_BMNH = block.project(hidden_BMD[:, :0], hidden_BMD, None)
     return k_BMNH.permute(2, 0, 1, 3), v_BMNH.permute(2, 0, 3, 1)

@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.config.model import ModelConfig
+from transformer_xl.config.model import AttentionConfig, ModelConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.kinds import import_class
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.dropout import Dropout, WordDropout
 from transformer_xl.model.memory import Memory, Mems, ZeroFirstMems
 from transformer_xl.model.pretrained import PretrainedMixin
@@ -120,6 +119,16 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         return next(self.parameters()).dtype
 
     @property
+    def described(self) -> str:
+        """What kind of model it is, for messages."""
+        return f"a model of kind '{self.config.kind}'"
+
+    @property
+    def learned_length(self) -> int | None:
+        """Tokens of a segment that it has learned positions for; None: any number."""
+        return None
+
+    @property
     def is_sharded(self) -> bool:
         """True if this process holds only parts of the weights (FSDP)."""
         return any(hasattr(parameter, "full_tensor") for parameter in self.parameters())
@@ -162,9 +171,13 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
     def smallest_call(self) -> dict[str, Any]:
         """Return arguments of a call with labels that uses all parameters."""
 
-    def attention_blocks(self) -> list[AttentionBlock]:
+    def attention_blocks(self) -> list[AttentionKind]:
         """Return the attention block of each layer; none if layers do not attend."""
-        return [cast("AttentionBlock", layer.attention) for layer in self.layers] if self.config.attends else []
+        return (
+            [cast("AttentionKind", layer.attention) for layer in self.layers]
+            if isinstance(self.config, AttentionConfig)
+            else []
+        )
 
     def with_context(
         self,
@@ -213,10 +226,10 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         """
         for name, value in (("clamp_len", self.clamp_len), ("same_length", self.same_length)):
             if value:
-                raise ConfigError(f"{name} ({value}) needs a memory of positions, and {self.config.reads_by} has none")
+                raise ConfigError(f"{name} ({value}) needs a memory of positions, and {self.described} has none")
 
     def check_backend(self, backend: str, device: torch.device) -> None:
-        """Refuse an attention backend that cannot run on a device; kinds without a choice of backend accept any name.
+        """Refuse an attention backend that cannot run on a device.
 
         Args:
             backend: its name, see `choose_backend`.
@@ -225,24 +238,15 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         Raises:
             ConfigError: no backend of that name, or one that cannot run there with this model's weights.
         """
+        if backend != "auto":
+            raise ConfigError(
+                f"train.attention ({backend}) chooses an attention backend, and {self.described} has none; "
+                "use train.attention=auto"
+            )
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the vectors of ids, (B, T, D); in training, zeros for dropped words."""
         return self.drop_words(self.embedding(ids), ids)
-
-
-def make_model(config: ModelConfig) -> SequenceModel:
-    """Build a model with random weights, of the kind of its settings; with a head, if they have one, a `TaskModel`.
-
-    Raises:
-        ConfigError: settings that only a run knows are missing (`ModelConfig.completed`), or it has more layers than there is
-            room for, or than can be saved.
-    """
-    if config.head is not None:
-        from transformer_xl.model.task_model import TaskModel  # which makes its backbone here
-
-        return TaskModel(config)
-    return import_class(config.model_class)(config)
 
 
 _LAYER_BYTES = 50_000
@@ -251,7 +255,7 @@ _LAYER_BYTES = 50_000
 
 def _check_layers(config: ModelConfig) -> None:
     """Refuse more layers than there is room for or than a file holds; even on the meta device each takes a millisecond."""
-    check_room(config.least_tensors * _LAYER_BYTES, None, f"a model of n_layer {config.n_layer:,}")
+    check_room(config.n_layer * _LAYER_BYTES, None, f"a model of n_layer {config.n_layer:,}")
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:

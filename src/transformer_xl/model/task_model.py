@@ -17,10 +17,11 @@ from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.heads import SpanHead, SpanScores, make_head
+from transformer_xl.model.kinds import make_backbone
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import at_least_fp32
-from transformer_xl.model.sequence_model import ModelOutput, SequenceModel, make_model
+from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
 from transformer_xl.model.xlnet import XLNet
 
 
@@ -53,10 +54,12 @@ class TaskModel(SequenceModel):
         if config.head is None:
             raise ConfigError("head (None) must say what a TaskModel gives; set head, or build the model without one")
         self.config = config
-        self.backbone: SequenceModel = make_model(config.model_copy(update={"head": None}))
+        self.backbone = make_backbone(config)
         if not isinstance(self.backbone, (LanguageModel, XLNet)):
-            raise ConfigError(f"{config.reads_by} cannot be fine-tuned: it neither reads from left to right nor is an xlnet")
-        _check_head(config)
+            raise ConfigError(
+                f"{self.backbone.described} cannot be fine-tuned: it neither reads from left to right nor is an xlnet"
+            )
+        _check_head(config, self.backbone)
         self.head = make_head(
             config.head,
             d_model=config.d_model,
@@ -276,19 +279,16 @@ def _window(states: Iterator[tuple[Tensor, Tensor | None]], may_answer: Tensor |
     return h_BLD, real_BL if may_answer is None else may_answer & real_BL
 
 
-def _check_head(config: ModelConfig) -> None:
+def _check_head(config: ModelConfig, backbone: SequenceModel) -> None:
     """Refuse a head whose segments the model cannot read, or that would forget how a text begins."""
-    head = cast("Any", config.head)
-    room = config.longest_segment
-    if config.learns_positions:
-        room = (getattr(config, "max_klen", None) or 0) - config.mem_len
+    head, room = cast("Any", config.head), backbone.learned_length
     if room is not None and head.tgt_len > room:
         raise ConfigError(
-            f"head.tgt_len ({head.tgt_len}) is longer than what {config.reads_by} learned positions for; use at most {room}"
+            f"head.tgt_len ({head.tgt_len}) is longer than what {backbone.described} learned positions for; use at most {room}"
         )
     is_whole = head.max_len is not None and head.max_len <= head.tgt_len
     if config.mem_len == 0 and head.summary == "last" and head.kind != "span" and not is_whole:
         raise ConfigError(
-            f"a text of more than head.tgt_len ({head.tgt_len}) tokens needs memory, and {config.reads_by} has mem_len 0; set "
-            f"max_len to at most {head.tgt_len}, or summary to 'mean' (task.max_len, task.summary)"
+            f"a text of more than head.tgt_len ({head.tgt_len}) tokens needs memory, and {backbone.described} has mem_len 0; "
+            f"set max_len to at most {head.tgt_len}, or summary to 'mean' (task.max_len, task.summary)"
         )

@@ -21,10 +21,8 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.kinds import import_class
-from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import first_keys
-from transformer_xl.model.backends import choose_backend
+from transformer_xl.model.attention.kinds import attention_kind
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.gates import FIRST_BIAS
 from transformer_xl.model.language_model import LanguageModel
@@ -57,12 +55,9 @@ class TransformerXL(LanguageModel):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
         self.clamp_len, self.same_length = config.clamp_len, config.same_length
-        self.block_class: type[AttentionBlock] = import_class(config.attention_kind.block)
-        if config.keeps_keys and self.block_class.frozen is AttentionBlock.frozen:
-            raise ConfigError(
-                f"attention '{config.attention}' keeps keys (keeps_keys=True), but {self.block_class.__name__} has no method "
-                "'frozen'; define it, or register the kind with keeps_keys=False"
-            )
+        self.block_class = attention_kind(config.attention)
+        self.block_class.check(config)
+        self.check_context()
         self.ngrams = make_ngrams(config)
         self.layers = nn.ModuleList(make_layer(self.block_class, config) for _ in range(config.n_layer))
         shapes = self.block_class.shapes(config)
@@ -97,8 +92,21 @@ class TransformerXL(LanguageModel):
 
     @property
     def keeps_keys(self) -> bool:
-        """Whether a `Reader` reads as this model does. A subclass may read otherwise, or remember more, so it has to say so."""
-        return self.config.keeps_keys and type(self) is TransformerXL
+        """Whether a `Reader` reads as this model does: the kind of attention has a frozen form of its own.
+
+        A subclass of this class may read otherwise, or remember more, so it has to say so.
+        """
+        return "frozen" in vars(self.block_class) and type(self) is TransformerXL
+
+    @property
+    def described(self) -> str:
+        """What kind of model it is, for messages."""
+        return f"{super().described} with attention '{self.config.attention}'"
+
+    @property
+    def learned_length(self) -> int | None:
+        """Tokens of a segment that it has learned positions for; None: any number."""
+        return (self.config.max_klen or 0) - self.config.mem_len if self.block_class.learns_positions else None
 
     @property
     def window(self) -> int | None:
@@ -115,14 +123,16 @@ class TransformerXL(LanguageModel):
         """Refuse lengths that cannot work together."""
         if self.clamp_len is not None and self.clamp_len < 1:
             raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
-        self.config.check_clamp_len(self.clamp_len)
+        if self.clamp_len is not None and not self.block_class.limits_distances:
+            raise ConfigError(
+                f"clamp_len ({self.clamp_len}) must be none: attention '{self.config.attention}' tells all distances apart"
+            )
         if self.same_length and self.mem_len == 0:
             raise ConfigError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
 
     def check_backend(self, backend: str, device: torch.device) -> None:
         """Refuse an attention backend that cannot run on a device."""
-        if self.config.has_backends:
-            choose_backend(backend, device, dtype=self.dtype, d_head=self.config.d_head)
+        self.block_class.check_backend(backend, device, dtype=self.dtype, d_head=self.config.d_head)
 
     def read(  # pyright: ignore[reportIncompatibleMethodOverride]  # it gets its own memory back
         self,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel
@@ -52,7 +52,7 @@ class Vanilla(LanguageModel):
         super().__init__(config)
         if config.max_len is None:
             raise ConfigError("max_len (None) must say how many positions are told apart, such as train.tgt_len")
-        self.layers = nn.ModuleList(make_layer(AttentionBlock, config) for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(make_layer(AttentionKind, config) for _ in range(config.n_layer))
         self.positions = nn.Parameter(torch.zeros(config.n_layer, config.max_len, config.d_model))
         norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.final_norm = norm if config.final_norm else nn.Identity()
@@ -73,6 +73,11 @@ class Vanilla(LanguageModel):
         super().check_context()
         if self.mem_len:
             raise ConfigError(f"mem_len ({self.mem_len}) must be 0: a vanilla model has no memory; ext_len reads text again")
+
+    @property
+    def learned_length(self) -> int | None:
+        """The most tokens that can be read at once: one per position."""
+        return self.config.max_len
 
     @property
     def adds_losses(self) -> bool:

@@ -33,6 +33,13 @@ from transformer_xl.reading.stream import Stream, check_names, open_stream, scor
 from transformer_xl.world import World
 
 
+def memory_in_words(config: ModelConfig, mem_len: int) -> str:
+    """Return with what memory a model of these settings reads if it has this many positions, in two to four words."""
+    if not mem_len or config.remembers == "nothing":
+        return "no memory"
+    return "a state carried on" if config.remembers == "state" else f"memory of {mem_len:,}"
+
+
 @dataclass(frozen=True)
 class Reading:
     """How a text is read to score it; `evaluate(model, ids, **vars(reading))` reads it so.
@@ -90,7 +97,7 @@ class Reading:
             'segments of 16, 48 read again before each, no memory'
         """
         again = f", {self.ext_len:,} read again before each" if self.ext_len else ""
-        return f"segments of {self.tgt_len:,}{again}, {config.reads_with(self.mem_len)}"
+        return f"segments of {self.tgt_len:,}{again}, {memory_in_words(config, self.mem_len)}"
 
     def without_memory(self) -> Self:
         """Return the same without memory."""

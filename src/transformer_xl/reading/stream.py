@@ -589,7 +589,7 @@ def open_stream(
         window = (model.window or model.mem_len + 1) if token_by_token else None
         return KeptKeys(cast(TransformerXL, model), batch_size, tgt_len=tgt_len, precision=precision, window=window)
     if precision == "int8":
-        why = model.config.reads_by
+        why = model.described
         if model.keeps_keys:
             why = f"ext_len ({model.ext_len})" if model.ext_len else f"mem_len ({model.mem_len}) or sharding"
         raise ConfigError(f"precision int8 needs keys that stay the same, which {why} does not allow; use bf16 or fp32")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from transformer_xl.config.run import RunConfig
 from transformer_xl.pictures import LOOKS, Look, line_style, new_figure, save_with_legend
+from transformer_xl.reading.evaluation import memory_in_words
 
 Entry = dict[str, Any]  # of metrics.jsonl
 
@@ -55,7 +56,7 @@ def curves_of(entries: Iterable[Entry], config: RunConfig) -> list[Curve]:
             mem_len = config.model.mem_len if entry["kind"] == "train" else entry.get("mem_len", config.eval_mem_len)
             if config.task and entry["kind"] == "final":
                 what = "validation, best weights" + (f" (step {entry['best_step']:,})" if entry.get("best_step") else "")
-            memory = "" if config.task else config.model.reads_with(0 if key == "loss_without_memory" else mem_len)
+            memory = "" if config.task else memory_in_words(config.model, 0 if key == "loss_without_memory" else mem_len)
             name = ", ".join(filter(None, (what, _text_read(entry, config.predicts), memory)))
             found.setdefault(name, Curve(entry["kind"], name, key == "average_loss")).points.append((entry, loss))
     return sorted(found.values(), key=lambda curve: ("train", "valid", "final").index(curve.kind))

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
 from transformer_xl.checkpoint.store import averaged_weights
-from transformer_xl.config.model import HeadConfig, ModelConfig
+from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import clock
 from transformer_xl.data.labelled import LabelledStream, LabelledTexts, Layout, Rows
@@ -27,7 +27,8 @@ from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TrainingError
-from transformer_xl.model.sequence_model import SequenceModel, make_model
+from transformer_xl.model.build import make_blueprint, make_model
+from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.pictures import can_draw
 from transformer_xl.process import restarts
@@ -187,7 +188,8 @@ def with_head(config: RunConfig, texts: TaskTexts, display: Display) -> RunConfi
     """Return the settings of a new run with those of its head, and with intervals no longer than an epoch."""
     task, model = config.task, config.model
     assert task is not None
-    tgt_len, max_len = min(config.train.tgt_len, _room(model)), task.max_len
+    learned, max_len = make_blueprint(model).learned_length, task.max_len
+    tgt_len = config.train.tgt_len if learned is None else min(config.train.tgt_len, learned)
     if model.mem_len == 0 and max_len is None and task.summary == "last" and task.kind != "span":
         max_len = tgt_len
         display.say(
@@ -207,12 +209,6 @@ def with_head(config: RunConfig, texts: TaskTexts, display: Display) -> RunConfi
     intervals = {name: min(getattr(config.train, name), n_step) for name in ("eval_interval", "checkpoint_interval")}
     intervals["log_interval"] = min(config.train.log_interval, max(1, intervals["eval_interval"] // 2))
     return config.changed(model={"head": head.model_dump()}, train=intervals)
-
-
-def _room(model: ModelConfig) -> int:
-    """Return the most tokens of a segment, by the positions that a model has learned."""
-    learned = (getattr(model, "max_klen", None) or 0) - model.mem_len if model.learns_positions else None
-    return min([each for each in (model.longest_segment, learned) if each is not None], default=2**31)
 
 
 def rows_of(config: RunConfig, texts: TaskTexts, tokenizer: Tokenizer) -> Rows:

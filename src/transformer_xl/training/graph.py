@@ -32,7 +32,7 @@ def why_no_graph(
         "layers that are computed again restore random numbers (train.checkpoint_layers)": train.checkpoint_layers,
         "how many losses a step has differs from step to step": not isinstance(stream, SegmentStream) or train.loss == "answer",
         f"an {model.config.kind} is not captured": not (
-            isinstance(model, LanguageModel) and model.config.attends and not model.adds_losses
+            isinstance(model, LanguageModel) and model.attention_blocks() and not model.adds_losses
         ),
         "it has a kind of your own, which may look at values": not _is_own(model),
     }

@@ -27,7 +27,7 @@ from transformer_xl.training.loop import conduct, open_files, save
 from transformer_xl.training.parts import Best, Outcome, TextRun
 from transformer_xl.training.record import check_loggers
 from transformer_xl.training.scoring import conclude, extent, recorded, score_split
-from transformer_xl.training.starting import adapt, begin, take_weights, what_all_share
+from transformer_xl.training.starting import adapt, begin, check_model, take_weights, what_all_share
 from transformer_xl.world import World, joined
 
 _MOST_GAPS = 8  # in the sample of a validation
@@ -81,6 +81,7 @@ def train(
             config = settle(
                 directory, recipe, overrides, corpus, base, goes_on=goes_on, is_named=is_named, must_be_free=world.first
             )
+            check_model(config)
             tokenizer: Tokenizer | None = None
             bases: list[SequenceModel] = []  # what the set-up takes out, so that it is not held while the model learns
             if config.base is not None and not (goes_on and directory.store().steps()):

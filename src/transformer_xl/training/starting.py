@@ -17,10 +17,11 @@ from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError, CorpusError, one_line
 from transformer_xl.model.adapters import add_adapters
+from transformer_xl.model.build import make_blueprint, make_model
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
 from transformer_xl.model.room import check_room
-from transformer_xl.model.sequence_model import SequenceModel, make_model
+from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.process import cores
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.reading.targets import pair_stream, scored_stream
@@ -72,11 +73,7 @@ def count_parameters(config: ModelConfig) -> int:
         >>> count_parameters(LstmConfig(vocab_size=10, n_layer=1, d_model=4))
         210
     """
-    try:
-        with torch.device("meta"):
-            return sum(parameter.numel() for parameter in make_model(config).parameters())
-    except (RuntimeError, TypeError, OverflowError) as error:  # how PyTorch says that a number does not fit
-        raise ConfigError(f"a model of these sizes cannot be built ({one_line(error)[:150]}); lower those of [model]") from None
+    return sum(parameter.numel() for parameter in make_blueprint(config).parameters())
 
 
 def compare_parameters(config: RunConfig, model: ModelConfig) -> Comparison | None:
@@ -162,9 +159,7 @@ def begin(
                 **lanes,
             )
         check_settings(model, train=config.train, precision=precision, world=world, device=device)
-        if isinstance(model, LanguageModel):
-            _check_lengths(config, model, longest)
-        else:
+        if not isinstance(model, LanguageModel):
             _check_validation(config, corpus, world)
     return Start(config, model, stream, device, precision, reason, comparison)
 
@@ -223,11 +218,21 @@ def _check_threads(threads: int | None, warn: Callable[[str], None] | None) -> N
     warn(f"{problem}, so this run will be slow; --set train.threads={n_core} uses the cores there are, and rounds differently")
 
 
-def _check_lengths(config: RunConfig, model: LanguageModel, longest: int) -> None:
-    """Refuse lengths that the model cannot be read with; `longest` is that of a segment in training."""
+def check_model(config: RunConfig) -> None:
+    """Refuse settings that a run's model cannot have, before its text is prepared, which may take hours.
+
+    Raises:
+        ConfigError: it has no such kind of attention, backend or length, or is too large for this machine.
+    """
+    longest = SegmentLengths(config.train).longest
+    vocab_size = config.model.vocab_size or max(config.model.cutoffs, default=0) + 1  # any will do
+    model = make_blueprint(config.model.completed(vocab_size=vocab_size, tgt_len=longest))
+    model.check_backend(config.train.attention, choose_device(config.train.device))
+    if not isinstance(model, LanguageModel):
+        return
     reading = Reading.of_run(config)
     reading.view(model)
-    most, read = config.model.longest_segment, reading.tgt_len + reading.ext_len
+    most, read = model.config.longest_segment, reading.tgt_len + reading.ext_len
     for name, length in {"train.tgt_len": longest, "eval.tgt_len and eval.ext_len together": read}.items():
         if most is not None and length > most:
             raise ConfigError(f"{name} ({length}) must be at most model.max_len ({most}), the positions that the model learns")
@@ -262,4 +267,5 @@ _FP32 = 4
 
 def check_start(config: RunConfig, corpus: PreparedCorpus) -> None:
     """Refuse what a new run in a single process would fail at, as `begin` does, without making weights."""
+    check_model(config)
     begin(config, corpus, World(), with_weights=False)

@@ -454,7 +454,7 @@ def check_settings(
     if train.compile:
         if problem := cannot_compile(device):
             raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")
-        if not model.config.attends:
+        if not model.attention_blocks():
             raise ConfigError(
                 f"train.compile (True) compiles layers that attend, and an {model.config.kind} has none; "
                 "use train.compile=false"

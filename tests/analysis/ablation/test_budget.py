@@ -12,7 +12,7 @@ from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, prepare
-from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model.build import make_model
 from transformer_xl.training.trainer import Trainer
 
 

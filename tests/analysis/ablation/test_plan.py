@@ -1,7 +1,6 @@
 """What an ablation compares, and its plan as it lies in its directory."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from transformer_xl.analysis.ablation.plan import AblationPlan, axes, differences, make_variants
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.errors import ConfigError
-from transformer_xl.kinds import ATTENTION
+from transformer_xl.model.attention.kinds import ATTENTION
 
 
 def test_one_recipe_is_compared_with_all_combinations_its_own_first() -> None:
@@ -32,7 +31,7 @@ def test_one_recipe_is_compared_with_all_combinations_its_own_first() -> None:
 
 
 def test_a_registered_kind_of_attention_is_varied_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ATTENTION, "mine", replace(ATTENTION["shaw"], name="mine"))
+    monkeypatch.setitem(ATTENTION, "mine", type("Mine", (ATTENTION["shaw"],), {"name": "mine"}))
     assert axes()["attention"][-1] == "mine"
     assert [variant.labels["attention"] for variant in make_variants(["shakespeare-small"], attention=axes()["attention"])][
         -1
@@ -42,7 +41,7 @@ def test_a_registered_kind_of_attention_is_varied_too(monkeypatch: pytest.Monkey
 def test_kinds_that_cannot_have_a_recipes_sizes_are_left_out_unless_they_are_named() -> None:
     kinds = {variant.labels["attention"] for variant in make_variants(["wt103-base"])}
     assert kinds == {"transformer_xl", "shaw", "vaswani", "al_rfou", "alibi"}
-    with pytest.raises(ConfigError, match=r"^variant 'rotary' of recipe 'wt103-base': model.* d_head \(41\) must be even"):
+    with pytest.raises(ConfigError, match=r"^variant 'rotary' of recipe 'wt103-base': d_head \(41\) must be even"):
         make_variants(["wt103-base"], attention=["rotary"])
 
 
@@ -111,9 +110,7 @@ def test_an_axis_that_no_recipe_has(tmp_path: Path) -> None:
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"variant 'recurrence' .* model.mem_len \(0\) .*--set model.mem_len=N"):
         make_variants(["quickstart"], recurrence=["yes"], overrides=["model.mem_len=0"])
-    with pytest.raises(
-        ConfigError, match="variant 'al_rfou' of recipe 'quickstart': model: attention 'al_rfou' adds positions"
-    ):
+    with pytest.raises(ConfigError, match="variant 'al_rfou' of recipe 'quickstart': attention 'al_rfou' adds positions"):
         make_variants(["quickstart"], attention=["al_rfou"], overrides=["model.d_head=32"])
     (tmp_path / "quickstart.toml").write_text("")
     with pytest.raises(ConfigError, match="would both be called 'quickstart'"):

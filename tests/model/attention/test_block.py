@@ -5,7 +5,8 @@ import torch
 
 from tests.helpers import tiny_model
 from transformer_xl.config.model import TransformerXLConfig
-from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS = {
@@ -16,7 +17,24 @@ KINDS = {
     "rotary": {"attention": "rotary"},
     "alibi": {"attention": "alibi"},
 }
+MISTAKES = [
+    (
+        {"attention": "shav"},
+        r"^attention 'shav' is not registered \(did you mean 'shaw'\?\); if it is your own, import its module",
+    ),
+    ({"attention": "rotary", "d_head": 63}, r"^d_head \(63\) must be even, because attention 'rotary' turns pairs.*; use 64$"),
+    ({"attention": "rotary", "clamp_len": 9}, r"^clamp_len \(9\) must be none: attention 'rotary' tells all distances apart$"),
+    ({"attention": "al_rfou", "max_klen": 9, "d_head": 63}, r"n_head x d_head \(189\).*d_model \(10\); make them equal$"),
+    ({"attention": "shaw"}, r"^attention 'shaw' learns positions: max_klen \(None\) must say how many"),
+    ({"same_length": True, "mem_len": 0}, r"^same_length \(True\) needs mem_len \(0\) of at least 1"),
+]
 IDS = torch.randint(13, (2, 6), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("options", "message"), MISTAKES)
+def test_a_kind_refuses_settings_that_it_cannot_have(options, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny_model(**options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -33,8 +51,8 @@ def test_attention_weights_are_dropped_in_training_only(kind):
 def test_what_enters_the_first_layer_is_dropped_once(kind, monkeypatch):
     """Dropout zeros half of the numbers and doubles the others: of embeddings, and with vaswani of their sum with positions."""
     model = tiny_model(**KINDS[kind], dropout=0.5, d_model=60, n_layer=1).train()
-    entered, project = [], AttentionBlock.project
-    monkeypatch.setattr(AttentionBlock, "project", lambda self, h, *rest: entered.append(h) or project(self, h, *rest))
+    entered, project = [], AttentionKind.project
+    monkeypatch.setattr(AttentionKind, "project", lambda self, h, *rest: entered.append(h) or project(self, h, *rest))
     model(torch.randint(13, (20, 20)))
     assert (entered[0] == 0).double().mean().item() == pytest.approx(0.5, abs=0.02)
 

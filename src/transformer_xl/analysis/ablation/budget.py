@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
+from transformer_xl.config.model import VanillaConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.training.feed import SegmentLengths
@@ -124,7 +125,8 @@ def _timed_step(trainer: Trainer) -> float:
 
 def _places(config: RunConfig) -> list[float]:
     """Return the shares of the training at which steps are timed: several if steps do not all take equally long."""
-    n = config.model.n_phase
+    model = config.model
+    n = 2 * model.n_layer if isinstance(model, VanillaConfig) and model.intermediate_losses else 1
     if config.train.varlen:
         n = max(n, 16)
     return [(i + 0.5) / n for i in range(n)]

@@ -12,12 +12,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field, PositiveFloat, TypeAdapter
 
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.recipes import apply_overrides, load_recipe
 from transformer_xl.config.run import RunConfig
 from transformer_xl.config.settings import Natural, Positive
 from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
 from transformer_xl.errors import ConfigError
-from transformer_xl.kinds import ATTENTION
+from transformer_xl.model.attention.kinds import ATTENTION, attention_kind
 
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _MOST_SEEDS = 10_000
@@ -169,6 +170,8 @@ def _of_recipe(
             parts.insert(0, re.sub(r"[^\w.-]+", "-", base.name))
         try:
             config = apply_overrides(base.model_dump(), _changes(labels, own))
+            if isinstance(config.model, TransformerXLConfig):
+                attention_kind(config.model.attention).check(config.model)
         except ConfigError as error:
             if everything and labels["attention"] != own["attention"]:
                 continue  # a kind that nobody named, and whose heads have other sizes
@@ -193,8 +196,8 @@ def _labels_of(config: RunConfig) -> dict[str, str]:
     labels = {}
     if config.model.remembers == "positions":
         labels["recurrence"] = "yes" if config.model.mem_len else "no"
-    if config.model.attention_kind:
-        labels["attention"] = config.model.attention_kind.name
+    if isinstance(config.model, TransformerXLConfig):
+        labels["attention"] = config.model.attention
     return labels | {"loss": config.train.loss}
 
 
@@ -215,7 +218,7 @@ def _changes(labels: dict[str, str], own: dict[str, str]) -> list[str]:
         raise ConfigError("model.mem_len (0) leaves nothing for --recurrence yes; give it one with --set model.mem_len=N")
     if "attention" in labels and labels["attention"] != own["attention"]:
         changes += [f"model.attention={labels['attention']}", "train.attention=auto"]
-        if ATTENTION[labels["attention"]].turns_pairs:  # which tells all distances apart
+        if not attention_kind(labels["attention"]).limits_distances:
             changes += ["model.clamp_len=none", "eval.clamp_len=none"]
     if labels["loss"] != own["loss"]:
         changes.append(f"train.loss={labels['loss']}")

@@ -18,7 +18,7 @@ from transformer_xl.opening import open_run
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
-from transformer_xl.training.starting import check_start
+from transformer_xl.training.starting import check_model, check_start
 
 
 class Worker:
@@ -48,6 +48,7 @@ class Worker:
             if not own:
                 continue
             try:
+                check_model(variant.config)
                 corpus = self.corpus(variant)
                 if not all(RunDirectory(self.ablation.path_of(trial)).holds_run for trial in own):
                     check_start(variant.config, corpus)  # budget and seed make no difference here

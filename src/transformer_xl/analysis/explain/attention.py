@@ -12,11 +12,13 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_xl.config.model import AttentionConfig
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.reading.evaluation import Reading
@@ -146,12 +148,12 @@ class AttentionWatch:
     """Chooses the segments whose attention is computed, and keeps what is shown of it."""
 
     def __init__(self, model: LanguageModel, reading: Reading, n_segment: int) -> None:
-        config = model.config
+        config = cast("AttentionConfig", model.config)
         self._model = model
         self._every = math.ceil(n_segment / 256)  # so that at most 256 segments are averaged by distance
         n_distance = reading.tgt_len + reading.ext_len + model.mem_len  # which may be less than asked for, in a short text
-        self.distances = DistanceSums(config.n_layer, config.heads_per_layer, n_distance)
-        self.details = DetailStore(n_segment, reading.tgt_len, config.n_layer * config.heads_per_layer)
+        self.distances = DistanceSums(config.n_layer, config.n_head, n_distance)
+        self.details = DetailStore(n_segment, reading.tgt_len, config.n_layer * config.n_head)
 
     def add(self, index: int, places_BT: np.ndarray, ids: Tensor, mems: Memory, scores: Sequence[float]) -> None:
         """Add those rows whose details are kept or that are sampled for the distances.

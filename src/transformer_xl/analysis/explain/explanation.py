@@ -14,7 +14,7 @@ from torch import Tensor
 
 from transformer_xl.analysis.explain.attention import AttentionWatch, Details, DistanceBins
 from transformer_xl.analysis.explain.token_text import text_of
-from transformer_xl.config.model import ModelConfig
+from transformer_xl.config.model import AttentionConfig, ModelConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
@@ -99,7 +99,7 @@ class Explanation:
     @property
     def heads(self) -> tuple[int, int] | None:
         """Layers and heads per layer; None if the model does not attend."""
-        return (self.config.n_layer, self.config.heads_per_layer) if self.config.attends else None
+        return (self.config.n_layer, self.config.n_head) if isinstance(self.config, AttentionConfig) else None
 
 
 def explain(
@@ -199,7 +199,7 @@ def _facts_with_memory(
         details=None,
         distances=None,
     )
-    watch = AttentionWatch(view, reading, math.ceil(n / reading.tgt_len)) if model.config.attends else None
+    watch = AttentionWatch(view, reading, math.ceil(n / reading.tgt_len)) if model.attention_blocks() else None
     rows = _rows(reading) if without is None else 1
     # attention weights can be computed from hidden states, but not from kept keys
     stream = CarriedState(view, rows, tgt_len=reading.tgt_len, precision=precision)

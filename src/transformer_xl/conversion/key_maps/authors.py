@@ -15,23 +15,22 @@ from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.readers.unpickle import Stub
 from transformer_xl.conversion.values import MAX_CLUSTERS, integer, one_of, truth
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.kinds import ATTENTION
 
 
 def key_map(config: TransformerXLConfig) -> KeyMap:
     """Return the table of a model's tensors."""
     sizes = Sizes(config)
-    entries = [*shared_entries(sizes, Names()), *positions(sizes, pytorch.foreign_names(config).model)]
+    entries = [*shared_entries(sizes, Names()), *positions(sizes, pytorch.attention_names(config).model)]
     return KeyMap(tuple(entries), ignored=("pos_emb.inv_freq",))
 
 
 def config_of(flags: Mapping[str, Any]) -> TransformerXLConfig:
     """Translate the authors' settings: the arguments of `MemTransformerLM`, and `max_klen`."""
-    numbers = {kind.foreign.attn_type: name for name, kind in ATTENTION.items() if kind.foreign}
+    numbers = {names.attn_type: kind for kind, names in pytorch.ATTENTION.items()}
     kind = numbers[one_of(flags, "attn_type", tuple(numbers))]
     settings = pytorch.settings_of(flags)
     max_klen = None
-    if ATTENTION[kind].learns_positions:
+    if pytorch.ATTENTION[kind].has_table:
         lengths = integer(flags, "tgt_len") + integer(flags, "ext_len") + settings["mem_len"]
         max_klen = integer({"max_klen": lengths, **flags}, "max_klen")
     return TransformerXLConfig(
@@ -52,16 +51,18 @@ _ARGUMENTS = (
 
 def flags_of(config: TransformerXLConfig, *, tgt_len: int) -> dict[str, Any]:
     """Return arguments that build the same model in the authors' code; `tgt_len` is the length of its training segments."""
-    length = config.max_klen - config.mem_len if config.max_klen else tgt_len  # a table of positions is tgt_len + mem_len long
+    names, length = pytorch.attention_names(config), tgt_len
+    if names.has_table and config.max_klen:  # it is tgt_len + mem_len long
+        length = config.max_klen - config.mem_len
     if length < 1:
-        what = f"max_klen ({config.max_klen}) - mem_len ({config.mem_len})" if config.max_klen else "tgt_len"
+        what = f"max_klen ({config.max_klen}) - mem_len ({config.mem_len})" if names.has_table else "tgt_len"
         raise ConfigError(f"{what} ({length}) must be at least 1 for the authors' code")
     flags = pytorch.values_of(config) | {
         "n_token": config.vocab_size,
         "tie_weight": config.tie_weight,
         "tgt_len": length,
         "ext_len": 0,
-        "attn_type": pytorch.foreign_names(config).attn_type,
+        "attn_type": names.attn_type,
     }
     return {name: flags[name] for name in _ARGUMENTS}
 

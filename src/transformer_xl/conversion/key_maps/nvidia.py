@@ -9,7 +9,7 @@ from typing import Any
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps import authors
 from transformer_xl.conversion.key_maps.entries import KeyMap, Sizes
-from transformer_xl.conversion.key_maps.pytorch import Names, foreign_names, positions, shared_entries
+from transformer_xl.conversion.key_maps.pytorch import Names, attention_names, positions, shared_entries
 
 _NAMES = Names(
     weights="crit.out_layers_weights.{i}", biases="crit.out_layers_biases.{i}", shared_projections="crit.shared_out_projs.{i}"
@@ -18,7 +18,7 @@ _NAMES = Names(
 
 def key_map(config: TransformerXLConfig) -> KeyMap:
     """Return the table of a model's tensors."""
-    sizes, foreign = Sizes(config), foreign_names(config)
+    sizes, foreign = Sizes(config), attention_names(config)
     entries = [*shared_entries(sizes, _NAMES), *positions(sizes, {**foreign.model, **foreign.nvidia})]
     return KeyMap(tuple(entries), ignored=("pos_emb.inv_freq",))
 

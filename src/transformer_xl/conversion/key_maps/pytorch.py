@@ -1,14 +1,13 @@
 """What the three PyTorch formats share, because Hugging Face and NVIDIA kept the authors' module names."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps.entries import Entry, Part, Sizes, per_layer
 from transformer_xl.conversion.values import integer, integers, number, truth, truths
 from transformer_xl.errors import ConfigError
-from transformer_xl.kinds import ForeignNames
 
 
 @dataclass(frozen=True)
@@ -22,6 +21,46 @@ class Names:
     shared_projections: str | None = None  # None: shared projections have the names of softmax and embedding
     tails_reversed: bool = True  # the last class of the head is the first tail
 
+
+@dataclass(frozen=True)
+class AttentionNames:
+    """The names of a kind of attention and its parameters in the authors' code and the programs derived from it.
+
+    Shapes are written in letters: L layers, K max_klen, n heads, d their width, H = n x d, D d_model; "3H" is 3 times H.
+
+    Attributes:
+        attn_type: the authors' number of the kind.
+        layers: for names in `layers.{i}.attention.` here, the names and shapes in `layers.{i}.dec_attn.` there; several of
+            theirs, joined in this order, are one of ours.
+        model: parameters of the whole model, with the same names here, and their shapes there.
+        nvidia: shapes that differ in NVIDIA's code.
+        begins_memory: the authors' code can begin a memory with it.
+    """
+
+    attn_type: int
+    layers: Mapping[str, tuple[tuple[str, str], ...]]
+    model: Mapping[str, str] = field(default_factory=dict)
+    nvidia: Mapping[str, str] = field(default_factory=dict)
+    begins_memory: bool = True
+
+    @property
+    def has_table(self) -> bool:
+        """Whether positions are learned: there are K of them."""
+        return "r_emb" in self.model
+
+
+_ONE_MATRIX = {"qkv_net.weight": (("qkv_net.weight", "3H D"),)}
+_TWO_MATRICES = {"qkv_net.weight": (("q_net.weight", "H D"), ("kv_net.weight", "2H D"))}
+
+ATTENTION = {
+    "transformer_xl": AttentionNames(
+        0, {**_ONE_MATRIX, "r_net.weight": (("r_net.weight", "H D"),)}, {"r_w_bias": "n d", "r_r_bias": "n d"}
+    ),
+    "shaw": AttentionNames(1, _ONE_MATRIX, {"r_emb": "L K n d", "r_bias": "L K n", "r_w_bias": "L n d"}),
+    "vaswani": AttentionNames(2, _TWO_MATRICES, begins_memory=False),
+    "al_rfou": AttentionNames(3, _TWO_MATRICES, {"r_emb": "L K n d"}, {"r_emb": "L K D"}),
+}
+"""The kinds of attention that other programs have, too, by their names here."""
 
 _LAYER = {
     "attention.o_net.weight": (("dec_attn.o_net.weight", "D H"),),
@@ -40,22 +79,21 @@ def shared_entries(sizes: Sizes[TransformerXLConfig], names: Names) -> list[Entr
     """Return all entries of a model except those of `positions`."""
     attention = {
         f"attention.{ours}": tuple((f"dec_attn.{name}", letters) for name, letters in theirs)
-        for ours, theirs in foreign_names(sizes.config).layers.items()
+        for ours, theirs in attention_names(sizes.config).layers.items()
     }
     layers = per_layer(sizes, {**attention, **_LAYER}, names.prefix + "layers.{i}.")
     return [*_embedding(sizes, names), *layers, *_softmax(sizes, names)]
 
 
-def foreign_names(config: TransformerXLConfig) -> ForeignNames:
+def attention_names(config: TransformerXLConfig) -> AttentionNames:
     """Return the names that the three programs give to the parameters of the model's attention.
 
     Raises:
         ConfigError: they do not have this kind of attention.
     """
-    foreign = config.attention_kind.foreign
-    if foreign is None:
+    if config.attention not in ATTENTION:
         raise ConfigError(f"attention ('{config.attention}') is a kind that no other program has; it cannot be converted")
-    return foreign
+    return ATTENTION[config.attention]
 
 
 def positions(sizes: Sizes[TransformerXLConfig], shapes: Mapping[str, str]) -> list[Entry]:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
-from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.attention.equation import sinusoids
 from transformer_xl.model.attention.shaw import table_rows, table_size
 
@@ -24,14 +25,17 @@ if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
 
 
-class AbsoluteAttention(AttentionBlock):
+class AbsoluteAttention(AttentionKind):
     """Attention by content over memory and segment."""
 
+    counts_from_end = True
     normalizes_queries = False  # with pre_lnorm the original normalizes the input of keys and values, but not that of queries
 
 
 class VaswaniAttention(AbsoluteAttention):
     """Sinusoids of positions are added once, to the embedding and to the memory of the first layer."""
+
+    name = "vaswani"
 
     @staticmethod
     def enter(
@@ -52,6 +56,19 @@ class VaswaniAttention(AbsoluteAttention):
 class AlRfouAttention(AbsoluteAttention):
     """Learned positions are added before every layer; each layer has its own."""
 
+    name = "al_rfou"
+    learns_positions = True
+
+    @classmethod
+    def check(cls, config: TransformerXLConfig) -> None:
+        """Refuse positions that are not as wide as states."""
+        width = config.n_head * config.d_head
+        if width != config.d_model:
+            raise ConfigError(
+                f"attention '{cls.name}' adds positions of width n_head x d_head ({width}) to states of width d_model "
+                f"({config.d_model}); make them equal"
+            )
+
     @staticmethod
     def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
         """Return the shape of the layers' tables; a position is as wide as all heads together."""
@@ -62,7 +79,7 @@ class AlRfouAttention(AbsoluteAttention):
         model: "TransformerXL", layer: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Return memory and segment with the layer's positions."""
-        mem_BMD, h_BTD = AttentionBlock.enter(model, layer, mem_BMD, h_BTD, n_pad)
+        mem_BMD, h_BTD = AttentionKind.enter(model, layer, mem_BMD, h_BTD, n_pad)
         table = model.learned_positions["r_emb"][layer].flatten(1)
         return add_positions(lambda d: table[table_rows(d, n_row=len(table), clamp_len=None)], mem_BMD, h_BTD, n_pad)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
 from transformer_xl.model.backends.matmul import content_attention
 
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
 
 
-class AlibiAttention(AttentionBlock):
+class AlibiAttention(AttentionKind):
     """Multi-head attention over memory and segment by content, less a head's slope times the distance."""
+
+    name = "alibi"
 
     @staticmethod
     def positions(model: "TransformerXL", n_key: int, *, backend: str) -> list[dict[str, Any]]:

@@ -1,20 +1,21 @@
-"""`AttentionBlock`: what every kind of attention is made of, and attention by content alone.
+"""`AttentionKind`: what every kind of attention is made of, and attention by content alone.
 
-A kind of your own is a subclass, and a line in the table of kinds (`transformer_xl.kinds`) that says where the class is. Every
-method has a default. Override `shapes` for parameters of positions, `init_own` for their initial values, `positions` for what
-a layer needs to know of them, `enter` to add positions to the states, `attend` and `attention_weights` for the scores, and
+A kind of your own is a subclass with a name, which `register_attention` adds to the table of kinds. Every method has a default.
+Override `check` to refuse settings, `shapes` for parameters of positions, `init_own` for their initial values, `positions` for
+what a layer needs to know of them, `enter` to add positions to the states, `attend` and `attention_weights` for the scores, and
 `frozen` for inference with kept keys.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model, P distances with a key of their own.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import GateKind, TransformerXLConfig
+from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.equation import hidden_keys, masked_softmax
 from transformer_xl.model.backends import is_fused
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, dropped_pair
@@ -46,8 +47,10 @@ class FrozenPositions(NamedTuple):
     """Whether queries and keys are turned by their positions, as `rotary.turned` does; the same in all layers."""
 
 
-class AttentionBlock(nn.Module):
-    """Multi-head scaled dot-product attention by content, with residual connection and layer norm.
+class AttentionKind(nn.Module):
+    """A kind of attention, which is a way for a query to know where a key stands; an instance is the block of one layer.
+
+    This class itself is multi-head scaled dot-product attention by content, with residual connection and layer norm.
 
     Args:
         d_model: D.
@@ -63,7 +66,15 @@ class AttentionBlock(nn.Module):
         gate: how the result and the segment's states are joined.
     """
 
-    normalizes_queries = True
+    name: ClassVar[str]
+    """What settings call the kind."""
+    counts_from_end: ClassVar[bool] = False
+    """Whether positions count from the end of the segment that is read."""
+    learns_positions: ClassVar[bool] = False
+    """Whether the model has a learned table of positions, of `max_klen` rows."""
+    limits_distances: ClassVar[bool] = True
+    """Whether `clamp_len` may limit the distances that are told apart."""
+    normalizes_queries: ClassVar[bool] = True
     """With `pre_lnorm`: whether queries, too, are projected from normalized states."""
 
     def __init__(
@@ -98,10 +109,43 @@ class AttentionBlock(nn.Module):
         They are drawn like all other weights unless `init_own` sets them. Constants, such as ALiBi's slopes, are not
         parameters: compute them in `positions` and `frozen`.
 
+        Args:
+            config: of the model.
+
         Raises:
             ConfigError: settings that only a run knows are missing.
         """
         return {}
+
+    @classmethod
+    def check(cls, config: TransformerXLConfig) -> None:
+        """Refuse settings that this kind cannot have.
+
+        Args:
+            config: of the model.
+
+        Raises:
+            ConfigError: they cannot work.
+        """
+
+    @classmethod
+    def check_backend(cls, backend: str, device: torch.device, *, dtype: torch.dtype, d_head: int) -> None:
+        """Refuse an attention backend that cannot compute this kind.
+
+        Args:
+            backend: its name, see `choose_backend`.
+            device: where the model shall run.
+            dtype: of the weights.
+            d_head: width of a head.
+
+        Raises:
+            ConfigError: no such backend, or it cannot run there.
+        """
+        if backend != "auto":
+            raise ConfigError(
+                f"train.attention ({backend}) chooses an attention backend, and attention '{cls.name}' has none; "
+                "use train.attention=auto"
+            )
 
     @staticmethod
     def init_own(name: str, parameter: Tensor) -> bool:
@@ -112,7 +156,10 @@ class AttentionBlock(nn.Module):
     def positions(model: "TransformerXL", n_key: int, *, backend: str) -> list[dict[str, Any]]:
         """Return for each layer the keyword arguments of `attend` and `attention_weights` besides `first_BT`.
 
-        `n_key` is S; `backend` names the attention backend, for kinds that have a choice.
+        Args:
+            model: whose layers they are.
+            n_key: S.
+            backend: name of the attention backend, for kinds that have a choice.
         """
         return [{} for _ in model.layers]
 
@@ -125,9 +172,14 @@ class AttentionBlock(nn.Module):
 
     @staticmethod
     def frozen(model: "TransformerXL", n_slot: int) -> list[FrozenPositions]:
-        """Return what a `Reader` computes with, layer by layer, for up to `n_slot` distances.
+        """Return what a `Reader` computes with, layer by layer.
 
-        A kind whose `AttentionKind` says `keeps_keys` must define this; `TransformerXL` refuses it otherwise.
+        Args:
+            model: whose layers they are.
+            n_slot: the most distances that are told apart.
+
+        A kind whose class itself defines this is read so: keys and values of a position must stay the same while the text goes
+        on. A subclass that reads otherwise than its parent does not inherit that.
         """
         raise NotImplementedError("this kind of attention does not keep keys")
 
@@ -176,7 +228,13 @@ class AttentionBlock(nn.Module):
     def attend(self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *_: Any, first_BT: Any, **positions: Any) -> Tensor:
         """Return what each query gathers from the values, (B, T, N, H), with dropout of attention weights in training.
 
-        `first_BT` is None in models without a memory only.
+        Args:
+            q_BTNH: queries of the segment.
+            k_BSNH: keys of memory and segment.
+            v_BSNH: values.
+            *_: nothing; kinds may name what they get from `positions`.
+            first_BT: int64 (B or 1, T), the first key that each query sees; None: all before it.
+            **positions: what `positions` returned for the layer.
         """
         q, k, v = (x.transpose(1, 2) for x in (q_BTNH, k_BSNH, v_BSNH))
         attended = F.scaled_dot_product_attention(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
-from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, relative_weights, sinusoids
 from transformer_xl.model.backends import Attention, choose_backend, is_fused
 from transformer_xl.model.dropout import DropConnectLinear
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
 
 
-class RelativeAttention(AttentionBlock):
+class RelativeAttention(AttentionKind):
     """Multi-head attention over memory and segment by content and sinusoids of distances.
 
     Reference: `RelPartialLearnableMultiHeadAttn` of the authors' `pytorch/mem_transformer.py`. Deviation: queries are
@@ -29,12 +29,19 @@ class RelativeAttention(AttentionBlock):
     Args:
         d_model: D.
         dropweight: on the weights of the projections.
-        block: the other arguments of `AttentionBlock`.
+        block: the other arguments of `AttentionKind`.
     """
+
+    name = "transformer_xl"
 
     def __init__(self, d_model: int, *, dropweight: float = 0.0, **block: Any) -> None:
         super().__init__(d_model, dropweight=dropweight, **block)
         self.r_net = DropConnectLinear(d_model, self.n_head * self.d_head, bias=False, dropweight=dropweight)
+
+    @classmethod
+    def check_backend(cls, backend: str, device: torch.device, *, dtype: torch.dtype, d_head: int) -> None:
+        """Refuse a backend that cannot run on a device."""
+        choose_backend(backend, device, dtype=dtype, d_head=d_head)
 
     @staticmethod
     def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:

@@ -16,15 +16,29 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
 from transformer_xl.model.backends.matmul import content_attention
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
 
 
-class RotaryAttention(AttentionBlock):
+class RotaryAttention(AttentionKind):
     """Multi-head attention over memory and segment by content, where positions turn queries and keys."""
+
+    name = "rotary"
+    limits_distances = False
+
+    @classmethod
+    def check(cls, config: TransformerXLConfig) -> None:
+        """Refuse heads of an odd width."""
+        if config.d_head % 2:
+            raise ConfigError(
+                f"d_head ({config.d_head}) must be even, because attention '{cls.name}' turns pairs of numbers; "
+                f"use {config.d_head + 1}"
+            )
 
     @staticmethod
     def positions(model: "TransformerXL", n_key: int, *, backend: str) -> list[dict[str, Any]]:

@@ -17,15 +17,18 @@ from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
 from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
 
 
-class ShawAttention(AttentionBlock):
+class ShawAttention(AttentionKind):
     """Multi-head attention over memory and segment by content and learned distances; the tables belong to the model."""
+
+    name = "shaw"
+    learns_positions = True
 
     @staticmethod
     def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.backends import Attention
 from transformer_xl.model.dropout import DropConnectLinear
 from transformer_xl.model.memory import join
@@ -157,13 +157,13 @@ def visible_softmax(score: Tensor, hidden: Tensor) -> Tensor:
     return weight.masked_fill(hidden, 0.0)
 
 
-class TwoStreamAttention(AttentionBlock):
+class TwoStreamAttention(AttentionKind):
     """Multi-head attention of content and queries to memory and content.
 
     Args:
         d_model: D.
         dropweight: on the weights of the projections.
-        block: the other arguments of `AttentionBlock`.
+        block: the other arguments of `AttentionKind`.
     """
 
     def __init__(self, d_model: int, *, dropweight: float = 0.0, **block: Any) -> None:

@@ -1,0 +1,37 @@
+"""Building a model of any kind from its settings."""
+
+import torch
+
+from transformer_xl.config.model import ModelConfig
+from transformer_xl.errors import ConfigError, one_line
+from transformer_xl.model.kinds import make_backbone
+from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.task_model import TaskModel
+
+
+def make_model(config: ModelConfig) -> SequenceModel:
+    """Build a model with random weights, of the kind of its settings; with a head, if they have one, a `TaskModel`.
+
+    Raises:
+        ConfigError: the kind of model or of attention cannot have these settings, those that only a run knows are missing
+            (`ModelConfig.completed`), or there is no room for so many layers.
+    """
+    return make_backbone(config) if config.head is None else TaskModel(config)
+
+
+def make_blueprint(config: ModelConfig) -> SequenceModel:
+    """Build a model without memory for its weights.
+
+    Raises:
+        ConfigError: see `make_model`; or sizes are too large for PyTorch.
+
+    Example:
+        >>> from transformer_xl.config.model import LstmConfig
+        >>> sum(p.numel() for p in make_blueprint(LstmConfig(vocab_size=10, n_layer=1, d_model=4)).parameters())
+        210
+    """
+    try:
+        with torch.device("meta"):
+            return make_model(config)
+    except (RuntimeError, TypeError, OverflowError) as error:  # how PyTorch says that a number does not fit
+        raise ConfigError(f"a model of these sizes cannot be built ({one_line(error)[:150]}); lower those of [model]") from None
