@@ -25,7 +25,7 @@ def test_they_print_what_one_prints_and_refuse_in_one_line(workbench: Path, txl:
     scored = ["eval", run, "--precision", "fp32", "--json", "--per-token"]
     commands = {
         "usage": ["generate", run, "--frobnicate"],  # these two before the processes have met, as is the case with torchrun
-        "option": ["generate", run, "--tokens", "-1"],
+        "option": ["generate", run, "--temperature", "-1"],
         "texts": written,
         "few texts": ["generate", run, "--prompt", "One", "-n", "2", "--tokens", "12", "--seed", "5"],
         "json": [*written, "--json"],
@@ -66,7 +66,7 @@ def test_they_print_what_one_prints_and_refuse_in_one_line(workbench: Path, txl:
     complaints = {
         "piped": "standard input is not divided among 3 processes",
         "one text": "3 processes divide texts, and this is one",
-        "option": "--tokens (-1) must be at least 0",
+        "option": "temperature (-1.0) must be at least 0",
         "bad": "no finite loss and gradient in 2 steps in a row",
         "no run": "nowhere",
         "lanes": "world_size (3) must divide train.batch_size (4)",

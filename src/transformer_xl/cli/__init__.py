@@ -4,7 +4,7 @@ import io
 import os
 import sys
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, UnknownOptionError
 
 from transformer_xl.cli import (
     ablate,
@@ -25,7 +25,7 @@ from transformer_xl.cli import (
     translate,
 )
 from transformer_xl.cli.mistakes import unknown_option
-from transformer_xl.cli.options import in_64_bits, refuse_empty
+from transformer_xl.cli.options import refuse_empty
 from transformer_xl.console import say
 from transformer_xl.errors import (
     LostContactError,
@@ -54,7 +54,6 @@ Common uses:
 """,
     help_format="plaintext",
     config=refuse_empty,
-    default_parameter=Parameter(validator=in_64_bits),
 )
 app.command(train.train)
 app.command(finetune.finetune)

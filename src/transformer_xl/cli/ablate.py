@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.cli.options import Flag, Imports, Json, Overrides, check_least, import_kinds, names_of, numbers_of
+from transformer_xl.cli.options import Flag, Imports, Json, Overrides, Positive, import_kinds, names_of, numbers_of
 from transformer_xl.console import progress, say
 from transformer_xl.errors import ConfigError
 
@@ -28,16 +28,16 @@ def ablate(
     recurrence: str | None = None,
     attention: str | None = None,
     loss: str | None = None,
-    steps: int | None = None,
+    steps: Positive | None = None,
     minutes: float | None = None,
-    seeds: int | None = None,
+    seeds: Positive | None = None,
     set_: Overrides = None,
     corpus: str | None = None,
     out: Path | None = None,
     lengths: str | None = None,
     exact: Flag = False,
-    tokens: int | None = None,
-    recl: int | None = None,
+    tokens: Positive | None = None,
+    recl: Positive | None = None,
     import_: Imports = None,
     measure_only: Flag = False,
     dry_run: Flag = False,
@@ -85,7 +85,7 @@ def ablate(
         json_: print one JSON object.
     """
     import_kinds(import_)
-    if recl is not None and (recl < 20 or recl % 20):
+    if recl is not None and recl % 20:
         raise ConfigError(f"--recl ({recl}) must be a multiple of 20, such as 400: the context grows in twenty steps")
     if not recipes and out is None:
         raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
@@ -157,7 +157,6 @@ def _new_plan(
     from transformer_xl.analysis.ablation.plan import AblationPlan, make_variants
     from transformer_xl.analysis.ablation.plan import axes as known_axes
 
-    check_least({"steps": (steps, 1), "seeds": (seeds, 1), "tokens": (tokens, 1)})
     if minutes is not None and not 0 < minutes < math.inf:
         raise ConfigError(f"--minutes ({minutes:g}) must be a number above 0")
     if steps is not None and minutes is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from transformer_xl.cli.options import Json, Opening, check_least, names_of, numbers_of
+from transformer_xl.cli.options import Json, Natural, Opening, Positive, names_of, numbers_of
 from transformer_xl.console import progress, warn
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.pictures import check_picture
@@ -35,9 +35,9 @@ def decode(
     precision: str | None = None,
     compile: bool | None = None,
     rows: str = "1",
-    tokens: int = 100,
-    mem_len: int | None = None,
-    loss: int | None = None,
+    tokens: Positive = 100,
+    mem_len: Natural | None = None,
+    loss: Positive | None = None,
     file: Path | None = None,
     plot: Path | None = None,
     opening: Opening = Opening(),
@@ -67,7 +67,6 @@ def decode(
         json_: print one JSON object.
     """
     numbers = numbers_of("rows", rows)
-    check_least({"tokens": (tokens, 1), "mem-len": (mem_len, 0), "loss": (loss, 1)})
     names = None if precision is None else names_of("precision", precision, _PRECISIONS)
     check_picture(plot)
     subject = _open(run, opening, file, needs_text=loss is not None)
@@ -112,8 +111,8 @@ def eval_(
     tgt_len: str = "32,64,128,256",
     batch_size: str = "1",
     precision: str = "fp32,auto",
-    tokens: int = 2000,
-    mem_len: int | None = None,
+    tokens: Positive = 2000,
+    mem_len: Natural | None = None,
     file: Path | None = None,
     opening: Opening = Opening(),
     json_: Json = False,
@@ -139,7 +138,6 @@ def eval_(
         json_: print one JSON object.
     """
     lengths, sizes = numbers_of("tgt-len", tgt_len), numbers_of("batch-size", batch_size)
-    check_least({"tokens": (tokens, 1), "mem-len": (mem_len, 0)})
     names = names_of("precision", precision, (*_PRECISIONS, "auto"))
     subject = _open(run, opening, file)
     precisions = _precisions(names, subject.opened.device)

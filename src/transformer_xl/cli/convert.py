@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from transformer_xl.cli.options import Json, Overrides
+from transformer_xl.cli.options import Json, Overrides, Positive
 from transformer_xl.console import progress, say, warn
 from transformer_xl.errors import CheckpointError, ConfigError, shown
 
@@ -23,7 +23,7 @@ def convert(
     vocabulary: Path | None = None,
     moses: str | None = None,
     set_: Overrides = None,
-    tgt_len: int | None = None,
+    tgt_len: Positive | None = None,
     json_: Json = False,
 ) -> None:
     """Convert a checkpoint from another program, or export a model; nothing in a checkpoint is executed.

@@ -6,7 +6,7 @@ from typing import Literal
 
 from cyclopts import App
 
-from transformer_xl.cli.options import Json
+from transformer_xl.cli.options import Json, Positive
 
 app = App(name="corpus", help="Find, download and encode texts.", help_format="plaintext")
 
@@ -55,10 +55,10 @@ def prepare(
     /,
     *,
     tokenizer: Literal["byte", "char", "word", "bpe", "unigram", "ids"] | None = None,
-    vocab_size: int | None = None,
+    vocab_size: Positive | None = None,
     documents: Literal["files", "lines"] = "files",
     search: Path | None = None,
-    workers: int | None = None,
+    workers: Positive | None = None,
     json_: Json = False,
 ) -> None:
     """Encode a corpus as training would, so that later runs start at once.

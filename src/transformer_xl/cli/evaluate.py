@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least
+from transformer_xl.cli.options import Flag, Json, Natural, Opening, Positive, Precision, TextChoice
 from transformer_xl.console import printable, progress, table, warn
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
@@ -45,7 +45,7 @@ class Adapting:
     dynamic: Literal["sgd", "rms"] | None = None
     dynamic_lr: float | None = None
     dynamic_decay: float | None = None
-    cache: int | None = None
+    cache: Positive | None = None
     cache_weight: float | None = None
     cache_theta: float | None = None
 
@@ -91,12 +91,12 @@ def evaluate(
     /,
     *,
     choice: TextChoice = TextChoice(),
-    tgt_len: int | None = None,
-    mem_len: int | None = None,
-    batch_size: int | None = None,
+    tgt_len: Positive | None = None,
+    mem_len: Natural | None = None,
+    batch_size: Positive | None = None,
     same_length: bool | None = None,
-    clamp_len: int | None = None,
-    ext_len: int | None = None,
+    clamp_len: Positive | None = None,
+    ext_len: Natural | None = None,
     precision: Precision = "auto",
     temperature: float | Literal["auto"] | None = None,
     adapting: Adapting = Adapting(),
@@ -143,8 +143,6 @@ def evaluate(
         quiet: show no progress, only warnings and the score.
         json_: print one JSON object.
     """
-    limits = {"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1)}
-    check_least(limits | {"clamp-len": (clamp_len, 1), "ext-len": (ext_len, 0)})
     dynamic, cache = adapting.dynamic_settings, adapting.cache_settings
     if dynamic:
         batch_size = 1 if batch_size is None else batch_size

@@ -3,13 +3,17 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Annotated
 
-from transformer_xl.cli.options import FloatPrecision, Json, Opening, check_least
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from transformer_xl.cli.options import FloatPrecision, Json, Natural, Opening, Positive
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError
 
-_MOST_TOP = 100
-"""Most likely tokens that a page may show: it stores them for every token."""
+_Top = Annotated[int, Parameter(validator=Number(gte=1, lte=100))]
+"""Likely tokens that a page shows of each token: it stores them all."""
 
 
 def explain(
@@ -18,10 +22,10 @@ def explain(
     /,
     *,
     out: Path | None = None,
-    top: int = 5,
-    tgt_len: int | None = None,
-    mem_len: int | None = None,
-    most: int = 2_000_000,
+    top: _Top = 5,
+    tgt_len: Positive | None = None,
+    mem_len: Natural | None = None,
+    most: Positive = 2_000_000,
     precision: FloatPrecision = "auto",
     opening: Opening = Opening(),
     json_: Json = False,
@@ -47,11 +51,6 @@ def explain(
         opening: how the run is opened.
         json_: print totals as one JSON object.
     """
-    check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
-    if top > _MOST_TOP:
-        raise ConfigError(
-            f"--top ({top}) must be at most {_MOST_TOP}, because that many likely tokens are stored for every token"
-        )
     if run.is_file() and file.is_dir():
         right = shlex.join(["txl", "explain", str(file), str(run)])
         raise ConfigError(f"'{run}' is a text and '{file}' a directory; the run comes first: {right}")

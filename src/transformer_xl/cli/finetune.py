@@ -5,7 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from transformer_xl.cli.options import Flag, Json, Overrides, Repeated
+from transformer_xl.cli.options import Flag, Json, Natural, Overrides, Repeated
 from transformer_xl.process import is_reporter
 
 
@@ -20,7 +20,7 @@ def finetune(
     pair: str | None = None,
     label: Repeated = None,
     set_: Overrides = None,
-    seed: int | None = None,
+    seed: Natural | None = None,
     resume: Flag = False,
     quiet: Flag = False,
     json_: Json = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least
+from transformer_xl.cli.options import Flag, Json, Natural, Opening, Positive, Precision
 from transformer_xl.cli.prompts import STDIN, beginning, from_file, is_piped, many, nothing, typed
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, TokenizerError
@@ -90,8 +90,8 @@ class Length:
         stop_token: token that ends the writing: its text or its id; may be repeated.
     """
 
-    tokens: Annotated[int, Parameter(name=["--tokens", "--max-tokens"])] = 500
-    n: Annotated[int, Parameter(name=["--n", "-n"])] = 1
+    tokens: Annotated[Natural, Parameter(name=["--tokens", "--max-tokens"])] = 500
+    n: Annotated[Positive, Parameter(name=["--n", "-n"])] = 1
     stop: _RepeatedText = None
     stop_token: _RepeatedText = None
 
@@ -125,13 +125,13 @@ class Choice:
     """
 
     temperature: float = 0.8
-    top_k: int | None = None
+    top_k: Positive | None = None
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
-    repetition_window: int | None = 64
+    repetition_window: Positive | None = 64
     bias: _RepeatedText = None
-    seed: int | None = None
+    seed: Natural | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class Beams:
         length_penalty: with --beams: compare texts by log P / ((5 + tokens) / 6)^NUMBER; higher prefers longer. Default: 1.
     """
 
-    beams: int | None = None
+    beams: Positive | None = None
     length_penalty: float | None = None
 
     def check(self, options: "Options") -> None:
@@ -222,7 +222,7 @@ class Output:
     stream: bool | None = None
     echo: bool | None = None
     json_: Json = False
-    logprobs: int | None = None
+    logprobs: Natural | None = None
     out: Annotated[Path | None, Parameter(metavar="FILE")] = None
     quiet: Flag = False
 
@@ -240,7 +240,7 @@ class Remembered:
 
     memory: Annotated[Path | None, Parameter(metavar="FILE")] = None
     read_only: Flag = False
-    mem_len: int | None = None
+    mem_len: Natural | None = None
 
     def existing_file(self) -> Path | None:
         """Return the file if it exists; refuse one that cannot be saved before anything is read."""
@@ -273,7 +273,7 @@ class Machine:
         compile: compile the model first, which takes seconds and needs a C++ compiler; auto: for many tokens, on a CPU.
     """
 
-    batch_size: int | None = None
+    batch_size: Positive | None = None
     precision: Precision | None = None
     compile: Literal["auto", "yes", "no"] = "auto"
 
@@ -300,15 +300,6 @@ class Options:
     def __post_init__(self) -> None:
         source, output, n, memory = self.source, self.output, self.length.n, self.remembered.memory
         has_several = n > 1 or source.prompts is not None
-        check_least(
-            {
-                "tokens": (self.length.tokens, 0),
-                "n": (n, 1),
-                "batch-size": (self.machine.batch_size, 1),
-                "mem-len": (self.remembered.mem_len, 0),
-                "logprobs": (output.logprobs, 0),
-            }
-        )
         refuse(output.logprobs is not None and not output.json_, "--logprobs are printed with --json only; add --json")
         refuse(
             n > 1 and self.choice.temperature == 0,

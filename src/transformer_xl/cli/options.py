@@ -3,15 +3,16 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import UNSET, App, ArgumentCollection, Parameter, ValidationError
+from cyclopts.validators import Number
 
 from transformer_xl.console import warn
-from transformer_xl.errors import ConfigError, did_you_mean, is_enormous, one_line, shown
+from transformer_xl.errors import ConfigError, did_you_mean, one_line, shown
 
 if TYPE_CHECKING:
     from transformer_xl.opening import Opened, Text
@@ -36,6 +37,14 @@ Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 
 FloatPrecision = Literal["auto", "fp32", "bf16", "fp16"]
 """The same for commands that cannot round weights to int8."""
+
+_LARGEST = 2**63 - 1  # no library can hold more
+
+Natural = Annotated[int, Parameter(validator=Number(gte=0, lte=_LARGEST))]
+"""A whole number from 0 on."""
+
+Positive = Annotated[int, Parameter(validator=Number(gte=1, lte=_LARGEST))]
+"""A whole number from 1 on."""
 
 Split = Literal["train", "valid", "test"]
 """A split of a corpus."""
@@ -178,17 +187,3 @@ def refuse_empty(app: App, commands: Sequence[str], arguments: ArgumentCollectio
         is_empty = any(token.value == "" and token.implicit_value is UNSET for token in argument.tokens)
         if is_empty and argument.name != "--prompt":
             raise ValidationError(argument=argument, value="", exception_message="It must not be empty.")
-
-
-def in_64_bits(_: Any, value: Any) -> None:
-    """Refuse whole numbers that no library can hold; `value` is an argument, or a group of them."""
-    for name, each in vars(value).items() if is_dataclass(value) else [("", value)]:
-        if is_enormous(each):
-            raise ValueError(f"{f'--{name} ({each})'.replace('_', '-') if name else 'It'} must fit into 64 bits.")
-
-
-def check_least(limits: dict[str, tuple[int | None, int]]) -> None:
-    """Refuse options below their least values; `limits` holds value, or None, and least value by option."""
-    for option, (value, least) in limits.items():
-        if value is not None and value < least:
-            raise ConfigError(f"--{option} ({value}) must be at least {least}")

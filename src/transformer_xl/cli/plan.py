@@ -3,15 +3,15 @@
 import json
 from typing import Literal
 
-from transformer_xl.cli.options import Json, Overrides, check_least
+from transformer_xl.cli.options import Json, Overrides, Positive
 
 
 def plan(
     recipe: str = "quickstart",
     /,
     *,
-    gpus: int = 1,
-    per_machine: int = 8,
+    gpus: Positive = 1,
+    per_machine: Positive = 8,
     set_: Overrides = None,
     gpu: str | None = None,
     flops: float | None = None,
@@ -54,7 +54,6 @@ def plan(
     from transformer_xl.data.corpora import choose_tokenizer
 
     config = choose_tokenizer(load_recipe(recipe, set_ or []), set_ or [])
-    check_least({"gpus": (gpus, 1), "per-machine": (per_machine, 1)})
     from transformer_xl.cost import hardware
     from transformer_xl.cost.display import plan_table
     from transformer_xl.cost.plan import make_plan

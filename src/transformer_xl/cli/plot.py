@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from transformer_xl.cli.options import Imports, Json, Split, check_least, import_kinds, numbers_of
+from transformer_xl.cli.options import Imports, Json, Positive, Split, import_kinds, numbers_of
 from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import check_picture
 
@@ -19,10 +19,10 @@ def plot(
     unit: Literal["nats", "bpc"] = "nats",
     out: Path = Path("plot.png"),
     lengths: str | None = None,
-    segments: int = 3,
+    segments: Positive = 3,
     split: Split | None = None,
     corpus: str | None = None,
-    tokens: int = 200_000,
+    tokens: Positive = 200_000,
     import_: Imports = None,
     json_: Json = False,
 ) -> None:
@@ -54,7 +54,6 @@ def plot(
     """
     if not runs:
         raise ConfigError("name a run, such as txl plot runs/quickstart; txl train makes one")
-    check_least({"tokens": (tokens, 2), "segments": (segments, 1)})
     check_picture(out, option="out")
     wanted = None if lengths is None else sorted(numbers_of("lengths", lengths, least=0))
     if wanted and against != "memory":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 from cyclopts import Parameter
 
 from transformer_xl.cli.arriving import lines_of_stdin
-from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least
+from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, Positive
 from transformer_xl.cli.prompts import STDIN
 from transformer_xl.console import progress, say
 from transformer_xl.errors import ConfigError
@@ -33,7 +33,7 @@ def predict(
     pair: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     out: Path | None = None,
     resume: Flag = False,
-    batch_size: int = 32,
+    batch_size: Positive = 32,
     precision: FloatPrecision = "auto",
     opening: Opening = Opening(),
     quiet: Flag = False,
@@ -67,7 +67,6 @@ def predict(
         quiet: show no progress, only warnings and errors.
         json_: write JSON lines.
     """
-    check_least({"batch-size": (batch_size, 1)})
     texts = _Texts(file, text, pair)
     texts.check()
     check_out(out, resume=resume)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 from cyclopts import Parameter
 
 from transformer_xl.cli.arriving import Arriving
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least
+from transformer_xl.cli.options import Flag, Json, Natural, Opening, Positive, Precision
 from transformer_xl.cli.predict import JSON_LINES, check_out
 from transformer_xl.cli.printers import show
 from transformer_xl.cli.prompts import STDIN
@@ -45,9 +45,9 @@ def score(
     data: Path | None = None,
     out: Path | None = None,
     resume: Flag = False,
-    tgt_len: int | None = None,
-    mem_len: int | None = None,
-    batch_size: int = 64,
+    tgt_len: Positive | None = None,
+    mem_len: Natural | None = None,
+    batch_size: Positive = 64,
     precision: Precision = "auto",
     opening: Opening = Opening(),
     quiet: Flag = False,
@@ -87,7 +87,6 @@ def score(
         quiet: show no progress, only warnings and errors.
         json_: write JSON lines, and figures as one object.
     """
-    check_least({"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1)})
     named = str(file) if str(file) in _NAMED and not file.is_file() else None
     compares = named or ("--pairs" if pairs else None)
     if pairs and named:

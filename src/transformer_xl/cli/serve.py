@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import Flag, Opening, Precision, Repeated, check_least
+from transformer_xl.cli.options import Flag, Natural, Opening, Positive, Precision, Repeated
 from transformer_xl.console import say
 from transformer_xl.errors import CheckpointError, ConfigError
 
@@ -21,9 +21,9 @@ def serve(
     /,
     *,
     host: str = "127.0.0.1",
-    port: int = 8080,
-    rows: int = _DEFAULT_ROWS,
-    mem_len: int | None = None,
+    port: Natural = 8080,
+    rows: Positive = _DEFAULT_ROWS,
+    mem_len: Natural | None = None,
     precision: Precision = "fp32",
     api_key_file: Path | None = None,
     cors_origin: Repeated = None,
@@ -31,8 +31,8 @@ def serve(
     sessions: Path | None = None,
     session_memory: Annotated[float | None, Parameter(name="--session-memory")] = None,
     ttl: float = 86_400,
-    save_every: int = 65_536,
-    queue: int | None = None,
+    save_every: Positive = 65_536,
+    queue: Positive | None = None,
     key_quota: float | None = None,
     chat_template: Literal["plain"] | None = None,
     grace: float = 30.0,
@@ -73,7 +73,6 @@ def serve(
         opening: how the run is opened.
         quiet: print no line for each request.
     """
-    check_least({"rows": (rows, 1), "queue": (queue, 1), "save-every": (save_every, 1), "port": (port, 0)})
     if not (worker.isalnum() and worker.isascii() and len(worker) <= 16):
         raise ConfigError(f"--worker '{worker[:40]}' must be 1 to 16 letters and digits")
     if port > 65_535:

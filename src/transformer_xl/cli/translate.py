@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli.arriving import Arriving, lines_of_stdin
-from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least
+from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, Positive
 from transformer_xl.cli.predict import JSON_LINES, check_out, write_lines
 from transformer_xl.console import progress, say, warn
 from transformer_xl.errors import ConfigError, CorpusError
@@ -27,10 +27,10 @@ def translate(
     reference: Path | None = None,
     out: Path | None = None,
     resume: Flag = False,
-    beams: int = 4,
+    beams: Positive = 4,
     length_penalty: float = 1.0,
-    mem_len: int | None = None,
-    batch_size: int = 16,
+    mem_len: Positive | None = None,
+    batch_size: Positive = 16,
     precision: FloatPrecision = "auto",
     opening: Opening = Opening(),
     quiet: Flag = False,
@@ -66,7 +66,6 @@ def translate(
     """
     from transformer_xl.data.text_files import Piece, read_lines
 
-    check_least({"batch-size": (batch_size, 1), "beams": (beams, 1), "mem-len": (mem_len, 1)})
     check_out(out, resume=resume)
     if reference and not find_spec("sacrebleu"):
         raise ConfigError("--reference needs the sacrebleu package: pip install sacrebleu")
