@@ -293,13 +293,15 @@ def test_shifts_and_gates_that_cannot_work_are_refused(settings: dict[str, Any],
         ("model.gate", "output"),
         ("model.mask_alpha", 4),
         ("model.mask_beta", 2),
+        ("model.perm_size", 7),
+        ("model.second_segment", "text"),
         ("train.tgt_len_start", 8),
         ("data.shuffle", "shards"),
     ],
 )
 def test_a_run_of_0_2_is_refused_only_if_it_used_what_is_gone(setting: str, used: Any) -> None:
     section, name = setting.split(".")
-    plain = load_recipe("xlnet-quick" if name.startswith("mask") else "quickstart")
+    plain = load_recipe("xlnet-quick" if name in ("mask_alpha", "mask_beta", "perm_size", "second_segment") else "quickstart")
     values = plain.model_dump(mode="json")
     if name in REMOVED:
         values[section] |= REMOVED | dict.fromkeys(REMOVED_DETAILS, 3)
@@ -307,6 +309,11 @@ def test_a_run_of_0_2_is_refused_only_if_it_used_what_is_gone(setting: str, used
     with pytest.raises(ConfigError) as caught:
         apply_overrides(merge(values, {section: {name: used}}), [])
     assert re.fullmatch(rf"{section}: {name} \(.*\) is a setting of 0\.2 that 0\.3 does not have; .*", str(caught.value))
+
+
+def test_a_run_of_0_2_whose_targets_were_ordered_in_blocks_of_reuse_len_loads() -> None:
+    plain = load_recipe("xlnet-quick", ["model.reuse_len=64"])
+    assert apply_overrides(merge(plain.model_dump(), {"model": {"perm_size": 64}}), []) == plain
 
 
 def test_known_keys_are_listed_once() -> None:

@@ -220,10 +220,10 @@ def test_draws_do_not_depend_on_how_many_are_taken_at_once(sizes) -> None:
         ({"reuse_len": 0}, r"model.reuse_len \(0\)"),
         (
             {"perm_size": 5},
-            r"model.perm_size \(5\) must divide .* \(16\) and the rest .* \(16\); use train.tgt_len=32 and model.perm_size=16",
+            r"5 tokens, .* must divide model.reuse_len \(16\) and the rest .* \(16\); use train.tgt_len=32",
         ),
-        ({"tgt_len": 33}, r"model.perm_size \(8\) must divide .* \(17\); use train.tgt_len=32 and"),
-        ({"perm_size": 0}, r"model.perm_size \(0\)"),
+        ({"tgt_len": 33}, r"8 tokens, .* must divide .* \(17\); use train.tgt_len=32"),
+        ({"perm_size": 0}, "0 tokens"),
         (
             {"num_predict": 32},
             r"model.num_predict \(32\) must be at least 1 and leave tokens to see in a row of 32 with reuse_len 16",

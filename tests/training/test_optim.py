@@ -473,16 +473,16 @@ def test_warm_up_over_a_share_of_the_budget(after: bool) -> None:
 
 
 def test_plateau_lowers_the_rate_after_patience() -> None:
-    schedule = Schedule(OptimConfig(schedule="plateau", plateau_patience=1, plateau_factor=0.5, min_lr_ratio=0.2))
+    schedule = Schedule(OptimConfig(schedule="plateau", min_lr_ratio=0.2))
     factors = []
-    for loss in (3.0, 2.0, 2.5, 2.0, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0):
+    for loss in (3.0, 2.0, 2.5, 2.0, 2.0, 1.9, *[2.0] * 9):
         schedule.validated(loss)
         factors.append(schedule.factor(0, 0.0))
-    assert factors == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2, 0.2]
+    assert factors == [*[1.0] * 4, *[0.5] * 4, *[0.25] * 3, *[0.2] * 4]
 
 
 def test_schedule_state_comes_back_before_and_after_the_first_validation() -> None:
-    config = OptimConfig(schedule="plateau", plateau_patience=1)
+    config = OptimConfig(schedule="plateau")
     for losses in ([], [3.0], [3.0, 4.0], [3.0, 4.0, 4.0, 4.0]):
         schedule, again = Schedule(config), Schedule(config)
         for loss in losses:

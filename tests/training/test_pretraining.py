@@ -168,5 +168,5 @@ def test_published_recipes_have_the_rows_of_the_authors() -> None:
         config = load_recipe(name)
         model = config.model.completed(vocab_size=32_000, tgt_len=config.train.tgt_len)
         assert isinstance(model, XLNetConfig)
-        assert (model.reuse_len, model.perm_size, model.num_predict, model.mem_len) == (256, 256, 85, 384)
-        assert (model.max_gram, model.bi_data) == (5, True)
+        assert (model.reuse_len, model.num_predict, model.mem_len) == (256, 85, 384)
+        assert model.bi_data

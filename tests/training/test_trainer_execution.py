@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.training.helpers import bits, differing, tiny_trainer
-from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.training import trainer as training_trainer
@@ -67,14 +66,6 @@ def test_attention_is_computed_by_the_backend_named() -> None:
 def test_an_unknown_backend_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown attention backend 'mathmul'; did you mean 'matmul'"):
         tiny_trainer(train={"attention": "mathmul"})
-
-
-def test_a_backend_is_for_the_papers_attention() -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"train.attention \(equation\) chooses .* backend, and attention 'shaw' has none; use train.attention=auto",
-    ):
-        RunConfig(**{"model": {"attention": "shaw"}, "train": {"attention": "equation", "max_steps": 1}})
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about its own code

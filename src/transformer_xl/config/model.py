@@ -389,17 +389,10 @@ class XLNetConfig(AttentionConfig):
     )
 
     num_predict: Positive | None = Field(default=None, description="targets of a row of train.tgt_len; None: a sixth")
-    perm_size: Positive | None = Field(
-        default=None, description="targets are ordered in blocks of so many tokens, all by one permutation; None: reuse_len"
-    )
     spans: Literal["words", "pieces"] = Field(
-        default="words", description="spans of 1 to max_gram whole words; pieces: what the authors' code draws instead"
+        default="words", description="targets are spans of 1 to 5 whole words; pieces: what the authors' code draws instead"
     )
-    max_gram: Positive = Field(default=5, description="words of the longest span of targets")
     bi_data: bool = Field(default=True, description="half of the rows are read from their end")
-    second_segment: Literal["lane", "text"] = Field(
-        default="lane", description="where a random second text is from: the same lane, as in the authors' code, or anywhere"
-    )
 
     @model_validator(mode="after")
     def _one_table(self) -> Self:
@@ -422,7 +415,6 @@ class XLNetConfig(AttentionConfig):
         return self._with(
             vocab_size=vocab_size,
             reuse_len=reuse_len,
-            perm_size=self.perm_size or reuse_len,
             num_predict=self.num_predict or max(tgt_len // 6, 1),
         )
 

@@ -100,7 +100,7 @@ class OptimConfig(Settings):
     )
     clip: PositiveFloat | None = Field(default=0.25, description="largest global gradient norm; None: no clipping")
     schedule: Literal["cosine", "linear", "inv_sqrt", "constant", "plateau"] = Field(
-        default="cosine", description="shape after warm-up"
+        default="cosine", description="shape after warm-up; plateau: half the rate after each 3 validations without improvement"
     )
     warmup_steps: Natural = Field(default=0, description="steps of linear warm-up")
     warmup_share: Probability = Field(
@@ -113,8 +113,6 @@ class OptimConfig(Settings):
     lr_by_length: bool = Field(
         default=False, description="a step's rate is in proportion to the length of its segments: lr is that of train.tgt_len"
     )
-    plateau_factor: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, description="plateau: multiply the rate by this …")
-    plateau_patience: Natural = Field(default=2, description="… after more than this many validations without improvement")
 
     @model_validator(mode="after")
     def _one_warmup(self) -> "OptimConfig":
@@ -230,11 +228,8 @@ class TaskConfig(TextSettings):
     )
     base: str = Field(default="", description="run, directory or hub id of the model that fine-tuning begins with")
     data: str = Field(default="", description="file, or directory with train, dev and test files or with a directory per class")
-    valid: str | None = Field(default=None, description="file to validate on; None: that of the directory, or a share of data")
+    valid: str | None = Field(default=None, description="file to validate on; None: that of the directory, or a tenth of data")
     test: str | None = Field(default=None, description="file to score at the end; None: that of the directory, if there is one")
-    valid_share: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.1, description="share of data to validate on where there is no file for it"
-    )
     text: str | None = Field(default=None, description="column of the text; None: found by its name")
     pair: str | None = Field(default=None, description="column of the second text; None: found by its name, if there is one")
     label: tuple[str, ...] = Field(

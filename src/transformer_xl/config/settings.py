@@ -11,8 +11,20 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
 Natural = Annotated[int, Field(ge=0, lt=2**63)]
 
-REMOVED: dict[str, Any] = {"beyond": None, "mask_alpha": 6, "mask_beta": 1, "mem_lens": None, "tgt_len_start": None}
-"""Settings of 0.2 that are gone, with the value at which they did nothing; files of 0.2 name them all."""
+REMOVED: dict[str, Any] = {
+    "beyond": None,
+    "mask_alpha": 6,
+    "mask_beta": 1,
+    "max_gram": 5,
+    "mem_lens": None,
+    "perm_size": None,
+    "plateau_factor": 0.5,
+    "plateau_patience": 2,
+    "second_segment": "lane",
+    "tgt_len_start": None,
+    "valid_share": 0.1,
+}
+"""Settings of 0.2 that are gone, with the value that they have now, if any; files of 0.2 name them all."""
 
 REMOVED_DETAILS = {"compressed_len", "compression", "conv_width", "tgt_len_increment", "tgt_len_warmup"}
 """Settings of 0.2 that did something only together with one that is refused."""
@@ -48,7 +60,8 @@ class Settings(BaseModel):
         if not isinstance(values, dict):
             return values
         gone = (REMOVED.keys() | REMOVED_DETAILS) & values.keys() - cls.model_fields.keys()
-        used = {name: values[name] for name in REMOVED if name in gone and values[name] != REMOVED[name]}
+        now = REMOVED | {"perm_size": values.get("reuse_len")}
+        used = {name: values[name] for name in now if name in gone and values[name] not in (None, now[name])}
         if cls.__module__.startswith("transformer_xl."):  # not a kind of the user's own
             used |= {name: values[name] for name, removed in REMOVED_VALUES.items() if values.get(name) in removed}
         if used:

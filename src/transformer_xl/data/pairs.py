@@ -24,7 +24,7 @@ The original needs a token behind B and may therefore end an epoch a step early;
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,8 +33,6 @@ from transformer_xl.data.order import PlainText, Shuffle, ShuffledText
 from transformer_xl.data.streams import Lanes
 from transformer_xl.data.targets import Draws, TargetSampler
 from transformer_xl.errors import ConfigError, CorpusError
-
-SecondSegment = Literal["lane", "text"]
 
 _N_SPECIAL = 3
 _TRAINING, _FIXED = 0, 1
@@ -77,7 +75,6 @@ class PairStream(Lanes):
         sentence_ends: (V,) bool, tokens with which a sentence ends; None: a sentence may end with any token.
         document_starts: token offsets in `ids` at which documents start, increasing.
         bi_data: half of the rows read their lane from its end.
-        second_segment: where a random B is from: lane: the row's own lane, as in the original; text: the whole text.
         fixed_draws: draw the same in every epoch, from a key of their own, for validation.
         rank: index of this process.
         world_size: number of processes, W.
@@ -110,7 +107,6 @@ class PairStream(Lanes):
         sentence_ends: np.ndarray | None = None,
         document_starts: np.ndarray | None = None,
         bi_data: bool = True,
-        second_segment: SecondSegment = "lane",
         fixed_draws: bool = False,
         rank: int = 0,
         world_size: int = 1,
@@ -149,7 +145,7 @@ class PairStream(Lanes):
             )
         self._reuse_len, self._bi_data = reuse_len, bi_data
         self._ends = None if sentence_ends is None else np.asarray(sentence_ends, bool)
-        self._from_lane, self._fixed = second_segment == "lane", fixed_draws
+        self._fixed = fixed_draws
         self._backward_B = np.array([bi_data and row % 2 == 1 for row in self._rows])
 
     @property
@@ -182,7 +178,7 @@ class PairStream(Lanes):
             row: of all processes.
             draws: used in the order of the original: whether B is random, where A ends, where B begins.
         """
-        lane = self._part(row)
+        lane = self._lane(row)
         begin, pair_len = self._position * self._reuse_len, self._pair_len
         # It does not matter where farther on a sentence ends: B keeps at most half of the room if A needs as much.
         tokens, sentences = lane.read(begin, min(begin + self._reuse_len + pair_len + pair_len // 2, lane.length))
@@ -191,30 +187,27 @@ class PairStream(Lanes):
         end = _first(sentences, pair_len)
         if is_random := not (len(cuts) and draws.take(1).item() >= 0.5):
             a_len = int(cuts[draws.below(len(cuts))]) if len(cuts) else end
-            other = lane if self._from_lane else self._part(None, backward=lane.backward)
-            following, b_len = self._random_text(other, max(1, pair_len - a_len), draws)
+            following, b_len = self._random_text(lane, max(1, pair_len - a_len), draws)
         else:
             a_len = int(cuts[draws.below(len(cuts))])
             following, b_len = tokens[a_len:], end - a_len
         a_len, b_len = shortened(a_len, b_len, pair_len)
         return stream, tokens[:a_len], following[:b_len], is_random
 
-    def _random_text(self, part: "_Part", n_least: int, draws: Draws) -> tuple[np.ndarray, int]:
-        """Return tokens from a random place on, widened to whole sentences, and how many of them belong to these."""
-        place = draws.below(part.length - n_least)
+    def _random_text(self, lane: "_Lane", n_least: int, draws: Draws) -> tuple[np.ndarray, int]:
+        """Return tokens of a lane from a random place on, widened to whole sentences, and how many of them belong to these."""
+        place = draws.below(lane.length - n_least)
         begin = max(place - self._tgt_len, 0)
-        tokens, sentences = part.read(begin, min(place + max(n_least, self._pair_len // 2), part.length))
+        tokens, sentences = lane.read(begin, min(place + max(n_least, self._pair_len // 2), lane.length))
         before = np.flatnonzero(sentences[: place - begin + 1])
         first = int(before[-1]) if len(before) else place - begin
-        end = min(_first(sentences, place - begin + n_least), part.length - 1 - begin)  # the original keeps one more to predict
+        end = min(_first(sentences, place - begin + n_least), lane.length - 1 - begin)  # the original keeps one more to predict
         return tokens[first:], end - first
 
-    def _part(self, row: int | None, *, backward: bool = False) -> "_Part":
-        """Return the lane of a row, or the whole text."""
-        if row is None:
-            return _Part(self._epoch_text(), 0, len(self._ids), backward, self._ends)
+    def _lane(self, row: int) -> "_Lane":
+        """Return the lane of a row."""
         lane, odd = divmod(row, 2) if self._bi_data else (row, 0)
-        return _Part(self._epoch_text(), lane * self._lane_len, self._lane_len, odd == 1, self._ends)
+        return _Lane(self._epoch_text(), lane * self._lane_len, self._lane_len, odd == 1, self._ends)
 
     def _layout(self) -> dict[str, int | str]:
         own = {"reuse_len": self._reuse_len, "bi_data": self._bi_data, "seed": self._seed}
@@ -222,8 +215,8 @@ class PairStream(Lanes):
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A part of the text, read in one direction; places count from where the reading begins."""
+class _Lane:
+    """The text of a lane, read in one direction; places count from where the reading begins."""
 
     text: PlainText | ShuffledText
     begin: int

@@ -126,8 +126,8 @@ class TargetSampler:
         halves = (reuse_len, tgt_len - reuse_len)
         if perm_size < 1 or any(length % perm_size for length in halves):
             raise ConfigError(
-                f"model.perm_size ({perm_size}) must divide model.reuse_len ({reuse_len}) and the rest of train.tgt_len "
-                f"({halves[1]}); use train.tgt_len={2 * reuse_len} and model.perm_size={reuse_len}"
+                f"{perm_size} tokens, which are ordered together, must divide model.reuse_len ({reuse_len}) and the rest of "
+                f"train.tgt_len ({halves[1]}); use train.tgt_len={2 * reuse_len}"
             )
         second = num_predict * halves[1] // tgt_len
         self.numbers = (num_predict - second, second)

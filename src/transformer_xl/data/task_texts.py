@@ -31,6 +31,7 @@ _NAMES = {
     "valid": ("dev", "valid", "validation", "val", "dev_matched", "validation_matched"),
     "test": ("test", "test_matched"),
 }
+_VALID_SHARE = 0.1  # of the training texts, where there is no file to validate on
 _VERSION = re.compile(r"-v\d[\d.]*$")  # of SQuAD
 _MISMATCHED = ("dev_mismatched", "validation_mismatched", "test_mismatched")
 
@@ -118,7 +119,7 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
         valid = _read(files.valid, task)
     else:
         apart: Any = {"span": held_out, "choice": passages_apart}.get(task.kind, cut_off)
-        train, valid = apart(train, task.valid_share, seed=seed)
+        train, valid = apart(train, _VALID_SHARE, seed=seed)
         notes.append(f"{len(valid):,} of {len(train) + len(valid):,} texts of '{files.train}' are kept to validate on")
     test = _read(files.test, task, labelled=False) if files.test else None
     if test is not None and _has_no_labels(test, labels):

@@ -51,7 +51,7 @@ def pair_stream(
     model, world = config.model, world or World()
     assert isinstance(model, XLNetConfig)
     model = model.completed(vocab_size=tokenizer.vocab_size, tgt_len=config.train.tgt_len)
-    assert model.reuse_len and model.perm_size and model.num_predict
+    assert model.reuse_len and model.num_predict
     if not isinstance(tokenizer, SentencePieceTokenizer):
         raise ConfigError(
             f"model.kind = 'xlnet' needs pieces with <sep> and <cls>, which a vocabulary of kind '{tokenizer.kind}' lacks; use "
@@ -63,17 +63,15 @@ def pair_stream(
         batch_size=batch_size,
         tgt_len=config.train.tgt_len,
         reuse_len=model.reuse_len,
-        perm_size=model.perm_size,
+        perm_size=model.reuse_len,
         num_predict=model.num_predict,
         word_starts=tokenizer.starts_word(),
         sentence_ends=np.array(ends),
         sep=tokenizer.id_of("<sep>"),
         cls=tokenizer.id_of("<cls>"),
         document_starts=document_starts,
-        max_gram=model.max_gram,
         spans=model.spans,
         bi_data=model.bi_data,
-        second_segment=model.second_segment,
         fixed_draws=fixed_draws,
         rank=world.rank,
         world_size=world.size,

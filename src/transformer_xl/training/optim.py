@@ -20,6 +20,8 @@ from transformer_xl.training.parallel import own_part
 Named = dict[str, nn.Parameter]
 
 _LAYER_NAME = re.compile(r"layers\.([0-9]+)\.")
+_PLATEAU_FACTOR, _PATIENCE = 0.5, 2
+"""The `plateau` schedule multiplies the rate by this after more than so many validations without improvement."""
 
 
 class Optimizers:
@@ -291,13 +293,13 @@ class Schedule:
                 return 1.0
 
     def validated(self, loss: float) -> None:
-        """Record a validation loss: `plateau` lowers the rate after `plateau_patience` losses without improvement."""
+        """Record a validation loss: `plateau` lowers the rate after so many losses without improvement."""
         if loss < self.best_loss:
             self.best_loss, self.waiting = loss, 0
             return
         self.waiting += 1
-        if self.waiting > self.config.plateau_patience:
-            self.plateau_factor, self.waiting = self.plateau_factor * self.config.plateau_factor, 0
+        if self.waiting > _PATIENCE:
+            self.plateau_factor, self.waiting = self.plateau_factor * _PLATEAU_FACTOR, 0
 
     def state_dict(self) -> dict[str, float | int | None]:
         """Return the state that validations change, as JSON scalars."""
