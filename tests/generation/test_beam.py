@@ -298,7 +298,7 @@ def test_nothing_to_write_is_an_empty_text() -> None:
         ({"banned_tokens": [13]}, TokenizerError, r"^token id 13 is outside the vocabulary \(13\)"),
         ({"prompts": [[1], []]}, TokenizerError, r"^prompt 1: the prompt is empty; give at least one token"),
         ({"prompts": [[1], [13]]}, TokenizerError, r"^token id 13 is outside the vocabulary \(13\)"),
-        ({"prompts": [1, 2]}, ValueError, r"^prompt 0, of shape \(\), must be the token ids of one text$"),
+        ({"prompts": [1, 2]}, ValueError, r"^prompt 0, 1, must be the token ids of one text$"),
         ({"prompts": [[0.5]]}, ValueError, r"^prompt 0, \[0\.5\], must be integers"),
     ],
 )

@@ -600,11 +600,6 @@ def test_models_in_bf16_keep_wide_states(tmp_path: Path, options: dict[str, Any]
     assert torch.equal(decoder.feed([[4]]), other.feed([[4]]))
 
 
-def test_misspelled_compilations_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"compile \('yes'\) must be True, False or 'auto'"):
-        Decoder(tiny_model(), compile="yes")  # pyright: ignore[reportArgumentType]
-
-
 def test_memory_can_be_taken_from_a_model_with_a_window() -> None:
     assert Decoder(tiny_model(same_length=True), mem_len=0).feed([[1, 2, 3]]).shape == (1, 13)
 

@@ -362,19 +362,14 @@ def test_write_raises_the_error_of_a_text(monkeypatch: pytest.MonkeyPatch) -> No
         ({"prompt": []}, {"go_on": True, "row": 1}, TokenizerError, "the prompt is empty"),  # the row has read nothing
         ({"prompt": []}, {"state": "empty"}, TokenizerError, "the prompt is empty"),
         ({"prompt": [1, 13]}, {}, TokenizerError, "token id 13 is outside the vocabulary"),
-        ({"prompt": [1.5]}, {}, ValueError, r"prompt, \[1.5\], must be the token ids of one text; tokenizer.encode"),
+        ({"prompt": [1.5]}, {}, ValueError, r"prompt, \[1.5\], must be integers"),
         ({"prompt": [[1, 2]]}, {}, ValueError, "must be the token ids of one text"),
-        ({"prompt": [[1], [2, 3]]}, {}, ValueError, r"prompt, \[\[1\], \[2, 3\]\], must be the token ids of one text"),
-        ({"prompt": np.eye(2)[:, :1]}, {}, ValueError, r"prompt, array.*, must be the token ids of one text"),
-        ({"prompt": "text"}, {}, ValueError, "prompt, 'text', must be the token ids of one text"),
+        ({"prompt": [[1], [2, 3]]}, {}, ValueError, "must be integers"),
         ({"sampling": Sampling(logit_bias={99: 1.0})}, {}, ConfigError, "outside the vocabulary"),
-        ({}, {"row": 0}, ValueError, r"^row \(0\) is not free \(free: \[1, 2\]\); take one of these, or tick until"),
-        ({}, {"row": 3}, ValueError, r"row \(3\) does not exist; the decoder has rows 0 … 2"),
-        ({}, {"row": -1}, ValueError, r"row \(-1\) does not exist"),
-        ({}, {"go_on": True}, ValueError, "go_on needs the row whose text goes on; give row"),
-        ({}, {"state": "full", "go_on": True}, ValueError, "not both; leave one out"),
-        ({}, {"state": "other"}, ValueError, "the state is of the model"),
-        ({}, {"state": "longer"}, ValueError, "decoder with other settings: tgt_len"),
+        *(({}, {"row": row}, ValueError, r"^row .* is not free \(free: \[1, 2\]\)") for row in (0, 3, -1)),
+        *(({}, how, ValueError, "^go_on continues") for how in ({"go_on": True}, {"state": "full", "go_on": True, "row": 1})),
+        ({}, {"state": "other"}, ValueError, "it was read by another model"),
+        ({}, {"state": "longer"}, ValueError, "it is of another decoder: tgt_len"),
     ],
 )
 def test_what_cannot_begin_is_refused_at_once_and_changes_nothing(
@@ -398,10 +393,8 @@ def test_what_cannot_begin_is_refused_at_once_and_changes_nothing(
     assert of(events, 0) == of(events, 1) and len(of(events, 0)) == 10
     for _ in range(3):
         scheduler.submit(good)
-    with pytest.raises(ValueError, match="no row is free; tick until a text ends"):
+    with pytest.raises(ValueError, match="tick until a text ends"):
         scheduler.submit(good)
-    with pytest.raises(ConfigError, match=r"likeliest \(-1\) must be at least 0; None reports no log-probabilities"):
-        Scheduler(decoder_of(), likeliest=-1)
     with pytest.raises(ConfigError, match="outside the vocabulary"):
         Scheduler(decoder_of(), sampling=Sampling(logit_bias={99: 1.0}))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.drawing import require_drawable
-from transformer_xl.generation.inputs import Ids, integers
+from transformer_xl.generation.inputs import Ids, text_ids
 from transformer_xl.generation.requests import EMPTY_PROMPT
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.stopping import Stopping
@@ -136,12 +136,9 @@ def beam_search(
 
 
 def _checked(ids: Ids, number: int, vocab_size: int) -> Tensor:
-    prompt = integers(ids, f"prompt {number}")
-    if prompt.dim() != 1:
-        raise ValueError(f"prompt {number}, of shape {tuple(prompt.shape)}, must be the token ids of one text")
+    prompt = text_ids(ids, vocab_size, f"prompt {number}")
     if len(prompt) == 0:
         raise TokenizerError(f"prompt {number}: {EMPTY_PROMPT}")
-    check_ids(prompt, vocab_size=vocab_size)
     return prompt
 
 

@@ -345,10 +345,7 @@ class Decoder:
         return RowState(self._take(row), self._terms(), model_sha256(self.model))
 
     def _take(self, row: int) -> dict[str, Tensor]:
-        tensors = self._stream.take(row)
-        if LAST in tensors:
-            raise ValueError(f"a tensor of the model's memory cannot be called {LAST!r}; give it another name")
-        return {**tensors, LAST: self._hidden[row].clone()}
+        return {**self._stream.take(row), LAST: self._hidden[row].clone()}
 
     def put(self, row: int, state: RowState) -> None:
         """Let a row forget what it has read, and go on from what `take` returned.
@@ -367,15 +364,7 @@ class Decoder:
                 is then as it was.
         """
         self._check_row(row)
-        ours, model = self._terms(), model_sha256(self.model)
-        if state.model != model:
-            raise ValueError(
-                f"the state is of the model {state.model[:12]}… and this one is {model[:12]}… "
-                "(SHA-256 of configuration and weights); put it into a decoder of that model"
-            )
-        if different := [name for name in ours if state.terms.get(name) != ours[name]]:
-            values = ", ".join(f"{name} ({state.terms.get(name)} there, {ours[name]} here)" for name in different)
-            raise ValueError(f"the state is of a decoder with other settings: {values}; open this one with the same")
+        RowState({}, self._terms(), model_sha256(self.model)).check_origin(state.model, state.terms)
         self._check_state(state.tensors)
         rest, hidden = dict(state.tensors), self._hidden.clone()
         hidden[row] = rest.pop(LAST)

@@ -48,7 +48,6 @@ def fastest_stream(
     `open_stream` opens empty streams in one of `precisions`, the narrowest last. A single precision without compilation is
     taken without a trial.
     """
-    check_compile(compile)
     if compile is True:
         tried = {precision: _compiled(open_stream(precision), on_compile) for precision in precisions}
         best = _that_compiles(min(tried.values(), key=lambda found: found.seconds))
@@ -95,12 +94,6 @@ def keep_compiled_code() -> None:
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 
-def check_compile(compile: object) -> None:
-    """Raise a ConfigError unless this is a `Compile`."""
-    if compile not in (True, False, "auto"):
-        raise ConfigError(f"compile ({compile!r}) must be True, False or 'auto'")
-
-
 def captured_stream(
     open_stream: Callable[[InferencePrecision], KeptKeys],
     name: PrecisionName,
@@ -114,7 +107,6 @@ def captured_stream(
     Nothing is timed: kernels of our own read as fast as compiled code, which takes half a minute, and what a GPU multiplies
     natively is as fast as its bytes are few. Where that fails, tokens are read by the library's functions.
     """
-    check_compile(compile)
     precision, reason = (name, "as set") if name == "int8" else choose_precision(name, device)
     if (name, precision) == ("auto", "fp16"):  # whose numbers end at 65,504
         precision, reason = "fp32", "this GPU multiplies no bf16 natively"

@@ -72,8 +72,6 @@ def generate(
     prompt = integers(prompt_ids, "prompt_ids").cpu().numpy()
     if prompt.ndim == 2 and len(prompt) == 1:  # a batch of one, as tokenizers of other libraries return it
         prompt = prompt[0]
-    if prompt.ndim != 1:
-        raise ValueError(f"prompt_ids, of shape {prompt.shape}, must be those of one text; a Decoder reads many")
     request = Request(
         prompt=prompt,
         seed=fresh_seed() if seed is None else seed,

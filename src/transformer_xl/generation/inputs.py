@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_xl.model.softmax import check_ids
+
 Ids = Tensor | np.ndarray | Sequence[int]
 """Token ids."""
 
@@ -30,14 +32,21 @@ def integers(ids: object, what: str) -> Tensor:
         >>> integers([3, 4], "ids")
         tensor([3, 4])
     """
-    if isinstance(ids, str):
-        raise ValueError(f"{what}, {reprlib.repr(ids)}, must be integers; tokenizer.encode(text) makes them of text")
     found = _tensor(ids)
     if found is not None and found.dtype == torch.uint64 and found.numel() and int(found.view(torch.int64).min()) < 0:
         found = None  # too large to be an id; as int64 it would be negative
     if found is None or (found.numel() and (found.dtype == torch.bool or found.dtype.is_floating_point or found.is_complex())):
         raise ValueError(f"{what}, {_described(ids)}, must be integers of at most 64 bits")
     return found.to(torch.int64)
+
+
+def text_ids(ids: object, vocab_size: int, what: str = "prompt") -> Tensor:
+    """Return the token ids of one text, int64 (T,), T ≥ 0; a ValueError or TokenizerError refuses what is none."""
+    found = integers(ids, what)
+    if found.dim() != 1:
+        raise ValueError(f"{what}, {_described(ids)}, must be the token ids of one text")
+    check_ids(found, vocab_size=vocab_size)
+    return found
 
 
 def one_id_per_row(ids: object, n_row: int) -> Tensor:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, TokenizerError
+from transformer_xl.errors import CheckpointError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Event, Finished, Read, Request, seeded_generator
+from transformer_xl.generation.requests import Chosen, Event, Finished, Read, Request, seeded_generator
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.writing import write
@@ -134,8 +134,6 @@ class TextSession:
         The prompt may be empty if something was read before. The session does not remember a token that ended the text as a
         stop, but it remembers the first tokens of a stop string that takes several.
         """
-        if len(request.prompt) == 0 and self.text.n_tokens == 0:
-            raise TokenizerError(EMPTY_PROMPT)
         turn = Turn(self.text, request.prompt)
 
         def read(_: int, n: int) -> None:

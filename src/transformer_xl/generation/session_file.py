@@ -35,6 +35,9 @@ LAST = "last"
 """Name of the hidden state (D,) from which the scores of a row's next token are computed."""
 
 
+_MISSING = object()
+
+
 @dataclass(frozen=True)
 class RowState:
     """What one row of a decoder has read; any row of a decoder with the same model and settings can go on from it.
@@ -48,6 +51,15 @@ class RowState:
     tensors: dict[str, Tensor]
     terms: dict[str, Any]
     model: str
+
+    def check_origin(self, model: str, terms: Mapping[str, Any]) -> None:
+        """Refuse, with a ValueError, what another model has read, or a decoder with other settings."""
+        if model != self.model:
+            hashes = f"{_quoted(model[:12])} there, {self.model[:12]!r} here"
+            raise ValueError(f"it was read by another model ({hashes}: SHA-256 of configuration and weights)")
+        if different := [name for name in self.terms if terms.get(name, _MISSING) != self.terms[name]]:
+            values = ", ".join(f"{name} ({_quoted(terms.get(name))} there, {self.terms[name]!r} here)" for name in different)
+            raise ValueError(f"it is of another decoder: {values}")
 
 
 @dataclass(frozen=True)
@@ -78,8 +90,8 @@ class SessionFormat:
         """Return the rows of a file, on the CPU, and its note; see `Decoder.load`."""
         path = Path(path)
         file, about = _open_session(path)
-        _check_origin(path, about, self.own)
         try:
+            self.own.check_origin(about["model"], about["decoder"])
             check_names(file.tensors, self.own.tensors)
             tensors = file.load()
             rows = [RowState(row, self.own.terms, self.own.model) for row in _unpack(tensors, self.own, self.by_position)]
@@ -87,7 +99,9 @@ class SessionFormat:
                 self.check(row.tensors)
             return rows, about["note"]
         except ValueError as error:
-            raise CheckpointError(f"session {str(path)!r} is inconsistent: {error}; start anew") from error
+            raise CheckpointError(
+                f"session {str(path)!r} does not fit: {error}; open another decoder, or start anew"
+            ) from error
 
 
 def describe_session(path: Path) -> dict[str, Any]:
@@ -167,22 +181,6 @@ def _decode_about(path: Path, about: str) -> dict[str, Any]:
     if not (isinstance(model, str) and isinstance(decoder, dict) and all(isinstance(text, str) for text in texts)):
         raise CheckpointError(f"session {str(path)!r} does not say what it belongs to; start anew")
     return content
-
-
-def _check_origin(path: Path, about: dict[str, Any], own: RowState) -> None:
-    theirs, ours = about["decoder"], own.terms
-    if about["model"] != own.model:
-        raise CheckpointError(
-            f"session {str(path)!r} was read by the model {_quoted(about['model'][:12])}… and this one is {own.model[:12]!r}… "
-            "(SHA-256 of configuration and weights); load the model it was saved with, or start anew"
-        )
-    different = [name for name in ours if theirs.get(name, _MISSING) != ours[name]]
-    if different:
-        values = ", ".join(f"{name} ({_quoted(theirs.get(name))} there, {ours[name]!r} here)" for name in different)
-        raise CheckpointError(f"session {str(path)!r} is of another decoder: {values}; open one like that, or start anew")
-
-
-_MISSING = object()
 
 
 def _unpack(tensors: dict[str, Tensor], own: RowState, by_position: Collection[str]) -> list[dict[str, Tensor]]:

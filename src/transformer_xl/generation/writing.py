@@ -6,7 +6,6 @@ A text depends only on its prompt, its seed and its sampling: every row draws fr
 read and write makes no difference. (In exact arithmetic; another number of rows may round differently.)
 """
 
-import reprlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.errors import TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.drawing import require_drawable
+from transformer_xl.generation.inputs import text_ids
 from transformer_xl.generation.requests import (
     EMPTY_PROMPT,
     Chosen,
@@ -31,7 +31,6 @@ from transformer_xl.generation.requests import (
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.session_file import RowState
-from transformer_xl.model.softmax import check_ids
 
 
 class Scheduler:
@@ -51,7 +50,7 @@ class Scheduler:
         likeliest: how many of the likeliest tokens to report with each token, and its log-probability; None: neither.
 
     Raises:
-        ConfigError: a sampling that does not fit the vocabulary, or a negative number of likeliest tokens.
+        ConfigError: a sampling that does not fit the vocabulary.
 
     Example:
         >>> from transformer_xl import Decoder, Request, TransformerXL, TransformerXLConfig
@@ -65,8 +64,6 @@ class Scheduler:
     """
 
     def __init__(self, decoder: Decoder, *, sampling: Sampling | None = None, likeliest: int | None = None) -> None:
-        if likeliest is not None and likeliest < 0:
-            raise ConfigError(f"likeliest ({likeliest}) must be at least 0; None reports no log-probabilities")
         self._decoder, self._sampling, self._likeliest = decoder, sampling or Sampling(), likeliest
         self._sampling.check(decoder.model.config.vocab_size or 0)
         self._drafts: list[_Draft | None] = [None] * decoder.batch_size
@@ -117,18 +114,12 @@ class Scheduler:
             RuntimeError: called from inside a tick.
         """
         self._refuse_inside_a_tick("submit")
-        if state is not None and go_on:
-            raise ValueError("a text continues a state or what its row remembers (go_on), not both; leave one out")
-        if go_on and row is None:
-            raise ValueError("go_on needs the row whose text goes on; give row")
-        if row is not None and not 0 <= row < len(self._drafts):
-            raise ValueError(f"row ({row}) does not exist; the decoder has rows 0 … {len(self._drafts) - 1}")
+        if go_on and (row is None or state is not None):
+            raise ValueError("go_on continues what the row remembers, and no state; give row, and leave state out")
         free = self.free_rows
-        if not free:
-            raise ValueError("no row is free; tick until a text ends")
-        row = free[0] if row is None else row
-        if row not in free:
-            raise ValueError(f"row ({row}) is not free (free: {free}); take one of these, or tick until its text ends")
+        row = free[0] if row is None and free else row
+        if row is None or row not in free:
+            raise ValueError(f"row ({row}) is not free (free: {free}); take one of these, or tick until a text ends")
         draft = _Draft(self._decoder, row, self._n_submitted, request, sampling=self._sampling, remember=remember)
         if not (draft.is_reading or state is not None or go_on):
             raise TokenizerError(EMPTY_PROMPT)
@@ -361,8 +352,7 @@ def write(
         Tokens as they are chosen, and the end of each text.
 
     Raises:
-        ConfigError: a sampling that does not fit the vocabulary, a negative number of likeliest tokens, or no token that can be
-            drawn.
+        ConfigError: a sampling that does not fit the vocabulary, or no token that can be drawn.
         TokenizerError: an empty prompt, or an id outside the vocabulary.
         ValueError: a prompt that is not token ids.
     """
@@ -438,15 +428,8 @@ class _Draft:
         self.row, self.number, self.request, self.remember = row, number, request, remember
         self.n_read = self.n_written = 0
         self.last_read = 0  # when it was its turn, in pieces of all prompts
-        try:
-            self._prompt = np.array(request.prompt)  # a copy; the caller may change theirs
-        except ValueError:  # ragged
-            self._prompt = np.empty((0, 0))
-        if self._prompt.ndim != 1 or (len(self._prompt) and self._prompt.dtype.kind not in "iu"):
-            prompt = " ".join(reprlib.repr(request.prompt).split())  # in one line
-            raise ValueError(f"prompt, {prompt}, must be the token ids of one text; tokenizer.encode(text) makes them")
         vocab_size = decoder.model.config.vocab_size or 0
-        check_ids(self._prompt, vocab_size=vocab_size)
+        self._prompt = text_ids(request.prompt, vocab_size).numpy(force=True).copy()  # the caller may change theirs
         self._decoder, self.sampling = decoder, request.sampling or sampling
         self.sampling.check(vocab_size)
         self._history = _History(self.sampling)

@@ -20,7 +20,7 @@ import torch
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, system_reason
+from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.call import Execution
 from transformer_xl.model.captured import Told
 from transformer_xl.model.language_model import LanguageModel, check_reads_on
@@ -475,20 +475,14 @@ def write_token_nats(path: Path, ids: np.ndarray, nats: np.ndarray, tokenizer: T
         ids: of the text, integers (N,).
         nats: of all tokens but the first, (N - 1,).
         tokenizer: of the text.
-
-    Raises:
-        CheckpointError: the file cannot be written.
     """
-    try:
-        if path.suffix == ".npy":
-            np.save(path, nats)
-            return
-        texts: dict[int, str] = {}
-        with path.open("w", encoding="utf-8") as file:
-            file.write("position\tid\tnats\ttoken\n")
-            pairs = zip(ids[1:].tolist(), nats.tolist(), strict=True)
-            for position, (token, value) in enumerate(pairs, start=1):
-                text = texts.setdefault(token, json.dumps(tokenizer.decode([token]), ensure_ascii=False))
-                file.write(f"{position}\t{token}\t{value:.6f}\t{text}\n")
-    except OSError as error:
-        raise CheckpointError(f"cannot write '{path}': {system_reason(error, 'choose another file')}") from None
+    if path.suffix == ".npy":
+        np.save(path, nats)
+        return
+    texts: dict[int, str] = {}
+    with path.open("w", encoding="utf-8") as file:
+        file.write("position\tid\tnats\ttoken\n")
+        pairs = zip(ids[1:].tolist(), nats.tolist(), strict=True)
+        for position, (token, value) in enumerate(pairs, start=1):
+            text = texts.setdefault(token, json.dumps(tokenizer.decode([token]), ensure_ascii=False))
+            file.write(f"{position}\t{token}\t{value:.6f}\t{text}\n")
