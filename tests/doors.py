@@ -1,6 +1,5 @@
 """Hostile files at the doors of the library other than `txl convert`: one for each kind of attack and file that is opened."""
 
-import gzip
 import json
 import math
 import os
@@ -45,14 +44,13 @@ def make_doors(folder: Path) -> tuple[list[Hostile], list[Hostile]]:
     prepared = sound["prepared"] = writable / "cache"
     prepare(DataConfig(corpus=str(writable / TEXT_FILE)), ByteTokenizer(), cache=prepared, progress=False)
 
-    nested, bomb = "[" * 100_000 + "]" * 100_000, gzip.compress(bytes(32 * 2**20))
+    nested = "[" * 100_000 + "]" * 100_000
     hostile: list[tuple[str, str, Write, str]] = [
         ("load", "config.json", _text(json.dumps(config | {"n_layer": 10**9})), "fill the memory"),
         ("load", "config.json", _text(json.dumps(config | {"dropout": math.nan})), "poison the model"),
         ("load", "model.safetensors", os.mkfifo, "wait forever"),
         ("tokenizer", "x.json", _text(json.dumps({"kind": "../../escape", "format": 1})), "read another file"),
         ("recipe", "y.toml", _text("a = " + nested), "overflow the stack"),
-        ("prompts", "bomb.jsonl.gz", lambda path: path.write_bytes(bomb), "fill the memory"),
         ("task", "z.jsonl", _text('{"text": "a", "label": ' + nested + "}"), "overflow the stack"),
     ]
     cases = []

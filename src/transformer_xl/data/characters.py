@@ -72,14 +72,8 @@ class CharTokenizer(PieceTokenizer):
     kind = "char"
 
     def __init__(self, alphabet: Iterable[str], *, byte_fallback: bool = False) -> None:
-        characters = list(alphabet) if isinstance(alphabet, Iterable) else [alphabet]
-        require(
-            all(isinstance(one, str) and len(one) == 1 for one in characters),
-            "its alphabet has more than characters",
-        )
-        require(isinstance(byte_fallback, bool), "byte_fallback is neither true nor false")
-        require(characters or byte_fallback, "its alphabet is empty")
-        self.alphabet = "".join(sorted(set(characters)))
+        self.alphabet = "".join(sorted(set(alphabet)))
+        require(self.alphabet or byte_fallback, "its alphabet is empty")
         self.byte_fallback = byte_fallback
         pieces = [character.encode("utf-8", "surrogatepass") for character in self.alphabet]
         super().__init__(pieces + BYTES if byte_fallback else pieces)
@@ -161,7 +155,6 @@ class SymbolTokenizer(PieceTokenizer):
         self._ids = ids_of(symbols)
         self.symbols = tuple(symbols)
         require(unit in ("byte", "char"), f"unit {unit!r} is neither 'byte' nor 'char'")
-        require(isinstance(lower_case, bool), "lower_case is neither true nor false")
         require(unit == "char" or (blank is None and not lower_case), "bytes have neither case nor a symbol for blanks")
         self.unit, self.lower_case, self.blank, self.line_end, self.unknown = unit, lower_case, blank, line_end, unknown
         self.reads_bytes = unit == "byte"

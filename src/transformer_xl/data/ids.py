@@ -71,7 +71,7 @@ class IdTokenizer(PieceTokenizer):
     counts = "id"
 
     def __init__(self, vocab_size: int) -> None:
-        require(type(vocab_size) is int and 0 < vocab_size < 2**31, "vocab_size is not from 1 to 2,147,483,647")
+        require(0 < vocab_size < 2**31, "vocab_size is not from 1 to 2,147,483,647")
         super().__init__(_Numbers(vocab_size))
 
     def encode(self, text: str) -> np.ndarray:

@@ -58,9 +58,7 @@ class SentencePieceTokenizer(PieceTokenizer):
     ) -> None:
         known = ("none", "spaces", "xlnet")
         require(normalization in known, f"normalization ({shown(normalization)}) is not one of {', '.join(known)}")
-        for name, flag in (("lower_case", lower_case), ("keep_accents", keep_accents)):
-            require(isinstance(flag, bool), f"{name} is neither true nor false")
-            require(normalization == "xlnet" or not flag, f"{name} needs 'xlnet'")
+        require(normalization == "xlnet" or not (lower_case or keep_accents), "lower_case and keep_accents need 'xlnet'")
         self.model, self.normalization, self.line_end = model, normalization, line_end
         self.lower_case, self.keep_accents = lower_case, keep_accents
         self._library, self.pieces = _loaded(model)
