@@ -233,15 +233,13 @@ def test_a_head_that_ours_cannot_be_is_left_out_by_name(changes, tmp_path):
             {"id2label": {"0": "a", "1": "b", "2": "a"}},
             "id2label must give each of its 3 labels, counted from 0, a name of its",
         ),
-        ({"id2label": {"0": "a", "1": "b", "2": 7}}, "id2label must give each of its 3 labels, counted from 0, a name of its"),
-        ({"id2label": ["a", "b", "c"]}, "id2label must name at most 100,000 labels by their numbers"),
+        ({"id2label": {"0": "a", "1": "b", "2": 7}}, r"id2label.2 \(7\) must be a valid string"),
         (
             {"id2label": {"0": "a", "1": "b"}},
             r"'logits_proj.weight' of '\S+' has shape \(3, 6\), its settings call for \(2, 6\)",
         ),
         ({"id2label": None, "num_labels": 10**9}, r"the number of labels \(1,000,000,000\) must be at most 100,000"),
-        ({"id2label": None, "num_labels": "3"}, r"num_labels \('3'\) must be an integer"),
-        ({"summary_use_proj": "x"}, r"summary_use_proj \('x'\) must be true or false"),
+        ({"summary_use_proj": "x"}, r"summary_use_proj \('x'\) must be a valid boolean"),
         ({"summary_last_dropout": 2}, r"dropout \(2.0\) must be less than 1"),
     ],
 )
@@ -535,7 +533,7 @@ def test_damage_that_shows_only_while_writing_leaves_nothing_behind(tmp_path):
 
 def test_each_tensor_is_written_before_the_next_is_read(tmp_path, monkeypatch):
     """So that memory does not grow with the file."""
-    config = huggingface.config_of({**huggingface.DEFAULTS, "vocab_size": 30, "cutoffs": [9, 20], "n_layer": 3} | SMALL)
+    config = huggingface.config_of({"vocab_size": 30, "cutoffs": [9, 20], "n_layer": 3} | SMALL)
     tensors = {part.name: torch.randn(part.shape) for part in huggingface.key_map(config).parts()}
     source = tmp_path / "source"
     source.mkdir()

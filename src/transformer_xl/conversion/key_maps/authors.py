@@ -5,15 +5,15 @@ The last class of their head is the first tail, so the rows of `cluster_weight` 
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps import pytorch
 from transformer_xl.conversion.key_maps.entries import KeyMap, Sizes
-from transformer_xl.conversion.key_maps.pytorch import Names, positions, shared_entries
+from transformer_xl.conversion.key_maps.pytorch import Names, PyTorchValues, positions, shared_entries
 from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.readers.unpickle import Stub
-from transformer_xl.conversion.values import MAX_CLUSTERS, integer, one_of, truth
+from transformer_xl.conversion.values import Flag
 from transformer_xl.errors import CheckpointError, ConfigError
 
 
@@ -24,21 +24,28 @@ def key_map(config: TransformerXLConfig) -> KeyMap:
     return KeyMap(tuple(entries), ignored=("pos_emb.inv_freq",))
 
 
+class Flags(PyTorchValues):
+    """The arguments of `MemTransformerLM`, and `max_klen`."""
+
+    n_token: int
+    tie_weight: Flag
+    attn_type: Literal[0, 1, 2, 3]
+    tgt_len: int = 0
+    ext_len: int = 0
+    max_klen: int | None = None
+
+
 def config_of(flags: Mapping[str, Any]) -> TransformerXLConfig:
-    """Translate the authors' settings: the arguments of `MemTransformerLM`, and `max_klen`."""
-    numbers = {names.attn_type: kind for kind, names in pytorch.ATTENTION.items()}
-    kind = numbers[one_of(flags, "attn_type", tuple(numbers))]
-    settings = pytorch.settings_of(flags)
-    max_klen = None
-    if pytorch.ATTENTION[kind].has_table:
-        lengths = integer(flags, "tgt_len") + integer(flags, "ext_len") + settings["mem_len"]
-        max_klen = integer({"max_klen": lengths, **flags}, "max_klen")
+    """Translate the authors' settings."""
+    given = Flags.of(flags)
+    kind = {names.attn_type: kind for kind, names in pytorch.ATTENTION.items()}[given.attn_type]
+    lengths = given.tgt_len + given.ext_len + given.mem_len
     return TransformerXLConfig(
         attention=kind,
-        max_klen=max_klen,
-        vocab_size=integer(flags, "n_token"),
-        tie_weight=truth(flags, "tie_weight"),
-        **settings,
+        max_klen=(lengths if given.max_klen is None else given.max_klen) if pytorch.ATTENTION[kind].has_table else None,
+        vocab_size=given.n_token,
+        tie_weight=given.tie_weight,
+        **given.fields(),
     )
 
 
@@ -99,8 +106,8 @@ def read_module(tree: Any, weights: Path) -> tuple[dict[str, Any], dict[str, Ten
             raise CheckpointError(f"'{weights}' is a model without {part}.{attribute}; is it the authors' MemTransformerLM?")
         flags[name] = modules[part].state[attribute]
     borders = flags["cutoffs"]
-    if not isinstance(borders, list) or not 1 <= len(borders) <= MAX_CLUSTERS:
-        raise CheckpointError(f"'{weights}' has word_emb.cutoffs that are not a list of 1 to {MAX_CLUSTERS} numbers")
+    if not isinstance(borders, list):
+        raise CheckpointError(f"'{weights}' has word_emb.cutoffs that are no list")
     flags["cutoffs"] = borders[:-1]  # the last is the size of the vocabulary
     # no attribute says which weights are tied, but tied tensors have the same place in the file
     flags["tie_weight"] = _same_place(tensors, "crit.out_layers.0.weight", "word_emb.emb_layers.0.weight")

@@ -5,51 +5,52 @@ attends to. Every layer has names for u and v: with `untie_r` its own tensors, o
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps import pytorch
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes
-from transformer_xl.conversion.key_maps.pytorch import Names, shared_entries
-from transformer_xl.conversion.values import integer, integers, known, number, one_of, truth
+from transformer_xl.conversion.key_maps.pytorch import Names, PyTorchValues, shared_entries
+from transformer_xl.conversion.values import Clusters, Flag
 from transformer_xl.errors import ConfigError, shown
 
 MODEL_TYPE = "transfo-xl"
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 267735,
-    "cutoffs": [20000, 40000, 200000],
-    "d_model": 1024,
-    "d_embed": 1024,
-    "n_head": 16,
-    "d_head": 64,
-    "d_inner": 4096,
-    "div_val": 4,
-    "pre_lnorm": False,
-    "n_layer": 18,
-    "mem_len": 1600,
-    "clamp_len": 1000,
-    "same_length": True,
-    "proj_share_all_but_first": True,
-    "attn_type": 0,
-    "sample_softmax": -1,
-    "dropout": 0.1,
-    "dropatt": 0.0,
-    "untie_r": True,
-    "init": "normal",
-    "init_range": 0.01,
-    "proj_init_std": 0.01,
-    "init_std": 0.02,
-    "layer_norm_epsilon": 1e-5,
-}
-"""Settings that shape or initialize a model, and their values if they are missing in a `config.json`."""
 
-_SAME = {
-    "vocab_size": integer,
-    "untie_r": truth,
-    **dict.fromkeys(("layer_norm_epsilon", "init_range", "init_std", "proj_init_std"), number),
-}
-"""More settings with our names and meanings, besides those of `pytorch.settings_of`."""
+class TransfoXLValues(PyTorchValues):
+    """Settings that shape or initialize a model, and their values if they are missing in a `config.json`."""
+
+    vocab_size: int = 267735
+    cutoffs: Clusters = (20000, 40000, 200000)
+    d_model: int = 1024
+    d_embed: int = 1024
+    n_head: int = 16
+    d_head: int = 64
+    d_inner: int = 4096
+    div_val: int = 4
+    pre_lnorm: Flag = False
+    n_layer: int = 18
+    mem_len: int = 1600
+    clamp_len: int = 1000
+    same_length: Flag = True
+    proj_share_all_but_first: Flag = True
+    tie_word_embeddings: Flag = True
+    attn_type: Literal[0] = 0
+    sample_softmax: Annotated[int, Field(le=0)] = -1
+    dropout: float = 0.1
+    dropatt: float = 0.0
+    untie_r: Flag = True
+    init: Literal["normal", "uniform"] = "normal"
+    init_range: float = 0.01
+    proj_init_std: float = 0.01
+    init_std: float = 0.02
+    layer_norm_epsilon: float = 1e-5
+
+
+_SAME = ("vocab_size", "untie_r", "layer_norm_epsilon", "init", "init_range", "init_std", "proj_init_std")
+"""More settings with our names and meanings, besides those of `SameValues`."""
 
 OF_EVERY_MODEL = {
     # its type and names, its special tokens, and how it generates text
@@ -90,19 +91,14 @@ def config_of(values: Mapping[str, Any]) -> TransformerXLConfig:
         raise ConfigError(
             f"model_type ({shown(values['model_type'])}) must be '{MODEL_TYPE}'; only Transformer-XL is converted"
         )
-    names = {*DEFAULTS, "tie_projs", "tie_word_embeddings"}
-    settings = {**DEFAULTS, **known(values, names, without_effect=_WITHOUT_EFFECT, old_names=_OLD_NAMES)}
-    one_of(settings, "attn_type", (0,))
-    if integer(settings, "sample_softmax") > 0:
-        raise ConfigError(f"sample_softmax ({settings['sample_softmax']}) must be -1; a sampled softmax is not converted")
-    shared = (False, *(truth(settings, "proj_share_all_but_first") for _ in integers(settings, "cutoffs")))
-    fields = pytorch.settings_of({"tie_projs": shared, **settings})
+    given = TransfoXLValues.of_file(values, without_effect=_WITHOUT_EFFECT, old_names=_OLD_NAMES)
+    if given.tie_projs is None:
+        given = given.model_copy(update={"tie_projs": (False, *(given.proj_share_all_but_first for _ in given.cutoffs))})
     return TransformerXLConfig(
-        **fields | {"mem_len": max(fields["mem_len"], 0)},
-        **{name: read(settings, name) for name, read in _SAME.items()},
+        **given.fields(),
+        **{name: getattr(given, name) for name in _SAME},
         zero_first_memory=True,
-        tie_weight=truth({"tie_word_embeddings": True, **settings}, "tie_word_embeddings"),
-        init=one_of(settings, "init", ("normal", "uniform")),
+        tie_weight=given.tie_word_embeddings,
     )
 
 
@@ -111,9 +107,7 @@ def values_of(config: TransformerXLConfig, *, tgt_len: int | None = None) -> dic
 
     `tgt_len` is the length of its training segments, if that is known. Their code keeps it, and nothing there reads it.
     """
-    values = pytorch.values_of(config) | {name: getattr(config, name) for name in (*_SAME, "init")}
+    values = pytorch.values_of(config) | {name: getattr(config, name) for name in _SAME}
     values |= {"tie_word_embeddings": config.tie_weight, "attn_type": 0, "sample_softmax": -1}
-    ours = ["tie_projs", "tie_word_embeddings"]  # they say more than proj_share_all_but_first
-    order = [name for default in DEFAULTS for name in (ours if default == "proj_share_all_but_first" else [default])]
     head = {"model_type": MODEL_TYPE, "architectures": ["TransfoXLLMHeadModel"]}
-    return head | {name: values[name] for name in order} | ({} if tgt_len is None else {"tgt_len": tgt_len})
+    return head | values | ({} if tgt_len is None else {"tgt_len": tgt_len})

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps.entries import Entry, Part, Sizes, per_layer
-from transformer_xl.conversion.values import integer, integers, number, truth, truths
+from transformer_xl.conversion.values import Clusters, Flag, Values
 from transformer_xl.errors import ConfigError
 
 
@@ -144,30 +146,44 @@ def _softmax(sizes: Sizes[TransformerXLConfig], names: Names) -> Iterator[Entry]
             yield Entry((f"softmax.{name}",), (Part(f"crit.{name}", shape),), change)
 
 
-_SAME = {
-    **dict.fromkeys(("n_layer", "d_model", "n_head", "d_head", "d_inner", "d_embed", "div_val"), integer),
-    **dict.fromkeys(("dropout", "dropatt"), number),
-    "pre_lnorm": truth,
-    "cutoffs": integers,
-}
-"""Settings with our names and meanings, and the functions that read them."""
+class SameValues(Values):
+    """Settings with our names and meanings."""
+
+    n_layer: int
+    d_model: int
+    n_head: int
+    d_head: int
+    d_inner: int
+    d_embed: int
+    div_val: int
+    dropout: float
+    dropatt: float
+    pre_lnorm: Flag
+    cutoffs: Clusters
 
 
-def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate the settings that all three programs share into fields of `TransformerXLConfig`."""
-    fields = {name: read(values, name) for name, read in _SAME.items()}
-    clamp_len, mem_len = integer(values, "clamp_len"), integer(values, "mem_len")
-    return fields | {
-        "mem_len": mem_len,
-        "clamp_len": clamp_len if clamp_len > 0 else None,
-        "same_length": truth(values, "same_length") and mem_len > 0,
-        "tie_projs": truths(values, "tie_projs", length=len(fields["cutoffs"]) + 1),
-    }
+class PyTorchValues(SameValues):
+    """Settings that all three programs share."""
+
+    clamp_len: int
+    mem_len: int
+    same_length: Flag
+    tie_projs: Annotated[tuple[Flag, ...] | None, Field(strict=False)] = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return them as fields of `TransformerXLConfig`. In a short list of shared projections the rest is false."""
+        n_cluster = len(self.cutoffs) + 1
+        return {name: getattr(self, name) for name in SameValues.model_fields} | {
+            "mem_len": max(self.mem_len, 0),
+            "clamp_len": self.clamp_len if self.clamp_len > 0 else None,
+            "same_length": self.same_length and self.mem_len > 0,
+            "tie_projs": (*(self.tie_projs or ()), *(False,) * n_cluster)[:n_cluster],
+        }
 
 
 def values_of(config: TransformerXLConfig) -> dict[str, Any]:
-    """Translate them back, into values for JSON."""
-    return {name: getattr(config, name) for name in _SAME} | {
+    """Return `PyTorchValues` of a model, for JSON."""
+    return {name: getattr(config, name) for name in SameValues.model_fields} | {
         "d_embed": config.d_embed or config.d_model,
         "cutoffs": list(config.cutoffs),
         "mem_len": config.mem_len,

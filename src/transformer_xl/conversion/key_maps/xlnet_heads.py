@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from transformer_xl.config.model import HeadConfig, XLNetConfig
 from transformer_xl.conversion.key_maps.entries import Entry, Part, Shape
-from transformer_xl.conversion.values import integer
+from transformer_xl.conversion.values import Values
 from transformer_xl.errors import ConfigError
 
 MOST_LABELS = 100_000
@@ -59,14 +60,17 @@ def numbered(stem: str, n_label: int) -> tuple[str, ...]:
     return tuple(f"{stem}_{i}" for i in range(n_label))
 
 
-def named(values: Mapping[str, object], stem: str) -> tuple[str, ...]:
+class _LabelValues(Values):
+    num_labels: int = 2
+    id2label: dict[str, str] | None = None
+
+
+def named(values: Mapping[str, Any], stem: str) -> tuple[str, ...]:
     """Return the labels of a `config.json`, where `id2label` names them and `num_labels` counts those without a name."""
-    names = values.get("id2label")
-    if names is None:
-        return numbered(stem, integer({"num_labels": 2, **values}, "num_labels"))
-    if not isinstance(names, dict) or len(names) > MOST_LABELS:
-        raise ConfigError(f"id2label must name at most {MOST_LABELS:,} labels by their numbers")
-    labels = [label for label in (names.get(str(i)) for i in range(len(names))) if isinstance(label, str)]
+    given = _LabelValues.of(values)
+    if (names := given.id2label) is None:
+        return numbered(stem, given.num_labels)
+    labels = [names[number] for number in map(str, range(len(names))) if number in names]
     if len(set(labels)) != len(names):
         raise ConfigError(f"id2label must give each of its {len(names):,} labels, counted from 0, a name of its own")
     return tuple(labels)

@@ -10,40 +10,60 @@ do not begin with "transformer.", either. Heads of `XLNetForSequenceClassificati
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from transformer_xl.config.model import HeadConfig, XLNetConfig
+from transformer_xl.config.settings import Positive
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes, per_layer
 from transformer_xl.conversion.key_maps.huggingface import OF_EVERY_MODEL
 from transformer_xl.conversion.key_maps.xlnet_heads import longest, named, with_head
 from transformer_xl.conversion.key_maps.xlnet_heads import notes_of as notes_of_head
-from transformer_xl.conversion.values import integer, known, number, one_of, truth
-from transformer_xl.errors import ConfigError, shown
+from transformer_xl.conversion.values import Flag, Values
+from transformer_xl.errors import ConfigError
 
 MODEL_TYPE = "xlnet"
 PREFIX = "transformer."
 
-DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32000,
-    "d_model": 1024,
-    "n_layer": 24,
-    "n_head": 16,
-    "d_inner": 4096,
-    "ff_activation": "gelu",
-    "untie_r": True,
-    "attn_type": "bi",
-    "initializer_range": 0.02,
-    "layer_norm_eps": 1e-12,
-    "dropout": 0.1,
-    "mem_len": 512,
-    "reuse_len": None,
-    "bi_data": False,
-    "clamp_len": -1,
-    "same_length": False,
-}
-"""Settings that shape or initialize a model, and their values if they are missing in a `config.json`."""
 
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2"}
+class XLNetValues(Values):
+    """Settings that shape or initialize a model, and their values if they are missing in a `config.json`."""
+
+    vocab_size: int = 32000
+    d_model: Positive = 1024
+    n_layer: int = 24
+    n_head: Positive = 16
+    d_head: int | None = None
+    d_inner: int = 4096
+    ff_activation: Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2"] = "gelu"
+    untie_r: Flag = True  # this, bi_data and same_length mean the same for all models that are converted
+    attn_type: Literal["bi"] = "bi"
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    dropout: float = 0.1
+    mem_len: int | None = 512
+    reuse_len: int | None = None
+    bi_data: Flag = False
+    clamp_len: int | None = -1
+    same_length: Flag = False
+    tie_word_embeddings: Flag = True
+
+
+class SummaryValues(Values):
+    """Settings of a head that scores texts. Those of any type may be ones that ours cannot have."""
+
+    summary_type: Any = "last"
+    summary_use_proj: Flag = True
+    summary_activation: Any = "tanh"
+    summary_last_dropout: float = 0.1
+
+
+ACTIVATIONS: dict[str, Any] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
 """Our name of each of theirs; the first of two is written."""
 
 _WITHOUT_EFFECT = OF_EVERY_MODEL | {
@@ -134,34 +154,26 @@ def key_map(config: XLNetConfig, *, prefix: str = PREFIX) -> KeyMap:
 
 def config_of(values: Mapping[str, Any], names: Collection[str] = ()) -> XLNetConfig:
     """Translate a `config.json`; refuse other models and unknown settings. The names are those of all tensors."""
-    own = {*DEFAULTS, "d_head", "tie_word_embeddings"}
-    given = {**DEFAULTS, **known(values, own, without_effect=_WITHOUT_EFFECT, old_names=_OLD_NAMES)}
-    one_of(given, "attn_type", ("bi",))
-    for name in ("untie_r", "same_length", "bi_data"):  # what they mean is the same for all models that are converted
-        truth(given, name)
-    d_model, n_head, dropout = integer(given, "d_model"), integer(given, "n_head"), number(given, "dropout")
-    mem_len = _length(given, "mem_len") or 0
-    if n_head < 1 or d_model % n_head:
-        raise ConfigError(f"d_model ({d_model}) must be a multiple of n_head ({n_head})")
-    d_head = integer({"d_head": d_model // n_head, **given}, "d_head")
-    if d_head != d_model // n_head:
-        raise ConfigError(f"d_head ({d_head}) must be d_model / n_head ({d_model // n_head})")
+    given = XLNetValues.of_file(values, without_effect=_WITHOUT_EFFECT, old_names=_OLD_NAMES)
+    if given.d_model % given.n_head or given.d_head not in (None, given.d_model // given.n_head):
+        raise ConfigError(f"d_model ({given.d_model}) must be n_head ({given.n_head}) times d_head ({given.d_head})")
+    mem_len = _length(given.mem_len) or 0
     return XLNetConfig(
-        vocab_size=integer(given, "vocab_size"),
-        n_layer=integer(given, "n_layer"),
-        d_model=d_model,
-        n_head=n_head,
-        d_head=d_head,
-        d_inner=integer(given, "d_inner"),
-        activation=activation_of(given, ACTIVATIONS),
-        layer_norm_epsilon=number(given, "layer_norm_eps"),
-        init_std=number(given, "initializer_range"),
-        dropout=dropout,
-        dropatt=dropout,
+        vocab_size=given.vocab_size,
+        n_layer=given.n_layer,
+        d_model=given.d_model,
+        n_head=given.n_head,
+        d_head=given.d_model // given.n_head,
+        d_inner=given.d_inner,
+        activation=ACTIVATIONS[given.ff_activation],
+        layer_norm_epsilon=given.layer_norm_eps,
+        init_std=given.initializer_range,
+        dropout=given.dropout,
+        dropatt=given.dropout,
         mem_len=mem_len,
-        reuse_len=_length(given, "reuse_len"),
-        clamp_len=_length(given, "clamp_len"),
-        tie_weight=truth({"tie_word_embeddings": True, **given}, "tie_word_embeddings"),
+        reuse_len=_length(given.reuse_len),
+        clamp_len=_length(given.clamp_len),
+        tie_weight=given.tie_word_embeddings,
         head=head_of(values, names, mem_len=mem_len),
     )
 
@@ -172,11 +184,9 @@ def head_of(values: Mapping[str, Any], names: Collection[str], *, mem_len: int) 
         return HeadConfig(kind="span")
     if "logits_proj.weight" not in names:
         return None
-    given = {"summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh", "summary_last_dropout": 0.1}
-    given |= {name: values[name] for name in given if name in values}
-    projection = truth(given, "summary_use_proj")
-    activation = "tanh" if projection else None
-    if given["summary_type"] not in ("last", "mean") or (given["summary_activation"] or None) != activation:
+    given = SummaryValues.of(values)
+    activation = "tanh" if given.summary_use_proj else None
+    if given.summary_type not in ("last", "mean") or (given.summary_activation or None) != activation:
         return None
     kind, labels = _kind_of(values)
     if kind is None:
@@ -184,9 +194,9 @@ def head_of(values: Mapping[str, Any], names: Collection[str], *, mem_len: int) 
     return HeadConfig(
         kind=kind,
         labels=labels,
-        summary=given["summary_type"],
-        projection=projection,
-        dropout=number(given, "summary_last_dropout"),
+        summary=given.summary_type,
+        projection=given.summary_use_proj,
+        dropout=given.summary_last_dropout,
         max_len=longest(mem_len),
     )
 
@@ -203,14 +213,6 @@ def _kind_of(values: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
     if problem == PROBLEMS["classification"] and len(labels) > 1:
         return "classification", labels
     return ("multilabel", labels) if problem == PROBLEMS["multilabel"] and labels else (None, ())
-
-
-def activation_of(values: Mapping[str, Any], names: Mapping[str, str]) -> Any:
-    """Return our name of the activation."""
-    name = values.get("ff_activation")
-    if not isinstance(name, str) or name not in names:
-        raise ConfigError(f"ff_activation ({shown(name)}) must be {' or '.join(map(repr, names))}; no other is converted")
-    return names[name]
 
 
 def notes_of(values: Mapping[str, Any], config: XLNetConfig) -> list[str]:
@@ -241,12 +243,9 @@ def no_memory(config: XLNetConfig) -> str:
     )
 
 
-def _length(values: Mapping[str, Any], name: str) -> int | None:
+def _length(length: int | None) -> int | None:
     """Return a number of tokens; None where there is none, which they write as null, 0 or -1."""
-    if values.get(name) is None:
-        return None
-    length = integer(values, name)
-    return length if length > 0 else None
+    return length if length and length > 0 else None
 
 
 def values_of(config: XLNetConfig) -> dict[str, Any]:

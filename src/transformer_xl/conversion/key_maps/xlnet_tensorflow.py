@@ -11,17 +11,30 @@ say what the head's labels are called, nor what it summarizes: the last state by
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from transformer_xl.config.model import HeadConfig, XLNetConfig
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Shape, Sizes, per_layer
 from transformer_xl.conversion.key_maps.xlnet_heads import longest, numbered, with_head
 from transformer_xl.conversion.key_maps.xlnet_heads import notes_of as notes_of_head
-from transformer_xl.conversion.key_maps.xlnet_huggingface import activation_of, no_memory
-from transformer_xl.conversion.values import integer, known, truth
+from transformer_xl.conversion.key_maps.xlnet_huggingface import no_memory
+from transformer_xl.conversion.values import Flag, Values
 
 SETTINGS_FILES = ("xlnet_config.json", "config.json")
-ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
+
+
+class AuthorsValues(Values):
+    """The settings of `xlnet_config.json`."""
+
+    n_token: int
+    n_layer: int
+    d_model: int
+    n_head: int
+    d_head: int
+    d_inner: int
+    ff_activation: Literal["gelu", "relu"]
+    untie_r: Flag
+
 
 _ROOT = "model/transformer/"
 _IGNORED = ("global_step", "beta[12]_power", r".*/(Adam(_1)?|adam_[mv])", r".*/ExponentialMovingAverage")
@@ -48,7 +61,6 @@ _SUMMARY = "model/sequnece_summary/summary"  # as they spell it
 _CHOICE = "logits/dense"
 _TEXT = r"(model/(classification|regression)_[^/]+/logit)/kernel"
 _LABEL = "label"
-_NAMES = ("n_token", "n_layer", "d_model", "n_head", "d_head", "d_inner", "ff_activation", "untie_r")
 
 _TRANSPOSED = {
     "attention.qkv_net.weight": (
@@ -97,16 +109,11 @@ def key_map(config: XLNetConfig, *, names: Iterable[str] = ()) -> KeyMap:
 
 def config_of(values: Mapping[str, Any], shapes: Mapping[str, Shape]) -> XLNetConfig:
     """Translate an `xlnet_config.json`; the shapes are those of all variables."""
-    given, head = known(values, _NAMES), head_of(shapes)
+    given, head = AuthorsValues.of_file(values), head_of(shapes)
     return XLNetConfig(
-        vocab_size=integer(given, "n_token"),
-        n_layer=integer(given, "n_layer"),
-        d_model=integer(given, "d_model"),
-        n_head=integer(given, "n_head"),
-        d_head=integer(given, "d_head"),
-        d_inner=integer(given, "d_inner"),
-        activation=activation_of(given, ACTIVATIONS),
-        untie_r=truth(given, "untie_r"),
+        vocab_size=given.n_token,
+        **given.model_dump(include={"n_layer", "d_model", "n_head", "d_head", "d_inner", "untie_r"}),
+        activation="gelu_tanh" if given.ff_activation == "gelu" else "relu",
         tie_weight="model/lm_loss/weight" not in shapes,
         mem_len=0,
         zero_first_memory=head is None,
