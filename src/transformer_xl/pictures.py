@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from transformer_xl.errors import CheckpointError, ConfigError, system_reason
+from transformer_xl.errors import ConfigError
 from transformer_xl.files import check_file, whole_file
 
 if TYPE_CHECKING:
@@ -82,20 +82,16 @@ def check_picture(path: Path | None, *, option: str = "plot") -> None:
     check_file(path, option=option)
 
 
-def save_with_legend(figure: "Figure", axes: "Axes", path: Path, *, beside: bool = False, remedy: str | None = None) -> Path:
+def save_with_legend(figure: "Figure", axes: "Axes", path: Path, *, beside: bool = False) -> Path:
     """Add a grid to `axes` and their legend below or `beside` them, where it hides nothing, and write the figure."""
     axes.grid(alpha=0.3)
     place = "outside right upper" if beside else "outside lower left"
     figure.legend(*axes.get_legend_handles_labels(), loc=place, frameon=False)
-    return save_picture(figure, path, remedy=remedy)
+    return save_picture(figure, path)
 
 
-def save_picture(figure: "Figure", path: Path, *, remedy: str | None = None) -> Path:
-    """Write a figure whole or not at all, in the format of the path's ending.
-
-    Raises:
-        CheckpointError: the file cannot be written; `remedy` ends the message; None: what fits.
-    """
+def save_picture(figure: "Figure", path: Path) -> Path:
+    """Write a figure whole or not at all, in the format of the path's ending."""
     from matplotlib.axis import Tick
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter, ScalarFormatter
@@ -112,12 +108,8 @@ def save_picture(figure: "Figure", path: Path, *, remedy: str | None = None) -> 
     for text in cast("list[Text]", figure.findobj(Text)):
         if text not in numbers:
             text.set_parse_math(False)
-    try:
-        with whole_file(path) as stray, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "constrained_layout not applied")  # a picture of two tokens has little room
-            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for it
-            figure.savefig(stray)
-    except OSError as error:
-        what = f"{error.strerror or error}; {remedy}" if remedy else system_reason(error, "choose another file")
-        raise CheckpointError(f"cannot write '{path}': {what}") from None
+    with whole_file(path) as stray, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "constrained_layout not applied")  # a picture of two tokens has little room
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for it
+        figure.savefig(stray)
     return path

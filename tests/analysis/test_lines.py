@@ -13,7 +13,7 @@ from transformer_xl.training.curve import curves_of, draw_curve
 
 def test_no_two_lines_look_alike_in_gray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr("transformer_xl.pictures.save_picture", lambda figure, path, remedy: figures.append(figure) or path)
+    monkeypatch.setattr("transformer_xl.pictures.save_picture", lambda figure, path: figures.append(figure) or path)
     x, looks = list(range(100)), tuple[Look, ...](("thin", "marked", "marked", "dashed", "dashed", "level"))
     lines = [
         Line(run, f"{run} {i}", [0] if look == "level" else x, [1.0] if look == "level" else x, look=look)
@@ -35,9 +35,9 @@ def test_no_two_lines_look_alike_in_gray(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_one_run_looks_as_in_its_loss_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     figures: list[Any] = []
-    monkeypatch.setattr("transformer_xl.pictures.save_picture", lambda figure, path, remedy: figures.append(figure) or path)
+    monkeypatch.setattr("transformer_xl.pictures.save_picture", lambda figure, path: figures.append(figure) or path)
     entries = [*TRAINING, *({**each, "average_loss": 1.0} for each in VALIDATION)]
-    draw_curve(entries, CONFIG, tmp_path / "loss.png", remedy="")
+    draw_curve(entries, CONFIG, tmp_path / "loss.png")
     curves = curves_of(entries, CONFIG)
     assert [curve.look for curve in curves] == ["thin", "marked", "dashed"]
     lines = [

@@ -154,17 +154,6 @@ def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.Mo
     assert [row["steps"] for row in json.loads(txl(*timely, "--quiet", "--json").out)["rows"]] == [6, 12]
 
 
-def test_damaged_times_are_one_line(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "_timed_step", lambda _: 0.1)
-    timely = (*ABLATE[:8], "--minutes", "0.001", "--out", "a")
-    assert txl(*timely, "--measure-only").status == 0
-    for content in ("", "[]", '{"recurrence": {"second": 1}}'):
-        (workbench / "a" / "pace.json").write_text(content)
-        complaint = txl("ablate", "--out", "a", "--quiet").complaint
-        assert complaint.startswith("'a/pace.json' is ")
-        assert complaint.endswith("; restore it, or choose another --out")
-
-
 def test_other_kinds_and_seeds(txl: Txl, workbench: Path) -> None:
     small = "n_layer = 2\nd_model = 8\n"
     rest = (workbench / "tiny.toml").read_text().split("[optim]")[1]

@@ -30,7 +30,7 @@ END = entry("final", 8, 4.25, loss_without_memory=4.75, average_loss=4.0, **WHOL
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """The pictures that were made."""
     made: list[Figure] = []
-    monkeypatch.setattr("transformer_xl.pictures.save_picture", lambda figure, path, remedy: made.append(figure) or path)
+    monkeypatch.setattr("transformer_xl.pictures.save_picture", lambda figure, path: made.append(figure) or path)
     return made
 
 
@@ -41,7 +41,7 @@ def numbers(values: Any) -> list[float]:
 def drawn(figures: list[Figure], entries: list[Entry], config: RunConfig = CONFIG, **more: str) -> dict[str, Line2D]:
     """Draw entries and return each name of the legend with its line, as it lies within the axes."""
     path = Path("runs") / "mine" / "loss.png"
-    assert draw_curve(entries, config, path, remedy="", **more) == path
+    assert draw_curve(entries, config, path, **more) == path
     (axes,), (legend,) = figures[-1].axes, figures[-1].legends
     lines = {str(line.get_label()): line for line in axes.get_lines()}
     assert [text.get_text() for text in legend.get_texts()] == list(lines)
@@ -136,5 +136,5 @@ def test_many_validations_keep_their_line_visible(figures: list[Figure]) -> None
 
 @pytest.mark.parametrize("entries", [[], [entry("train", 4, None)], [END]])
 def test_nothing_finite_draws_nothing(entries: list[Entry], tmp_path: Path) -> None:
-    assert draw_curve(entries, CONFIG, tmp_path / "loss.png", remedy="") is None
+    assert draw_curve(entries, CONFIG, tmp_path / "loss.png") is None
     assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from transformer_xl.pictures import new_figure, save_picture
-from transformer_xl.training.record import REMEDY
 
 _MOST_CELLS = 30  # classes of a matrix; of more, the largest confusions are drawn
 _MOST_BARS = 25
@@ -40,7 +39,7 @@ def draw_confusion(path: Path, confusion: np.ndarray, labels: Sequence[str], *, 
     axes.set_yticks(range(n), names)
     axes.set(xlabel="guess", ylabel="truth", title=f"{name}: texts of each class, and what they were taken for")
     figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
-    return save_picture(figure, path, remedy=REMEDY)
+    return save_picture(figure, path)
 
 
 def _draw_largest(path: Path, confusion: np.ndarray, names: Sequence[str], *, name: str) -> Path:
@@ -54,7 +53,7 @@ def _draw_largest(path: Path, confusion: np.ndarray, names: Sequence[str], *, na
     axes.set_yticks(range(len(pairs)), [f"{names[i]} → {names[j]}" for i, j in pairs])
     axes.invert_yaxis()
     axes.set(xlabel="texts", title=f"{name}: the largest confusions (truth → guess) of {len(names):,} classes")
-    return save_picture(figure, path, remedy=REMEDY)
+    return save_picture(figure, path)
 
 
 def _short(label: str) -> str:

@@ -62,7 +62,7 @@ def curves_of(entries: Iterable[Entry], config: RunConfig) -> list[Curve]:
     return sorted(found.values(), key=lambda curve: ("train", "valid", "final").index(curve.kind))
 
 
-def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: str = "", remedy: str) -> Path | None:
+def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: str = "") -> Path | None:
     """Draw all losses of a log against tokens read, with a legend below that names each.
 
     Args:
@@ -70,7 +70,6 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
         config: of the run.
         path: of the picture.
         end: how the run ended if it failed, in a few words for the title.
-        remedy: see `save_picture`.
 
     Returns:
         The path; None if there is no finite loss of training or validation.
@@ -101,7 +100,7 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
         unit = "squared error"
     axes.set(xlabel=xlabel, ylabel=f"loss ({unit})", title=title)
     axes.set_xlim(left=0)
-    return save_with_legend(figure, axes, path, remedy=remedy)
+    return save_with_legend(figure, axes, path)
 
 
 def _place(final: Entry, entries: Iterable[Entry]) -> float:

@@ -26,7 +26,7 @@ from transformer_xl.data.labelled import LabelledStream, LabelledTexts, Layout, 
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, TrainingError
+from transformer_xl.errors import ConfigError, TrainingError, system_message
 from transformer_xl.model.build import make_blueprint, make_model
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.task_model import TaskModel
@@ -500,6 +500,6 @@ def _scored(run: TaskRun, received: list[int]) -> dict[str, Any]:
     if valid.confusion is not None and can_draw():
         try:
             pictures.append(draw_confusion(path / "confusion.png", valid.confusion, run.head.labels, name=path.absolute().name))
-        except CheckpointError as error:  # the model matters more
-            run.display.warn(str(error))
+        except OSError as error:  # the model matters more
+            run.display.warn(f"no picture of confusions: {system_message(error)}")
     return {"valid": valid, "test": test, "pictures": tuple(pictures)}

@@ -123,7 +123,7 @@ class Record:
             self._warn(f"no picture is drawn: {MISSING}")
             return None
         entries = read_metrics(self.directory, warn=self._warn)
-        return draw_curve(entries, config, self.directory / "loss.png", end=end, remedy=REMEDY)
+        return draw_curve(entries, config, self.directory / "loss.png", end=end)
 
     def close(self) -> None:
         """Let all loggers send their remaining entries."""

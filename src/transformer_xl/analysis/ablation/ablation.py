@@ -15,69 +15,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic import ValidationError
 
 from transformer_xl.analysis.ablation.budget import Pace
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
-from transformer_xl.checkpoint.run_directory import writing
-from transformer_xl.errors import CheckpointError, shown
+from transformer_xl.errors import CheckpointError
 from transformer_xl.files import locked, make_directories, replace_file
 from transformer_xl.untrusted import read_json_object
 
 _REMEDY = "restore it, or choose another --out"
 
 PLAN_FILE, PACE_FILE, RESULTS, LOCK_FILE = "ablation.json", "pace.json", "results", ".lock"
-
-
-class _Checked(BaseModel):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class _Paces(RootModel[dict[str, Pace]]):
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class _Reading(_Checked):
-    length: int
-
-
-class _Score(_Checked):
-    loss: float
-    bpc: float
-
-
-class _Scored(_Checked):
-    reading: _Reading
-    score: _Score
-
-
-class _Result(_Checked):
-    """What the result of a run has at any time."""
-
-    run: str
-    variant: str
-    parameters: int
-    scores: list[_Scored] = []
-    failed: str = ""
-    done: bool = False
-
-
-class _DoneResult(_Result):
-    """What it has in the end."""
-
-    scores: list[_Scored] = Field(min_length=1)
-    steps: int
-    tokens: int
-    seconds: float
-    text: str
-    tokenizer: str
-    unit: str
-    loses: str
-
-
-def _where(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))[:100]}: {first['msg']}"
 
 
 class _ClaimedError(Exception):
@@ -94,20 +42,18 @@ class Ablation:
         """Store the plan, unless it is stored already. A plan with more seeds replaces the stored one and adds runs.
 
         Raises:
-            CheckpointError: the directory holds another ablation or something else, or cannot be written.
+            CheckpointError: the directory holds another ablation or something else.
         """
-        with writing(self.directory):
-            make_directories(self.directory)
-            with self.alone(lambda: None):
-                stored = self._stored()
-                if stored is None or stored.seeds < self.plan.seeds:
-                    (self.directory / RESULTS).mkdir(exist_ok=True)
-                    replace_file(self.directory / PLAN_FILE, _json(self.plan.as_dict()))
+        make_directories(self.directory)
+        with self.alone(lambda: None):
+            stored = self._stored()
+            if stored is None or stored.seeds < self.plan.seeds:
+                (self.directory / RESULTS).mkdir(exist_ok=True)
+                replace_file(self.directory / PLAN_FILE, _json(self.plan.as_dict()))
 
     def check_directory(self) -> None:
         """Refuse, as `begin` does, a directory in which this ablation can neither begin nor go on; write nothing."""
-        with writing(self.directory):
-            self._stored()
+        self._stored()
 
     def _stored(self) -> AblationPlan | None:
         """Return the plan that the directory holds, which may have other seeds; None if there is none."""
@@ -134,7 +80,9 @@ class Ablation:
         try:
             return cls(directory, AblationPlan.from_dict(read_json_object(path, remedy=_REMEDY)))
         except ValidationError as error:
-            raise CheckpointError(f"'{path}' is damaged ({_where(error)}); {_REMEDY}") from None
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))[:100]
+            raise CheckpointError(f"'{path}' is no plan of this version ({where}: {first['msg']}); {_REMEDY}") from None
 
     def path_of(self, trial: Trial) -> Path:
         """Return the directory of a run."""
@@ -154,30 +102,16 @@ class Ablation:
         path = self.directory / PACE_FILE
         if not path.exists():
             return {}
-        try:
-            return _Paces.model_validate_json(json.dumps(read_json_object(path, remedy=_REMEDY))).root
-        except ValidationError as error:
-            raise CheckpointError(f"'{path}' is damaged ({_where(error)}); {_REMEDY}") from None
+        return {name: Pace(**pace) for name, pace in read_json_object(path, remedy=_REMEDY).items()}
 
     def save_paces(self, paces: dict[str, Pace]) -> None:
         """Store measured times."""
-        with writing(self.directory):
-            replace_file(self.directory / PACE_FILE, _json({name: asdict(pace) for name, pace in paces.items()}))
+        replace_file(self.directory / PACE_FILE, _json({name: asdict(pace) for name, pace in paces.items()}))
 
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """Return the result of a trained run; None: there is none yet."""
         path = self.result_path(trial)
-        if not path.exists():
-            return None
-        remedy = "delete it to score again"
-        values = read_json_object(path, remedy=remedy)
-        try:
-            found = (_DoneResult if values.get("done") else _Result).model_validate(values)
-        except ValidationError as error:
-            raise CheckpointError(f"'{path}' is damaged ({_where(error)}); {remedy}") from None
-        if found.run != trial.name:  # a path
-            raise CheckpointError(f"'{path}' is of another run, {shown(found.run)}; {remedy}")
-        return values
+        return read_json_object(path, remedy="delete it to score again") if path.exists() else None
 
     def results(self, variant: Variant) -> list[dict[str, Any]]:
         """Return the results that the runs of a variant have so far."""
@@ -186,8 +120,7 @@ class Ablation:
 
     def save_result(self, trial: Trial, result: dict[str, Any]) -> None:
         """Store the result of a run."""
-        with writing(self.directory):
-            replace_file(self.result_path(trial), _json(result))
+        replace_file(self.result_path(trial), _json(result))
 
     def result_path(self, trial: Trial) -> Path:
         """Return the file of the result of a run."""
@@ -202,8 +135,7 @@ class Ablation:
 
         with ExitStack() as held:
             try:
-                with writing(self.directory):
-                    held.enter_context(locked(self.directory / RESULTS / f".{trial.name}.lock", on_busy=give_up))
+                held.enter_context(locked(self.directory / RESULTS / f".{trial.name}.lock", on_busy=give_up))
             except _ClaimedError:
                 yield False
                 return

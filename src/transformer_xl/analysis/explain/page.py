@@ -22,7 +22,6 @@ import numpy as np
 from transformer_xl.analysis.explain.explanation import Explanation
 from transformer_xl.analysis.explain.pictures import pictures
 from transformer_xl.analysis.explain.token_text import labels, text_of, without_surrogates
-from transformer_xl.checkpoint.run_directory import writing
 from transformer_xl.data.text_files import CONVERT, kind_of_bytes
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.files import make_directory, replace_file
@@ -75,20 +74,18 @@ def write_explanation(explanation: Explanation, directory: Path) -> Path:
 
     Raises:
         ConfigError: the directory holds something else.
-        CheckpointError: it cannot be written.
     """
     content, figures = page(explanation), pictures(explanation)
     totals = {"format": _FORMAT, "name": explanation.name, **explanation.totals}
     check_output(directory)
-    with writing(directory):
-        make_directory(directory)
-        replace_file(directory / TOTALS, (json.dumps(totals, indent=2) + "\n").encode())
-        for name in ("along.png", "attention.png", "gain.png"):
-            if name in figures:
-                save_picture(figures[name], directory / name)
-            else:
-                (directory / name).unlink(missing_ok=True)
-        replace_file(directory / PAGE, content.encode())
+    make_directory(directory)
+    replace_file(directory / TOTALS, (json.dumps(totals, indent=2) + "\n").encode())
+    for name in ("along.png", "attention.png", "gain.png"):
+        if name in figures:
+            save_picture(figures[name], directory / name)
+        else:
+            (directory / name).unlink(missing_ok=True)
+    replace_file(directory / PAGE, content.encode())
     return directory / PAGE
 
 
