@@ -71,8 +71,6 @@ class ToldElsewhereError(TxlError):
 def one_line(error: object) -> str:
     """Return an error or its message on one line; of a very long one, which may quote what was typed, beginning and end."""
     text = " ".join(str(error).split())
-    if "set_int_max_str_digits" in text:  # Python's advice is for programmers
-        return "a number has thousands of digits"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 

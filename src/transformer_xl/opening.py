@@ -93,13 +93,10 @@ def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None,
     return Text(what, ids, *_predicted(first, len(text), _n_bytes(text)), is_whole=False)
 
 
-def file_text(
-    file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], object] | None = None, separator: str | None = None
-) -> Text:
+def file_text(file: Path, tokenizer: Tokenizer, *, separator: str | None = None) -> Text:
     """Return a file, plain or compressed, as one text, encoded chunk by chunk as the text of a training is; or a file of ids.
 
-    `check` may raise an error about the first megabyte before it is encoded. Only ids are held, two or four bytes each.
-    `separator` divides it into documents, see `read_chunks`.
+    Only ids are held, two or four bytes each. `separator` divides it into documents, see `read_chunks`.
 
     Raises:
         CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
@@ -111,8 +108,6 @@ def file_text(
     chunks = read_chunks(Piece(file), CHUNK_BYTES, separator)
     beginning = next(chunks, None)
     data = b"" if beginning is None else beginning.data
-    if check:
-        check(data)
     if tokenizer.reads_bytes:  # others refuse what is not UTF-8
         warn_of_bytes(file, kind_of_bytes(data))
     return _text_of(file, chain([] if beginning is None else [beginning], chunks), tokenizer)
@@ -226,7 +221,6 @@ class Opened:
         split: SplitName | None = None,
         corpus: str | None = None,
         limit: int | None = None,
-        check: Callable[[bytes], object] | None = None,
     ) -> Text:
         """Return a file, or else a split of the run's corpus or of another one; see `file_text` and `split_text`.
 
@@ -236,7 +230,7 @@ class Opened:
         """
         if file is not None:
             separator = EVERY_LINE if self.config.train.loss == "answer" else None
-            return file_text(file, self.tokenizer, check=check, separator=separator)
+            return file_text(file, self.tokenizer, separator=separator)
         if not self.is_run and corpus is None:
             raise ConfigError(f"'{self.source}' is a model without a corpus of its own; give --file or --corpus")
         return split_text(self.config, self.tokenizer, split=split, corpus=corpus, limit=limit)

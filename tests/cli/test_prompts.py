@@ -9,20 +9,11 @@ from transformer_xl.data.tokenizers import ByteTokenizer, IdTokenizer
 from transformer_xl.errors import CorpusError
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ('{"prompt": "a", "seed": ' + "9" * 5000 + "}", "a number has thousands of digits"),
-        ('{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}", "it is nested too deep"),
-    ],
-    ids=["digits", "nested"],
-)
-def test_a_first_line_that_begins_as_json_is_no_text(line: str, problem: str, tmp_path: Path) -> None:
+def test_a_first_line_that_begins_as_json_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
-    path.write_text(f'{line}\n{{"prompt": "b"}}\n')
-    with pytest.raises(CorpusError) as refused:
+    path.write_text('{"prompt": "a", "seed": }\n{"prompt": "b"}\n')
+    with pytest.raises(CorpusError, match=r"prompts.txt', line 1: it is not JSON \(.*\); write "):
         prompts.many(path, ByteTokenizer())
-    assert str(refused.value) == f'\'{path}\', line 1: it is not JSON ({problem}); write {{"prompt": "text"}}'
 
 
 def test_braces_alone_make_no_json(tmp_path: Path) -> None:

@@ -89,10 +89,6 @@ def ablate(
         raise ConfigError(f"--recl ({recl}) must be a multiple of 20, such as 400: the context grows in twenty steps")
     if not recipes and out is None:
         raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
-    from transformer_xl.config.recipes import load_recipe
-
-    for recipe in recipes:
-        load_recipe(recipe, set_)
     from transformer_xl.analysis.ablation.ablation import Ablation
     from transformer_xl.analysis.ablation.worker import Worker
     from transformer_xl.model.directory import RUNS

@@ -56,7 +56,7 @@ def explain(
         raise ConfigError(f"'{run}' is a text and '{file}' a directory; the run comes first: {right}")
     from transformer_xl.analysis.explain.explanation import explain as explain_text
     from transformer_xl.analysis.explain.explanation import remembers
-    from transformer_xl.analysis.explain.page import check_output, check_text, write_explanation
+    from transformer_xl.analysis.explain.page import check_output, write_explanation
     from transformer_xl.console import progress, warn
     from transformer_xl.model.precision import choose_precision
     from transformer_xl.process import keep_freed_memory
@@ -64,7 +64,7 @@ def explain(
     out = Path(f"{file.name}.explained") if out is None else out
     check_output(out)
     opened = opening.open(run)
-    text = opened.text(file=file, check=lambda data: check_text(data, file))
+    text = opened.text(file=file)
     chosen, _ = choose_precision(precision, opened.device)
     reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len)
     if len(text.ids) > most:

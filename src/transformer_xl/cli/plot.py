@@ -59,11 +59,6 @@ def plot(
     if wanted and against != "memory":
         raise ConfigError(f"--lengths ({lengths}) are lengths of memory, and --against is {against}; use --against memory")
     import_kinds(import_)
-    from transformer_xl.checkpoint.run_directory import RunDirectory
-
-    for run in runs:
-        RunDirectory(run).config()
-
     from transformer_xl.analysis.comparison import UNITS, check_units, check_validations, find_runs
     from transformer_xl.analysis.curves import (
         XLABELS,

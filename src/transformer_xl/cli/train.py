@@ -1,6 +1,5 @@
 """`txl train`."""
 
-import difflib
 import glob
 import json
 import math
@@ -173,7 +172,7 @@ def _is_text(recipe: str) -> bool:
     from transformer_xl.config.recipes import recipe_names
 
     path, names = Path(recipe), recipe_names()
-    if not recipe or path.suffix == ".toml" or recipe in names:
+    if path.suffix == ".toml" or recipe in names:
         return False
     if RunDirectory(path).holds_run:
         where = shlex.quote(recipe)
@@ -185,12 +184,11 @@ def _is_text(recipe: str) -> bool:
         return True
     if any(sign in recipe for sign in "*?["):
         raise ConfigError(f"no file matches '{recipe}'; give a text, or a recipe that txl recipes lists")
-    near = beside(path, Path.exists, lists=False)
     if any(sign in recipe for sign in "./"):
+        near = beside(path, Path.exists, lists=False)
         raise ConfigError(f"there is no text '{recipe}'{near or '; give a file, a directory, or a glob in quotes'}")
-    hint = f"; {did_you_mean(recipe, names, listed_by='txl recipes')}"
-    is_near_recipe = bool(difflib.get_close_matches(recipe, names, n=1))
-    raise ConfigError(f"'{recipe}' is neither a recipe nor a text here{hint if is_near_recipe else near or hint}")
+    known = {*names, *(each.name for each in Path().iterdir())}
+    raise ConfigError(f"'{recipe}' is neither a recipe nor a text here; {did_you_mean(recipe, known, listed_by='txl recipes')}")
 
 
 def _name_of_text(text: str) -> str:

@@ -22,8 +22,7 @@ import numpy as np
 from transformer_xl.analysis.explain.explanation import Explanation
 from transformer_xl.analysis.explain.pictures import pictures
 from transformer_xl.analysis.explain.token_text import labels, text_of, without_surrogates
-from transformer_xl.data.text_files import CONVERT, kind_of_bytes
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.files import make_directory, replace_file
 from transformer_xl.pictures import require_matplotlib, save_picture
 from transformer_xl.untrusted import read_json
@@ -33,17 +32,6 @@ _FORMAT = "txl explain 1"
 
 _NATS_STEP = 1 / 1024
 _LARGEST = 65535
-
-
-def check_text(data: bytes, file: Path) -> None:
-    """Refuse, with a `CorpusError`, a file that is empty, binary, or mostly in another encoding, by its beginning."""
-    if not data:
-        raise CorpusError(f"'{file}' is empty; give a text of at least 2 tokens")
-    kind = kind_of_bytes(data)
-    if kind == "binary" or b"\0" in data:
-        raise CorpusError(f"'{file}' is not text but binary; explain shows text")
-    if kind != "UTF-8" and data.decode("utf-8", "replace").count("\ufffd") > len(data) // 10:
-        raise CorpusError(f"'{file}' is not UTF-8; {CONVERT}")
 
 
 def check_output(directory: Path) -> None:
