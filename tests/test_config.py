@@ -58,8 +58,6 @@ def test_a_task_may_be_a_file_and_says_its_kind(tmp_path: Path) -> None:
             load_task(str(file))
     with pytest.raises(ConfigError, match=r"^unknown task 'clasification'; did you mean 'classification'\?$"):
         load_task("clasification")
-    with pytest.raises(ConfigError, match=r"^task file 'imbd.toml' does not exist; did you mean 'imdb'\?$"):
-        load_task("imbd.toml")
 
 
 def test_settings_of_a_task_are_known_where_there_is_none() -> None:
@@ -220,7 +218,6 @@ def test_mistakes(settings: Any, values: dict[str, Any], message: str) -> None:
     [
         ("quickstrat", [], r"^unknown recipe 'quickstrat'; did you mean 'quickstart'\?$"),
         ("", [], r"^unknown recipe ''; nearest of \d+: \S+, \S+, \S+; txl recipes lists them$"),
-        ("no/such.toml", [], r"^recipe file 'no/such.toml' does not exist; nearest of \d+: "),
         ("quickstart", ["train"], "^--set 'train' must have the form section.key=value, such as train.max_steps=1000$"),
         ("quickstart", ["=3"], "^--set '=3' must have the form"),
         ("quickstart", ["train.max_step=3"], r"^train: unknown key 'max_step'; did you mean 'max_steps'\?$"),
@@ -247,10 +244,9 @@ def test_mistakes_in_recipes_and_overrides(recipe: str, overrides: list[str], me
     [
         (b"n_layer = ", "^recipe '.*' is not valid TOML: Invalid value"),
         (b"[model]\nn_layer = 2\nn_layer = 3", "is not valid TOML"),
-        (b"name = '\xff'", "^recipe file '.*' cannot be read: 'utf-8' codec"),
+        (b"name = '\xff'", "^recipe '.*' is not valid TOML: 'utf-8' codec"),
         (b"[model]\nd_modle = 3", "did you mean 'd_model'"),
-        (b"a" + b".a" * 101 + b" = 1", "is not valid TOML: a line has more than 100 dots"),
-        (b"#" * (2**16 + 1), "has 65,537 bytes; 65,536 is the most accepted"),
+        (b"a = " + b"[" * 5000, "is not valid TOML: maximum recursion depth"),
     ],
 )
 def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None:
@@ -314,8 +310,3 @@ def test_a_run_of_0_2_is_refused_only_if_it_used_what_is_gone(setting: str, used
 def test_a_run_of_0_2_whose_targets_were_ordered_in_blocks_of_reuse_len_loads() -> None:
     plain = load_recipe("xlnet-quick", ["model.reuse_len=64"])
     assert apply_overrides(merge(plain.model_dump(), {"model": {"perm_size": 64}}), []) == plain
-
-
-def test_known_keys_are_listed_once() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown key 'qqq'; known: [^;]*train; unknown key 'zzz'$"):
-        apply_overrides({}, ["qqq=1", "zzz=2"])

@@ -145,18 +145,6 @@ def test_a_graph_of_a_fixed_batch_has_its_shapes(tmp_path: Path) -> None:
     assert shapes == {"ids": [2, 1], "n_pad": [2], "n_valid": [2], "mems.0": [2, 7, 10]}
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"tgt_len": 0}, r"tgt_len \(0\) and batch_size \(None\) must be at least 1"),
-        ({"batch_size": 0}, r"batch_size \(0\) must be at least 1"),
-    ],
-)
-def test_sizes_that_cannot_work(options: dict[str, int], match: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=match):
-        export_onnx(tiny_model(), tmp_path / "model.onnx", **options)
-
-
 def test_a_model_without_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no segments to go on from"):
         export_onnx(tiny_model(mem_len=0), tmp_path / "model.onnx")

@@ -105,7 +105,6 @@ def test_an_old_model_of_the_hub_is_downloaded_without_code(old: Path, monkeypat
         return str(old)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    monkeypatch.setattr("transformer_xl.huggingface.legacy.cached_file", lambda *_, **__: str(old / "config.json"))
     values = json.loads((old / "config.json").read_text())
     monkeypatch.setattr("transformers.PreTrainedConfig.get_config_dict", lambda *_, **__: (values, {}))
     from transformer_xl.huggingface.legacy import native_source

@@ -85,7 +85,9 @@ class ModelConfig(Settings):
 
     vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
     n_layer: Positive = Field(default=12, description="number of layers")
-    d_model: Positive = Field(default=512, description="width of the input of the softmax; transformer_xl: even")
+    d_model: Positive = Field(
+        default=512, description="width of the states that layers pass on, in numbers; transformer_xl: even"
+    )
     d_embed: Positive | None = Field(default=None, description="width of the embedding; None means d_model")
     dropout: Probability = Field(default=0.1, description="dropout on activations")
     locked_dropout: bool = Field(
@@ -115,10 +117,12 @@ class ModelConfig(Settings):
         default=True, description="div_val > 1: also project clusters whose vectors already have width d_model"
     )
     init: Literal["normal", "uniform"] = Field(default="normal", description="distribution of initial weights")
-    init_range: PositiveFloat = Field(default=0.1, description="half-width when init = 'uniform'")
-    init_std: PositiveFloat = Field(default=0.02, description="standard deviation when init = 'normal'")
-    proj_init_std: PositiveFloat = Field(default=0.01, description="the same for the projections of embedding and softmax")
-    mem_len: Natural = Field(default=0, description="positions of memory kept per layer")
+    init_range: PositiveFloat = Field(default=0.1, description="init = uniform: largest initial weight")
+    init_std: PositiveFloat = Field(default=0.02, description="init = normal: standard deviation of initial weights")
+    proj_init_std: PositiveFloat = Field(
+        default=0.01, description="init = normal: the same for the projections of embedding and softmax"
+    )
+    mem_len: Natural = Field(default=0, description="positions of memory kept per layer (tokens)")
     head: HeadConfig | None = Field(default=None, description="set by fine-tuning: what the model gives besides predictions")
 
     @model_validator(mode="after")
@@ -222,8 +226,7 @@ class TransformerXLConfig(AttentionConfig):
 
     attention: str = Field(
         default="transformer_xl",
-        description="the paper's positions; shaw: learned distances; vaswani: absolute sinusoids; al_rfou: learned per layer; "
-        "rotary: queries and keys turned by position; alibi: scores fall with distance",
+        description="positions: the paper's, or of shaw, vaswani, al_rfou, rotary or alibi, or a kind of your own",
     )
     max_klen: Positive | None = Field(
         default=None, description="longest memory and segment together (tokens), learned positions of shaw, al_rfou; None: sum"
@@ -320,12 +323,6 @@ class VanillaConfig(AttentionConfig):
         default=1, description="tokens that each position predicts in training; those after the first count by half"
     )
 
-    @model_validator(mode="after")
-    def _no_memory(self) -> Self:
-        if self.mem_len:
-            raise ValueError(f"mem_len ({self.mem_len}) must be 0: this kind has no memory; kind = 'transformer_xl' has one")
-        return self
-
     @property
     def longest_segment(self) -> int | None:
         """The most tokens that can be read at once: one per position."""
@@ -353,12 +350,6 @@ class LstmConfig(ModelConfig):
     mem_len: Natural = Field(
         default=1, description="1: the state is carried from segment to segment; 0: each begins without one"
     )
-
-    @model_validator(mode="after")
-    def _one_state(self) -> Self:
-        if self.mem_len > 1:
-            raise ValueError(f"mem_len ({self.mem_len}) must be 1 or 0: this kind remembers one state, not positions")
-        return self
 
 
 class XLNetConfig(AttentionConfig):

@@ -14,11 +14,7 @@ from pydantic.fields import FieldInfo
 from transformer_xl.config.model import KINDS, ModelConfig, TransformerXLConfig
 from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.config.settings import Settings
-from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line
-from transformer_xl.untrusted import read_small
-
-_MOST_RECIPE_BYTES = 2**16
-_MOST_DOTS = 100  # in a line of a recipe
+from transformer_xl.errors import ConfigError, did_you_mean, one_line, shown
 
 
 def recipe_names() -> list[str]:
@@ -48,6 +44,7 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
         The validated run.
 
     Raises:
+        OSError: no such file.
         ConfigError: no such recipe, unreadable TOML, an unknown key, or a value that cannot work.
 
     Example:
@@ -64,6 +61,7 @@ def load_task(task: str) -> dict[str, Any]:
         task: a name from `task_names()`, or the path of a TOML file.
 
     Raises:
+        OSError: no such file.
         ConfigError: no such task, unreadable TOML, or no kind of task in it.
 
     Example:
@@ -79,34 +77,17 @@ def load_task(task: str) -> dict[str, Any]:
 
 def _read_settings(name: str, what: Literal["recipe", "task"], *, listed_by: str) -> dict[str, Any]:
     """Read a TOML file by name or path, as tables with the name that the run gets."""
-    path, known = Path(name), _names(f"{what}s")
-    if path.suffix == ".toml":
-        if not path.is_file():
-            raise ConfigError(f"{what} file '{name}' does not exist; {did_you_mean(path.stem, known, listed_by=listed_by)}")
-        try:
-            text = read_small(path, most_bytes=_MOST_RECIPE_BYTES, remedy="ours have some 1,000").decode()
-        except CheckpointError as error:
-            raise ConfigError(f"{what} file {error}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{what} file '{name}' cannot be read: {error}") from None
+    known = _names(f"{what}s")
+    if name.endswith(".toml"):
+        data = Path(name).read_bytes()
     elif name in known:
-        text = (resources.files("transformer_xl") / f"{what}s" / f"{name}.toml").read_text(encoding="utf-8")
+        data = (resources.files("transformer_xl") / f"{what}s" / f"{name}.toml").read_bytes()
     else:
-        raise ConfigError(f"unknown {what} '{name}'; {did_you_mean(name, known, listed_by=listed_by)}")
+        raise ConfigError(f"unknown {what} {shown(name)}; {did_you_mean(name, known, listed_by=listed_by)}")
     try:
-        return {"name": path.stem, **_toml(text)}
-    except ValueError as error:
+        return {"name": Path(name).stem, **tomllib.loads(data.decode())}
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{what} '{name}' is not valid TOML: {one_line(error)}") from None
-
-
-def _toml(text: str) -> dict[str, Any]:
-    """Read TOML; a `ValueError` says what is wrong with it."""
-    if max(line.count(".") for line in text.split("\n")) > _MOST_DOTS:  # nested tables take time by the square of their depth
-        raise ValueError(f"a line has more than {_MOST_DOTS} dots")
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("brackets are nested too deeply") from None
 
 
 def apply_overrides(values: dict[str, Any], overrides: list[str]) -> RunConfig:
@@ -174,8 +155,8 @@ def parse_override(override: str) -> dict[str, Any]:
     if not separator or not all(path) or len(path) > 2:
         raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
     try:
-        parsed = None if text.lower() == "none" else _toml(f"value = {text}")["value"]
-    except ValueError:
+        parsed = None if text.lower() == "none" else tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
         parsed = text
     if parsed is None and len(path) == 2 and any("none" in get_args(field.annotation) for field in _fields(*path)):
         parsed = "none"

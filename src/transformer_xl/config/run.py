@@ -85,7 +85,7 @@ class OptimConfig(Settings):
     embedding_lr_ratio: PositiveFloat = Field(
         default=1.0, description="rate of the embedding / rate of the others (muon: / adamw_lr)"
     )
-    momentum: Probability = Field(default=0.95, description="sgd and muon")
+    momentum: Probability = Field(default=0.95, description="sgd, muon: share of the direction that is kept from step to step")
     weight_decay: Annotated[float, Field(ge=0)] = Field(
         default=0.0, description="weight decay; `decayed` says for which weights; decoupled with adamw, muon and lamb"
     )
@@ -129,7 +129,9 @@ class TrainConfig(Settings):
     batch_size: Positive = Field(default=16, description="parallel lanes of text (in all processes together)")
     tgt_len: Positive = Field(default=128, description="tokens per segment and lane; gradients reach this far back")
     accumulate: Positive = Field(default=1, description="groups of lanes computed one after another per step, to save memory")
-    max_steps: Positive | None = Field(default=None, description="budget; training ends at the first budget that is used up")
+    max_steps: Positive | None = Field(
+        default=None, description="budget in steps; training ends at the first budget that is used up"
+    )
     max_tokens: Positive | None = Field(default=None, description="budget in training tokens")
     max_epochs: PositiveFloat | None = Field(default=None, description="budget in passes over the training split")
     max_minutes: PositiveFloat | None = Field(default=None, description="budget in minutes of training steps")
@@ -155,8 +157,7 @@ class TrainConfig(Settings):
     )
     loss: Literal["full", "half", "answer"] = Field(
         default="full",
-        description="half: only tokens of the later half of each segment are learned from (the paper's table 6); answer: only "
-        "what follows the first tab of each document",
+        description="tokens learned from; half: the later half of each segment; answer: what follows a document's first tab",
     )
     label_smoothing: Probability = Field(
         default=0.0, description="share of the loss in which every token of the vocabulary is as right as the one that follows"
@@ -210,9 +211,9 @@ class EvalConfig(Settings):
     """How validation and `txl eval` read; `None` means as in training."""
 
     tgt_len: Positive | None = Field(default=None, description="tokens per segment")
-    mem_len: Natural | None = Field(default=None, description="positions of memory")
+    mem_len: Natural | None = Field(default=None, description="positions of memory per layer (tokens)")
     batch_size: Positive = Field(default=8, description="lanes read side by side, each warmed up on the text before it")
-    clamp_len: Positive | None = Field(default=None, description="largest distance told apart")
+    clamp_len: Positive | None = Field(default=None, description="largest distance told apart (tokens)")
     same_length: bool | None = Field(default=None, description="the same number of keys for every query")
     ext_len: Natural = Field(
         default=0, description="tokens before each segment that are read again with it, and enter the memory only then"

@@ -1,6 +1,5 @@
 """Frozen, validated settings whose errors are one line each. Unknown keys fail with the nearest known name."""
 
-from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -32,9 +31,6 @@ REMOVED_DETAILS = {"compressed_len", "compression", "conv_width", "tgt_len_incre
 REMOVED_VALUES: dict[str, tuple[str, ...]] = {"gate": ("output",), "shift": ("token", "conv"), "shuffle": ("shards",)}
 """Values of 0.2 that are gone, by the setting that had them."""
 
-_MOST_PROBLEMS = 5
-"""How many problems a message lists."""
-
 
 class Settings(BaseModel):
     """A frozen settings class whose construction errors are one line each.
@@ -49,9 +45,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            first, n_more = error.errors()[:_MOST_PROBLEMS], error.error_count() - _MOST_PROBLEMS
-            more = [f"and {n_more:,} more"] if n_more > 0 else []
-            raise ConfigError("; ".join([*_told_once(_problem(type(self), problem) for problem in first), *more])) from None
+            raise ConfigError("; ".join(_problem(type(self), problem) for problem in error.errors()[:5])) from None
 
     @model_validator(mode="before")
     @classmethod
@@ -68,15 +62,6 @@ class Settings(BaseModel):
             name, value = next(iter(used.items()))
             raise ValueError(f"{name} ({shown(value)}) is a setting of 0.2 that 0.3 does not have; use 0.2, or leave it out")
         return {name: value for name, value in values.items() if name not in gone}
-
-
-def _told_once(problems: Iterable[str]) -> Iterator[str]:
-    """Yield problems, without a remedy that an earlier one ends with, such as the list of known keys."""
-    told: set[str] = set()
-    for problem in problems:
-        what, _, remedy = problem.partition("; ")
-        yield what if remedy in told else problem
-        told |= {remedy} - {""}
 
 
 def _problem(settings: type[BaseModel], problem: Any) -> str:

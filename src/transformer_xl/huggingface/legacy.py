@@ -10,13 +10,9 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 from transformers.utils import GENERATION_CONFIG_NAME
-from transformers.utils.hub import cached_file
 
 from transformer_xl.conversion.key_maps.huggingface import MODEL_TYPE, config_of
-from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
-from transformer_xl.model.directory import CONFIG_FILE
-from transformer_xl.untrusted import read_json_object
 
 
 class TransfoXLConfig(PreTrainedConfig):
@@ -36,7 +32,6 @@ def native_source(source: str | os.PathLike[str], arguments: dict[str, Any]) -> 
     This uses the download options among the arguments of `from_pretrained`, and removes `subfolder`, which the copy lacks.
     """
     download = download_arguments(arguments)
-    _check_config(source, download)
     try:
         values, _ = PreTrainedConfig.get_config_dict(source, **download)
     except OSError:  # nothing there (transformers reports that itself), or a tokenizer without a model
@@ -56,14 +51,6 @@ def native_source(source: str | os.PathLike[str], arguments: dict[str, Any]) -> 
         (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir()) if path.is_file()
     )
     return str(_converted(folder, state))
-
-
-def _check_config(source: str | os.PathLike[str], download: dict[str, Any]) -> None:
-    """Refuse a `config.json` that transformers should not even parse."""
-    path = cached_file(str(source), CONFIG_FILE, _raise_exceptions_for_missing_entries=False, **download)
-    kind = read_json_object(Path(path)).get("model_type", "") if path is not None else ""
-    if not isinstance(kind, str):
-        raise CheckpointError(f"'{path}' does not describe a model: model_type is {shown(kind)}, not text")
 
 
 def download_arguments(arguments: dict[str, Any]) -> dict[str, Any]:

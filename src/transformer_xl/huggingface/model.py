@@ -316,8 +316,6 @@ def _check_file(source: str, arguments: dict[str, Any], gives: tuple[str | None,
 def _memory(mems: Mems | None, cache: MemoryCache | None) -> Mems | None:
     if cache is None:
         return mems
-    if not isinstance(cache, MemoryCache):
-        raise ValueError(f"cache must be a MemoryCache, not {type(cache).__name__}; leave it to generate")
     if mems is not None:
         raise ValueError("mems and cache are two memories; give one of them")
     return cache.mems

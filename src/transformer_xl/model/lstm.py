@@ -111,6 +111,7 @@ class Lstm(LanguageModel):
 
     def __init__(self, config: LstmConfig) -> None:
         super().__init__(config)
+        self.check_context()
         widths = [config.d_model, *[config.d_hidden or config.d_model] * (config.n_layer - 1), config.d_model]
         sizes = itertools.pairwise(widths)
         self.layers = nn.ModuleList(LstmLayer(*size, dropweight=config.dropweight) for size in sizes)

@@ -50,6 +50,7 @@ class Vanilla(LanguageModel):
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__(config)
+        self.check_context()
         if config.max_len is None:
             raise ConfigError("max_len (None) must say how many positions are told apart, such as train.tgt_len")
         self.layers = nn.ModuleList(make_layer(AttentionKind, config) for _ in range(config.n_layer))
