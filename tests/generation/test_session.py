@@ -1,10 +1,7 @@
 """`TextSession`: read and written in turns, saved and loaded in between, it is one text."""
 
-import base64
-import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +11,7 @@ from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Request, seeded_generator
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.generation.session import TextSession, generator_from_text, generator_to_text
+from transformer_xl.generation.session import TextSession, TextState
 from transformer_xl.generation.session_file import describe_session
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -137,8 +134,16 @@ def test_each_turn_has_its_seed_unless_the_session_keeps_drawing(model: Transfor
     assert drawn(session, [1], 20, seed=5) == drawn(TextSession(Decoder(model), LETTERS), [1], 20, seed=5)
 
 
+STATE = '{"bit_generator": "PCG64", "state": {"state": 1, "inc": 3}, "has_uint32": 0, "uinteger": 0}'
+
+
 @pytest.mark.parametrize(
-    "note", [{"random": None}, {"seed": None}, {"random": "x"}, {"random": "AAAA"}, {"seed": str(2**64)}, {"seed": "-1"}]
+    "note",
+    [
+        *({"random": text} for text in (None, "x", "[]", "{}", '{"bit_generator": "PCG64"}')),
+        *({"random": STATE.replace("1", text)} for text in ("x", "-1", "1" + "0" * 60)),
+        *({"seed": text} for text in (None, "-1", str(2**64))),
+    ],
 )
 def test_random_numbers_that_cannot_be_gone_on_with_begin_anew(
     model: TransformerXL, tmp_path: Path, note: dict[str, str | None]
@@ -222,43 +227,10 @@ def test_an_empty_text_cannot_be_gone_on_with(model: TransformerXL) -> None:
         turn(TextSession(Decoder(model), LETTERS), [])
 
 
-# --- A generator continues its text, and whatever a text says is a generator or an error ---
-
-
-def darts(generator: np.random.Generator, n: int) -> list[float]:
-    return [generator.random() for _ in range(n)]
-
-
 @pytest.mark.parametrize("n_drawn", [0, 1, 1000])
-@pytest.mark.parametrize("seed", [0, 7, 2**64 - 1])
-def test_it_goes_on_at_every_place(seed: int, n_drawn: int) -> None:
-    generator = seeded_generator(seed)
-    darts(generator, n_drawn)
-    same = generator_from_text(generator_to_text(generator))
-    assert generator_to_text(same) == generator_to_text(generator)
-    assert darts(same, 100) == darts(generator, 100)
-
-
-def test_whatever_a_text_says_draws_numbers_in_range() -> None:
-    numbers = random.Random(1)
-    for state in (numbers.randbytes(16), bytes(16), b"\xff" * 16):
-        for increment in (b"\x01" + numbers.randbytes(15), b"\x01" + bytes(15), b"\xff" * 16):
-            forged = generator_from_text(base64.b64encode(state + increment).decode())
-            drawn = darts(forged, 100)
-            assert all(0 <= dart < 1 for dart in drawn) and len(set(drawn)) > 90
-
-
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("", "0 bytes are not the 32"),
-        (base64.b64encode(bytes(31)).decode(), "31 bytes are not the 32"),
-        (base64.b64encode(bytes(2498)).decode(), "2498 bytes are not the 32"),
-        (base64.b64encode(bytes(32)).decode(), "an even increment is not that of a generator"),
-        ("\x1b[31m", "base64"),
-        ("ж" * 44, "ASCII"),
-    ],
-)
-def test_what_is_no_generator(text: str, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        generator_from_text(text)
+def test_random_numbers_go_on_at_every_place(n_drawn: int) -> None:
+    generator = seeded_generator(2**64 - 1)
+    generator.random(n_drawn)
+    same = TextState(random=(7, generator)).copy().random
+    assert same is not None and same[0] == 7
+    assert same[1].random(100).tolist() == generator.random(100).tolist()

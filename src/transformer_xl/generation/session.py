@@ -1,11 +1,11 @@
 """`TextSession`: one text read and written in turns, which a file can keep from one program to the next."""
 
-import base64
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class TextState:
         note = {"tokens": str(self.n_tokens), "tail": " ".join(map(str, self.tail))}
         if self.random is not None:
             seed, generator = self.random
-            note |= {"seed": str(seed), "random": generator_to_text(generator)}
+            note |= {"seed": str(seed), "random": json.dumps(generator.bit_generator.state)}
         return note
 
     @classmethod
@@ -190,46 +190,14 @@ _Random = tuple[int, np.random.Generator]
 
 def _random_of(note: Mapping[str, str]) -> _Random | None:
     """Return seed and generator from a note; None if it holds none."""
-    seed = note.get("seed", "")
+    seed, bits = note.get("seed", ""), np.random.PCG64(0)
     try:
-        return (int(seed), generator_from_text(note["random"])) if _is_whole(seed, 1 << 64) else None
-    except (KeyError, ValueError):
+        bits.state = json.loads(note.get("random", ""))
+    except (KeyError, OverflowError, TypeError, ValueError):
         return None
+    return (int(seed), np.random.Generator(bits)) if _is_whole(seed, 1 << 64) else None
 
 
 def _is_whole(text: str, end: int) -> bool:
     """Return whether a text is a whole number below `end`."""
     return text.isdecimal() and len(text) <= len(str(end)) and int(text) < end
-
-
-# --- a random generator as a line of text ----------------------------------------------------------------------------------
-# Reference: O'Neill 2014 (PCG, HMC-CS-2014-0905). The state is two numbers of 128 bits, the second of them odd.
-
-_STATE_BYTES = 16
-
-
-def generator_to_text(generator: np.random.Generator) -> str:
-    """Return a generator over PCG64 as text."""
-    state: Any = generator.bit_generator.state["state"]
-    numbers = (state[name].to_bytes(_STATE_BYTES, "little") for name in ("state", "inc"))
-    return base64.b64encode(b"".join(numbers)).decode("ascii")
-
-
-def generator_from_text(text: str) -> np.random.Generator:
-    """Return the generator that a text holds; ValueError if it holds none.
-
-    Example:
-        >>> generator = seeded_generator(7)
-        >>> same = generator_from_text(generator_to_text(generator))
-        >>> same.random() == generator.random()
-        True
-    """
-    data = base64.b64decode(text, validate=True)
-    if len(data) != 2 * _STATE_BYTES:
-        raise ValueError(f"{len(data)} bytes are not the {2 * _STATE_BYTES} of a generator")
-    number, increment = (int.from_bytes(part, "little") for part in (data[:_STATE_BYTES], data[_STATE_BYTES:]))
-    if increment % 2 == 0:
-        raise ValueError("an even increment is not that of a generator")
-    bits = np.random.PCG64(0)
-    bits.state = {"bit_generator": "PCG64", "state": {"state": number, "inc": increment}, "has_uint32": 0, "uinteger": 0}
-    return np.random.Generator(bits)
