@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.ids import IdTokenizer, is_array_file, read_ids
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
-from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, Piece, kind_of_bytes, read_chunks
+from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, Piece, kind_of_file, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
@@ -105,12 +104,9 @@ def file_text(file: Path, tokenizer: Tokenizer, *, separator: str | None = None)
         return _text_of(file, read_ids(Piece(file), tokenizer), tokenizer)
     if is_array_file(file):
         raise CorpusError(f"'{file}' holds ids, and this model's tokenizer (kind {tokenizer.kind}) reads text; give a text")
-    chunks = read_chunks(Piece(file), CHUNK_BYTES, separator)
-    beginning = next(chunks, None)
-    data = b"" if beginning is None else beginning.data
     if tokenizer.reads_bytes:  # others refuse what is not UTF-8
-        warn_of_bytes(file, kind_of_bytes(data))
-    return _text_of(file, chain([] if beginning is None else [beginning], chunks), tokenizer)
+        warn_of_bytes(file)
+    return _text_of(file, read_chunks(Piece(file), CHUNK_BYTES, separator), tokenizer)
 
 
 def _text_of(file: Path, chunks: Iterable[Chunk], tokenizer: Tokenizer) -> Text:
@@ -132,9 +128,9 @@ def _text_of(file: Path, chunks: Iterable[Chunk], tokenizer: Tokenizer) -> Text:
     return Text(f"file {file}", ids, *sizes, document_starts=np.concatenate(starts))
 
 
-def warn_of_bytes(file: Path, kind: str) -> None:
-    """Warn of a file whose bytes are read as they are, because its kind (see `kind_of_bytes`) is not UTF-8."""
-    if kind != "UTF-8":
+def warn_of_bytes(file: Path) -> None:
+    """Warn of a file whose bytes are read as they are, because it is not UTF-8."""
+    if (kind := kind_of_file(file)) != "UTF-8":
         warn(f"'{file}' is {'binary' if kind == 'binary' else 'not UTF-8'}, and its bytes are read as they are; {CONVERT}")
 
 

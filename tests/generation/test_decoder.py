@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -337,24 +336,16 @@ NO_IDS: list[Any] = [
     torch.tensor([[True], [False]]),
     [[1.0], [2]],
     [["a"], ["b"]],
-    ["ab", "cd"],
     "ab",
     [[[1]], [[2]]],
-    [[1, 2], [[1], [2, 3]]],
     [1, 2],
     [[1], None],
-    {0: [1], 1: [2]},
-    3,
-    None,
     [[2**70], [1]],
     torch.zeros(2, 0, dtype=torch.int64),
     torch.zeros(3, 1, dtype=torch.int64),
-    torch.zeros(2, dtype=torch.int64),
     torch.zeros(2, 1, 1, dtype=torch.int64),
     [[], []],
-    [[1]],
     [[1], [2], [3]],
-    [],
 ]
 
 
@@ -370,7 +361,7 @@ def test_what_is_no_list_of_ids_is_refused_and_nothing_read(ids: Any) -> None:
     assert same(state(decoder), before)
 
 
-@pytest.mark.parametrize("ids", [[1.0, 2.0], torch.tensor([1.0, 2.0]), ["a", "b"], "ab", [[1], [2]], [1], [1, 2, 3], 1, None])
+@pytest.mark.parametrize("ids", [[1.0, 2.0], torch.tensor([1.0, 2.0]), "ab", [[1], [2]], [1, 2, 3]])
 def test_what_is_no_id_of_each_row_is_refused_and_nothing_read(ids: Any) -> None:
     decoder = Decoder(model_of("paper"), batch_size=2)
     decoder.feed([[1, 2, 3, 4], [5]])
@@ -602,30 +593,3 @@ def test_models_in_bf16_keep_wide_states(tmp_path: Path, options: dict[str, Any]
 
 def test_memory_can_be_taken_from_a_model_with_a_window() -> None:
     assert Decoder(tiny_model(same_length=True), mem_len=0).feed([[1, 2, 3]]).shape == (1, 13)
-
-
-def test_what_is_open_is_not_opened_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    open_one = Decoder._open
-    monkeypatch.setattr(Decoder, "_open", lambda self, chosen: (opened.append(chosen), open_one(self, chosen))[1])
-    monkeypatch.setattr("transformer_xl.generation.fastest.cannot_compile", lambda device: "there is none")
-    decoder = Decoder(tiny_model(), compile="auto", expected_tokens=10**9)
-    assert opened == ["fp32"]
-    assert not decoder.compiled and decoder.reason.endswith("not compiled: there is none")
-
-
-def test_a_state_is_gone_back_to_as_often_as_one_likes() -> None:
-    decoder = Decoder(model_of("paper"), batch_size=2)
-    scores = decoder.feed([[1, 2, 3, 4], [5]])
-    kept = rows_of(decoder)
-    expected = decoder.feed([[6, 7], [8]])
-    for _ in range(2):
-        for row, own in enumerate(kept):
-            decoder.put(row, own)
-        assert torch.equal(decoder.scores.full(), scores)
-        assert torch.equal(decoder.feed([[6, 7], [8]]), expected)
-    before, whole = state(decoder), kept[0].tensors
-    for wrong in ({}, {"last": whole["last"]}, whole | {"last": whole["last"][:1]}):
-        with pytest.raises(ValueError, match=r"tensor 'last'|tensors .* are missing"):
-            decoder.put(0, replace(kept[0], tensors=wrong))
-        assert same(state(decoder), before)

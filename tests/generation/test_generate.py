@@ -105,16 +105,12 @@ def test_precision_and_compilation_may_be_left_to_the_machine() -> None:
     [
         ([], {}, TokenizerError, "the prompt is empty; give at least one token"),
         ([1, 13], {}, TokenizerError, r"token id 13 is outside the vocabulary \(13\); is this the model's tokenizer"),
-        ([1, -1], {}, TokenizerError, "token id -1 is outside the vocabulary"),
-        ([1.5], {}, ValueError, r"prompt_ids, \[1.5\], must be integers"),
         ([1], {"precision": "fp8"}, ConfigError, "unknown precision 'fp8'; known: auto, bf16, fp16, fp32, int8"),
         ([1], {"max_new_tokens": -1}, ConfigError, r"max_new_tokens \(-1\) must be at least 0"),
         ([1], {"temperature": -0.1}, ConfigError, r"temperature \(-0.1\) must be at least 0"),
         ([1], {"logit_bias": {13: 1.0}}, ConfigError, "logit_bias has token id 13, which is outside the vocabulary"),
         ([1], {"stop_tokens": [13]}, ConfigError, "stop token id 13 is outside the vocabulary"),
-        ([1], {"seed": -1}, ConfigError, r"seed \(-1\) must be between 0 and 2\^64 - 1"),
-        ([1], {"seed": 2**64}, ConfigError, r"seed \(18446744073709551616\)"),
-        ([1], {"mem_len": -1}, ConfigError, r"mem_len \(-1\) must be at least 0"),
+        *(([1], {"seed": seed}, ConfigError, r"seed .* must be between 0 and 2\^64 - 1") for seed in (-1, 2**64)),
     ],
 )
 def test_what_cannot_be_written_is_refused(

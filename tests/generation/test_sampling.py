@@ -84,18 +84,6 @@ def test_temperature_0_is_the_likeliest(logits: list[float]) -> None:
     assert actual.tolist() == defined(logits, temperature=0, logit_bias={0: -0.5})
 
 
-def test_filters_apply_one_after_another() -> None:
-    """0.5, 0.3, 0.15, 0.05: of the 3 likeliest, renormalized to 0.53, 0.32, 0.16, two reach 0.84; of all, three."""
-    logits = torch.tensor([0.15, 0.5, 0.05, 0.3]).log()
-    both = Sampling(top_k=3, top_p=0.84).probabilities(logits)
-    torch.testing.assert_close(both, torch.tensor([0.0, 0.625, 0.0, 0.375]))
-    alone = Sampling(top_p=0.84).probabilities(logits)
-    torch.testing.assert_close(alone, torch.tensor([0.15, 0.5, 0.0, 0.3]) / 0.95)
-    # of all that are half as likely as the likeliest, 0.5 and 0.3, the first would reach 0.6 of them; of all tokens, both do
-    last = Sampling(top_p=0.6, min_p=0.5).probabilities(logits)
-    torch.testing.assert_close(last, torch.tensor([0.0, 0.625, 0.0, 0.375]))
-
-
 def test_a_penalty_comes_before_a_bias_and_that_before_the_temperature() -> None:
     logits = torch.tensor([2.0, -2.0, 0.5])
     sampling = Sampling(repetition_penalty=2, logit_bias={0: 3.0, 1: 3.0}, temperature=0.5)
@@ -129,11 +117,6 @@ def test_equal_scores_give_way_from_the_highest_id() -> None:
     for sampling in (Sampling(top_k=7), Sampling(top_p=0.139)):
         assert sampling.probabilities(logits).gt(0).tolist() == [[True] * 7 + [False] * 43] * 2
     assert Sampling(temperature=0).probabilities(logits).tolist() == [[1.0] + [0.0] * 49] * 2
-
-
-def test_the_likeliest_always_stays() -> None:
-    for sampling in (Sampling(top_p=1e-9), Sampling(min_p=1.0), Sampling(top_k=1)):
-        assert sampling.probabilities(torch.tensor([0.0, 3.0, 0.0])).tolist() == [0, 1, 0]
 
 
 def test_rows_and_any_leading_shape() -> None:

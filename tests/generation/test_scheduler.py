@@ -132,19 +132,6 @@ def test_pieces_count_from_the_beginning_of_the_prompt(monkeypatch: pytest.Monke
     assert [sum(isinstance(event, Chosen) and event.text == 0 for event in tick) for tick in ticks] == [0, 0, 1, 1, 1, 1]
 
 
-def test_what_write_yields_is_what_a_scheduler_says() -> None:
-    wanted = [Request(prompt=TEXT[i : i + 3 * i + 1], seed=i, max_new_tokens=5 * i % 12) for i in range(7)]
-    queue, events = list(wanted), []
-    scheduler = Scheduler(decoder_of(), sampling=Sampling(top_k=5), likeliest=1)
-    while queue or not scheduler.idle:
-        for _ in scheduler.free_rows[: len(queue)]:
-            scheduler.submit(queue.pop(0))
-        events += scheduler.tick()
-    written = list(write(decoder_of(), wanted, sampling=Sampling(top_k=5), likeliest=1))
-    for number in range(7):
-        assert of(events, number) == of(written, number) != []
-
-
 # --- failures ---------------------------------------------------------------------------------------------------------------
 
 
@@ -344,15 +331,6 @@ def test_a_prompt_may_be_changed_after_it_was_submitted() -> None:
     scheduler.submit(Request(prompt=prompt, seed=3))
     prompt[:] = 0
     assert of(finish(scheduler), 0) == expected
-
-
-def test_write_raises_the_error_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    for request, error in zip(bad_requests()[:2], (ConfigError, RuntimeError), strict=True):
-        with pytest.raises(error):
-            list(write(decoder_of(), [Request(prompt=[1], seed=0), request], sampling=Sampling()))
-    monkeypatch.delattr(Decoder, "advance")
-    with pytest.raises(AttributeError, match="advance"):
-        list(write(decoder_of(), [Request(prompt=[1], seed=0), Request(prompt=[1, 2], seed=0)], sampling=Sampling()))
 
 
 @pytest.mark.parametrize(

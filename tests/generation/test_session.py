@@ -7,12 +7,11 @@ import torch
 
 from tests.helpers import assert_close, tiny_model
 from transformer_xl.data.tokenizers import CharTokenizer
-from transformer_xl.errors import CheckpointError, TokenizerError
+from transformer_xl.errors import CheckpointError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Request, seeded_generator
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session import TextSession, TextState
-from transformer_xl.generation.session_file import describe_session
 from transformer_xl.model.transformer_xl import TransformerXL
 
 LETTERS = CharTokenizer("abcdefghijklm")
@@ -188,15 +187,6 @@ def test_reading_that_was_stopped_is_remembered_as_far_as_it_came(model: Transfo
     assert_close("memory", session.decoder.scores.full(), Decoder(model).feed([prompt[:n_read]]), 1e-5)
 
 
-def test_a_file_says_how_it_was_read(model: TransformerXL, tmp_path: Path) -> None:
-    session = TextSession(Decoder(model, mem_len=4), LETTERS)
-    turn(session, [1])
-    session.save(tmp_path / "a")
-    about = describe_session(tmp_path / "a")
-    assert (about["decoder"]["mem_len"], about["decoder"]["precision"]) == (4, "fp32")
-    assert about["note"]["tokens"] == "8"
-
-
 def test_sessions_of_others_are_refused_and_nothing_is_lost(model: TransformerXL, tmp_path: Path) -> None:
     session = TextSession(Decoder(model), LETTERS)
     turn(session, [1])
@@ -220,11 +210,6 @@ def test_a_session_without_our_notes_is_taken_over_too(model: TransformerXL, tmp
     session.load(tmp_path / "a")
     assert (list(session.text.tail), session.text.n_tokens) == ([3, 4], 2)
     assert torch.equal(session.decoder.scores.full(), decoder.scores.full())
-
-
-def test_an_empty_text_cannot_be_gone_on_with(model: TransformerXL) -> None:
-    with pytest.raises(TokenizerError, match="the prompt is empty"):
-        turn(TextSession(Decoder(model), LETTERS), [])
 
 
 @pytest.mark.parametrize("n_drawn", [0, 1, 1000])

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, tiny_model
-from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import Chosen, Finished, FinishReason, Request, seeded_generator, text_seed
+from transformer_xl.generation.requests import Chosen, Finished, FinishReason, Request, text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.writing import write
 from transformer_xl.model.language_model import LanguageModel
@@ -182,56 +181,6 @@ def test_rows_that_go_on_wait_for_the_others_as_they_are() -> None:
         assert_close(f"row {row}", decoder.scores.full()[row : row + 1], expected, 1e-5)
 
 
-def test_going_on_after_a_stop_token_does_not_read_it() -> None:
-    torch.manual_seed(0)
-    model = tiny_model()
-    decoder = Decoder(model)
-    request = Request(prompt=[1], seed=3, max_new_tokens=50, stop_tokens={2, 5})
-    *chosen, end = write(decoder, [request], sampling=Sampling(), go_on=True)
-    assert isinstance(end, Finished) and end.reason == "stop"
-    written = [each.token for each in chosen if isinstance(each, Chosen)]
-    assert len(written) == len(chosen)
-    assert_close("memory", decoder.scores.full(), Decoder(model).feed([[1, *written]]), 1e-5)
-
-
-def test_reading_may_be_stopped_between_pieces() -> None:
-    """What `on_read` raises leaves a decoder that has read exactly what it was told of."""
-    torch.manual_seed(0)
-    model, prompt, n_read = tiny_model(mem_len=9), np.arange(5000) % 13, 0
-    decoder = Decoder(model, batch_size=2)
-
-    def on_read(text: int, n: int) -> None:
-        nonlocal n_read
-        assert text == 0
-        n_read += n
-        if n_read > 2000:
-            raise KeyboardInterrupt
-
-    request = Request(prompt=prompt, seed=1)
-    with pytest.raises(KeyboardInterrupt):
-        list(write(decoder, [request], sampling=Sampling(), on_read=on_read))
-    assert 2000 < n_read < 5000
-    assert_close("memory", decoder.scores.full()[:1], Decoder(model).feed([prompt[:n_read].tolist()]), 1e-5)
-
-
-def test_a_long_prompt_does_not_stop_the_others() -> None:
-    """Between two steps it reads one piece; and what is written is what would be written alone."""
-    torch.manual_seed(0)
-    model = tiny_model()
-    wanted = [Request(prompt=[1, 2], seed=0, max_new_tokens=12), Request(prompt=[i % 13 for i in range(640)], seed=1)]
-    gaps, since = [], 0
-    seen: list[tuple[int, int]] = []
-    decoder = Decoder(model, batch_size=2)
-    for event in write(decoder, wanted, sampling=Sampling(), on_read=lambda text, n: seen.append((text, n))):
-        if isinstance(event, Chosen) and event.text == 0:
-            gaps.append(sum(n for text, n in seen[since:] if text == 1))
-            since = len(seen)
-    assert gaps == [64] * 10 + [0] * 2
-    together, _ = texts(model, wanted, rows=2)
-    alone, _ = texts(model, wanted)
-    assert ids(together) == ids(alone)
-
-
 def test_each_text_may_be_sampled_in_its_own_way() -> None:
     torch.manual_seed(0)
     model = tiny_model()
@@ -242,21 +191,6 @@ def test_each_text_may_be_sampled_in_its_own_way() -> None:
         alone = write(Decoder(model), [request], sampling=Sampling(temperature=9.0) if way else Sampling(min_p=0.1))
         assert [event.token for event in alone if isinstance(event, Chosen)] == text
     assert len({tuple(text) for text in ids(together)}) == 4
-    with pytest.raises(ConfigError, match="outside the vocabulary"):
-        texts(model, [Request(prompt=[1], seed=0, sampling=Sampling(logit_bias={99: 1.0}))])
-
-
-def test_a_text_may_draw_on_from_a_generator() -> None:
-    """And moves it on; its seed is of no account then."""
-    torch.manual_seed(0)
-    decoder, generator = Decoder(tiny_model()), seeded_generator(5)
-    (whole,), _ = texts(decoder.model, [Request(prompt=[1], seed=5, max_new_tokens=20)])
-    written = []
-    for prompt, n_tokens in (([1], 9), ([], 11)):
-        request = Request(prompt=prompt, seed=99, max_new_tokens=n_tokens, generator=generator)
-        events = write(decoder, [request], sampling=Sampling(), go_on=True)
-        written += [event.token for event in events if isinstance(event, Chosen)]
-    assert written == [each.token for each in whole]
 
 
 def test_seeds_of_many_texts_differ_and_the_first_is_the_seed_itself() -> None:
@@ -265,18 +199,3 @@ def test_seeds_of_many_texts_differ_and_the_first_is_the_seed_itself() -> None:
     assert text_seed(2**64 - 1, 0, 0) == 2**64 - 1
     assert text_seed(1, 2, 3) == text_seed(1, 2, 3) != text_seed(1, 3, 2)
     assert max(seeds) < 2**32
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options", "error", "match"),
-    [
-        ([], {}, TokenizerError, "the prompt is empty"),
-        ([13], {}, TokenizerError, "token id 13 is outside the vocabulary"),
-        ([1], {"sampling": Sampling(logit_bias={20: 1.0})}, ConfigError, "logit_bias has token id 20"),
-    ],
-)
-def test_what_cannot_be_written(prompt: list[int], options: dict[str, Any], error: type[Exception], match: str) -> None:
-    good = Request(prompt=[1], seed=0, max_new_tokens=2)
-    bad = Request(prompt=prompt, seed=0)
-    with pytest.raises(error, match=match):
-        list(write(Decoder(tiny_model()), [good, bad], **{"sampling": Sampling(), **options}))

@@ -197,13 +197,6 @@ def test_auto_is_what_the_processor_multiplies_natively(
     assert evaluate(model, ids, precision="auto").nats == evaluate(model, ids, precision=precision).nats
 
 
-@pytest.mark.parametrize("kind", [{}, {"attention": "vaswani"}])
-@pytest.mark.parametrize(("name", "hint"), [("fp8", "known: auto, bf16, fp16, fp32, int8"), ("atuo", r"did you mean 'auto'\?")])
-def test_unknown_precisions_are_refused(kind: dict[str, Any], name: Any, hint: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown precision '{name}'; {hint}"):
-        evaluate(tiny_model(**kind), some_ids(9), precision=name)
-
-
 def test_units() -> None:
     score = Score(nats=20 * math.log(2), tokens=10, n_characters=5, n_bytes=8, seconds=4.0)
     assert (score.loss, score.bpc, score.bpb, score.tokens_per_second) == pytest.approx((2 * math.log(2), 4.0, 2.5, 2.5))

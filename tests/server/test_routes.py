@@ -377,7 +377,7 @@ def test_a_session_of_another_precision_is_refused_with_what_to_do(serve: Serve)
     first.portal.call(first.service.shut_down, 0.0)
     refused = second.post(f"{one}/append", json={"text": "and on"})
     assert refused.status_code == 409
-    assert refused.json()["error"]["message"].__contains__("precision ('fp32' there, 'bf16' here)"), refused.text
+    assert "precision ('fp32' there, 'bf16' here)" in refused.json()["error"]["message"], refused.text
 
 
 def test_a_disk_that_is_full_costs_nothing_but_the_file(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ class _Job:
         return rows(self._scored(bar, skip if self.per == "line" else 0), self.per, self.opened.tokenizer)
 
     def _scored(self, bar: Bar, skip: int) -> Iterator[Any]:
-        from transformer_xl.data.text_files import Piece, kind_of_file, read_blocks
+        from transformer_xl.data.text_files import Piece, read_blocks
         from transformer_xl.opening import warn_of_bytes
         from transformer_xl.surprisal import alone, carried
 
@@ -171,7 +171,7 @@ class _Job:
         stdin = _stdin() if file == STDIN else None
         blocks, path = stdin or read_blocks(Piece(file)), Path("standard input") if stdin else file
         if not stdin and tokenizer.reads_bytes:
-            warn_of_bytes(file, kind_of_file(file))
+            warn_of_bytes(file)
         if self.memory == "reset":
             how = {"batch_size": self.batch_size, "skip": skip, "is_ready": stdin and stdin.is_ready}
             found = alone(blocks, path, self.scorer, tokenizer, **how)
