@@ -320,16 +320,6 @@ def test_heads_of_the_authors_score_as_theirs(kind, tmp_path):
     assert_close("logits", model(ids).logits, dense(summary, head, scores.get(kind, "logits/dense")), 5e-6)
 
 
-def test_the_activation_that_weights_were_trained_with_can_be_given_back(tmp_path):
-    source = copy("xlnet/two_streams", tmp_path)
-    done = convert(source, tmp_path / "as said")
-    assert done.config.activation == "gelu"
-    assert [note for note in done.notes if "--set activation=gelu_tanh" in note]
-    trained = convert(source, tmp_path / "as trained", settings={"activation": "gelu_tanh"})
-    assert trained.config.activation == "gelu_tanh"
-    assert not [note for note in trained.notes if "activation" in note]
-
-
 def missing(tensors: dict[str, torch.Tensor]) -> None:
     del tensors["transformer.layers.1.pos_ff.CoreNet.0.bias"]
 
@@ -401,12 +391,6 @@ def test_options_reach_the_source(tmp_path):
 
 
 # The destination
-
-
-def test_an_empty_directory_is_taken(tmp_path):
-    (tmp_path / "native").mkdir()
-    convert(copy("authors/plain", tmp_path), tmp_path / "native")
-    assert names(tmp_path / "native") == FILES
 
 
 @pytest.mark.parametrize("place", ["native", "models/new/native"])

@@ -18,10 +18,9 @@ from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.export import Target, export, load_model
-from transformer_xl.conversion.key_maps import authors, huggingface
+from transformer_xl.conversion.key_maps import authors
 from transformer_xl.conversion.sources import open_source
 from transformer_xl.data.tokenizers import (
-    ByteTokenizer,
     SymbolTokenizer,
     Tokenizer,
     WordTokenizer,
@@ -304,8 +303,6 @@ def test_mixed_precision_becomes_one(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "changes", "obstacles"),
     [
-        ("huggingface", {"activation": "gelu"}, ["activation=gelu (only relu)"]),
-        ("huggingface", {"final_norm": True}, ["final_norm=True (only False)"]),
         ("huggingface", BESIDES_SELF, ["same_length_besides_self=True (only False)"]),
         ("huggingface", {"proj_same_dim": False, "div_val": 2, "cutoffs": (4,)}, ["proj_same_dim=False (only True)"]),
         (
@@ -319,7 +316,6 @@ def test_mixed_precision_becomes_one(tmp_path):
             ["activation=relu2 (only relu)", "layer_norm_epsilon=1e-12 (only 1e-05)", "zero_first_memory=True (only False)"],
         ),
         ("authors", BESIDES_SELF, ["same_length_besides_self=True (only False)"]),
-        ("authors", {"proj_same_dim": False, "div_val": 2, "cutoffs": (4,)}, ["proj_same_dim=False (only True)"]),
         ("authors", {"untie_r": True}, ["untie_r=True (only False)"]),
         ("authors", {"attention": "rotary"}, ["attention=rotary (only transformer_xl)"]),
         (
@@ -336,28 +332,6 @@ def test_all_that_the_other_program_cannot_express_is_told_at_once(kind, changes
     program = {"huggingface": "Hugging Face's TransfoXL", "authors": "the authors' PyTorch code"}[kind]
     found = ", ".join(f"model.{obstacle}" for obstacle in obstacles)
     assert str(caught.value) == f"{program} cannot express {found}; txl train --compatible trains what it can"
-    assert names(tmp_path) == ["native"]
-
-
-def test_kinds_that_are_not_written(tmp_path):
-    with pytest.raises(CheckpointError, match="unknown kind of export 'huggingfase'; did you mean 'huggingface'"):
-        export(tmp_path, tmp_path / "foreign", kind="huggingfase")  # pyright: ignore[reportArgumentType]
-
-
-def test_destinations_that_are_taken_are_refused_first(tmp_path):
-    (tmp_path / "foreign").write_text("mine")
-    with pytest.raises(CheckpointError, match="foreign' exists already; choose another destination"):
-        export(tmp_path / "no source", tmp_path / "foreign", kind="authors")
-
-
-def test_failure_leaves_nothing_behind(tmp_path, monkeypatch):
-    def fail(*arguments: object) -> None:
-        raise KeyboardInterrupt
-
-    write(tiny_model(), tmp_path / "native")
-    monkeypatch.setattr(huggingface.KeyMap, "foreign", fail)
-    with pytest.raises(KeyboardInterrupt):
-        export(tmp_path / "native", tmp_path / "foreign", kind="huggingface")
     assert names(tmp_path) == ["native"]
 
 
@@ -432,22 +406,6 @@ def test_settings_of_the_tokenizer_are_those_of_hugging_face(tmp_path):
     assert values.pop("never_split") == ["<eos>"]
     assert values == {"tokenizer_class": "TransfoXLTokenizer", "lower_case": False, "delimiter": None, "language": "en"}
     assert (tmp_path / "foreign" / "vocab.txt").read_text() == "\n".join(WORDS) + "\n"
-
-
-def test_bytes_and_words_of_ours(tmp_path):
-    """A model of all 256 bytes becomes one of their numbers, as in the authors' enwik8; text pieces stay away."""
-    write(tiny_model(vocab_size=256), tmp_path / "bytes", ByteTokenizer())
-    export(tmp_path / "bytes", tmp_path / "foreign", kind="authors")
-    assert (tmp_path / "foreign" / "vocab.txt").read_text().split() == [str(i) for i in range(256)]
-    words = WordTokenizer(["<unk>", "<eos>", *"abcdefghijk"])
-    done = export(write(tiny_model(), tmp_path / "words", words), tmp_path / "other", kind="authors")
-    assert done.notes == ()
-
-
-def test_lengths_of_the_authors(tmp_path):
-    write(tiny_model(), tmp_path / "native")
-    export(tmp_path / "native", tmp_path / "foreign", kind="authors", tgt_len=17)
-    assert json.loads((tmp_path / "foreign" / "arguments.json").read_text())["tgt_len"] == 17
 
 
 def theirs(golden: Path) -> dict[str, torch.Tensor]:

@@ -287,37 +287,7 @@ def test_one_foreign_tensor_of_several_native_ones_is_cut_in_order():
     assert MAP.foreign("x", {"a": torch.arange(4.0), "b": torch.tensor([4.0, 5.0])}.__getitem__).equal(load["x"])
 
 
-@pytest.mark.parametrize(("change", "expected"), [("", [1, 2, 3, 4, 5, 6]), ("reversed", [4, 5, 6, 1, 2, 3])])
-def test_rows_are_reversed_or_not(change, expected):
-    entry = Entry(("a",), (Part("x", (2, 3)),), change)
-    theirs = torch.arange(1.0, 7.0).view(2, 3)
-    ours = KeyMap((entry,)).native("a", {"a": (2, 3)}, lambda part: theirs)
-    assert ours.flatten().tolist() == expected
-    assert torch.equal(KeyMap((entry,)).foreign("x", {"a": ours}.__getitem__), theirs)
-
-
-def test_matrices_are_transposed_one_by_one():
-    entry = Entry(("a", "b"), (Part("x", (2, 3)), Part("y", (2, 1))), "transposed")
-    load = {"x": torch.arange(1.0, 7.0).view(2, 3), "y": torch.tensor([[7.0], [8.0]])}
-    shapes = {"a": (3, 2), "b": (1, 2)}
-    ours = {name: KeyMap((entry,)).native(name, shapes, lambda part: load[part.name]) for name in shapes}
-    assert ours["a"].tolist() == [[1, 4], [2, 5], [3, 6]]
-    assert ours["b"].tolist() == [[7, 8]]
-    for name, tensor in load.items():
-        assert torch.equal(KeyMap((entry,)).foreign(name, ours.__getitem__), tensor)
-
-
 TAILS = TransformerXLConfig(vocab_size=9, cutoffs=(3, 5), d_model=4, n_layer=1, tie_projs=(False,) * 3)
-
-
-@pytest.mark.parametrize(
-    ("form", "is_reversed"), [("huggingface", False), ("authors", True), ("nvidia", True), ("tensorflow", False)]
-)
-def test_heads_that_score_tails_from_the_end(form, is_reversed):
-    key_map = FORMATS[form].key_map(TAILS)
-    (weight,) = [entry for entry in key_map.entries if entry.native == ("softmax.cluster_weight",)]
-    (bias,) = [entry for entry in key_map.entries if entry.native == ("softmax.cluster_bias",)]
-    assert (weight.change == "reversed", bias.change == "reversed") == (is_reversed, is_reversed)
 
 
 @pytest.mark.parametrize("form", ["huggingface", "authors"])
@@ -331,13 +301,6 @@ def test_shared_projections_have_two_names(form, div_val, expected):
     parts = FORMATS[form].key_map(TAILS.model_copy(update=changes)).parts()
     found = {part.name.removeprefix("transformer."): part.aliases for part in parts if "emb_projs" in part.name}
     assert found == {f"word_emb.emb_projs.{i}": aliases for i, aliases in expected.items()}
-
-
-@pytest.mark.parametrize("form", ["authors", "nvidia"])
-def test_queries_come_before_keys_and_values(form):
-    config = TransformerXLConfig(vocab_size=9, d_model=4, n_layer=1, attention="vaswani")
-    (entry,) = [entry for entry in FORMATS[form].key_map(config).entries if entry.native[0].endswith("qkv_net.weight")]
-    assert [part.name for part in entry.foreign] == ["layers.0.dec_attn.q_net.weight", "layers.0.dec_attn.kv_net.weight"]
 
 
 @pytest.mark.parametrize(
@@ -432,18 +395,6 @@ def test_the_published_settings_of_xlnet():
     assert "--set activation=gelu_tanh" in note
 
 
-def test_dimensions_after_the_first_stay_in_order_when_it_becomes_the_last():
-    """As of projections of XLNet: (D, N, H) are D columns of N x H rows."""
-    entry = Entry(("a",), (Part("q", (2, 3, 2)), Part("k", (2, 3, 2))), "transposed")
-    theirs = {name: torch.randn(2, 3, 2) for name in "qk"}
-    ours = KeyMap((entry,)).native("a", {"a": (12, 2)}, lambda part: theirs[part.name])
-    for n in range(3):
-        for h in range(2):
-            assert torch.equal(ours[2 * n + h], theirs["q"][:, n, h])
-            assert torch.equal(ours[6 + 2 * n + h], theirs["k"][:, n, h])
-    assert torch.equal(KeyMap((entry,)).foreign("k", {"a": ours}.__getitem__), theirs["k"])
-
-
 def test_what_hugging_face_leaves_out_has_its_defaults():
     config = huggingface.config_of({})
     assert (config.n_layer, config.d_model, config.mem_len, config.clamp_len) == (18, 1024, 1600, 1000)
@@ -473,12 +424,6 @@ FLAGS = authors.flags_of(TransformerXLConfig(vocab_size=9, n_layer=1, tie_projs=
 def test_settings_of_the_authors_that_cannot_be(change, message):
     with pytest.raises(ConfigError, match=message):
         authors.config_of(FLAGS | change)
-
-
-def test_settings_of_the_authors_that_are_missing():
-    for name in FLAGS.keys() - {"tgt_len", "ext_len", "tie_projs"}:  # lengths of a table that most models lack; none is shared
-        with pytest.raises(ConfigError, match=f"^{name}: Field required"):
-            authors.config_of({key: value for key, value in FLAGS.items() if key != name})
 
 
 def test_lengths_of_the_authors():

@@ -69,6 +69,3 @@ def test_the_authors_arguments_must_be_possible(tmp_path):
     convert(GOLDENS / "authors" / "shaw" / "checkpoint", tmp_path / "shaw", settings={"mem_len": 1000})
     with pytest.raises(ConfigError, match=r"max_klen \(\d+\) - mem_len \(1000\) .* must be at least 1"):
         export(tmp_path / "shaw", tmp_path / "exported", kind="authors")
-    convert(GOLDENS / "authors" / "plain" / "checkpoint", tmp_path / "plain")
-    with pytest.raises(ConfigError, match=r"tgt_len \(-7\) must be at least 1"):
-        export(tmp_path / "plain", tmp_path / "exported", kind="authors", tgt_len=-7)

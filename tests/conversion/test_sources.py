@@ -106,14 +106,6 @@ def test_settings_of_the_user_that_cannot_be_are_not_laid_to_the_file(settings, 
         open_source(copy("huggingface/plain", tmp_path), settings=settings)
 
 
-def test_settings_that_change_shapes_do_not_fit(tmp_path):
-    found = open_source(copy("huggingface/plain", tmp_path), settings={"d_inner": 11})
-    with pytest.raises(
-        CheckpointError, match=r"pos_ff.CoreNet.0.weight' of 'here' has shape \(10, 8\), its settings call for \(11, 8\)"
-    ):
-        found.key_map.locate({name: tensor.shape for name, tensor in found.tensors.items()}, "here")
-
-
 def test_settings_count_layers_against_tensors(tmp_path):
     for n_layer, message in (
         (1, None),
@@ -197,8 +189,6 @@ def test_weights_of_hugging_face_need_their_settings(tmp_path):
     ("content", "message"),
     [
         ([1], "holds no weights by name"),
-        ({}, "holds no weights by name"),
-        ({1: torch.zeros(1)}, "holds no weights by name"),
         ({"a": 3}, "holds a int as 'a', where a tensor is expected"),
         ({"a\nb": {"c": torch.zeros(1)}}, r"holds a dict as 'a\\nb', where a tensor is expected"),
     ],
@@ -227,14 +217,11 @@ def test_settings_of_an_xlnet_of_the_authors_lie_beside_it(file, tmp_path):
 XLNETS: list[tuple[dict[str, Any], str]] = [
     ({"n_layer": 10**9}, "says n_layer = 1,000,000,000, but there are only"),
     ({"n_layer": 3}, r"lacks tensor 'model/transformer/layer_2/rel_attn/q/kernel' \(6, 2, 3\)"),
-    ({"n_token": 10**18}, "has shape .* its settings call for"),
     ({"n_token": "13"}, r"n_token \('13'\) must be a valid integer"),
     ({"d_head": 2**63}, r"d_head \(.*\) must be less than"),
     ({"d_head": 4}, r"rel_attn/q/kernel' of .* has shape \(6, 2, 3\), its settings call for \(6, 2, 4\)"),
-    ({"d_model": 7}, r"d_model \(7\) must be even"),
     ({"untie_r": False}, r"r_w_bias' of .* has shape \(2, 2, 3\), its settings call for \(2, 3\)"),
     ({"ff_activation": "gelu_new"}, r"ff_activation \('gelu_new'\) must be 'gelu' or 'relu'"),
-    ({"auto_map": {}}, "unknown key 'auto_map'"),
 ]
 
 
@@ -343,22 +330,6 @@ def test_what_is_tied_is_told_by_places(golden, tie_weight, tie_projs):
     flags, tensors = read_module(unpickle(file), file)
     assert (flags["tie_weight"], flags["tie_projs"]) == (tie_weight, tie_projs)
     assert all(isinstance(tensor, TensorRef) for tensor in tensors.values())
-
-
-def test_checkpoints_of_nvidia_with_absurd_settings(tmp_path):
-    folder = copy("nvidia/plain", tmp_path)
-    (file,) = folder.glob("checkpoint_*.pt")
-    tree = unpickle(file)
-    for name, value, message in (
-        ("n_layer", 10**9, "says n_layer = 1,000,000,000, but there are only"),
-        ("n_token", None, r"n_token \(None\) must be a valid integer"),
-        ("d_inner", 11, "its settings call for"),
-    ):
-        changed = {**tree, "model_config": {**tree["model_config"], name: value}}
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(CheckpointError, match=message):
-            patch.setattr(programs, "unpickle", lambda path, changed=changed: changed)
-            found = open_source(file)
-            found.key_map.locate({name: tensor.shape for name, tensor in found.tensors.items()}, str(file))
 
 
 def test_weights_of_hugging_face_by_any_name(tmp_path):

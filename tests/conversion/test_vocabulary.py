@@ -94,13 +94,6 @@ def test_settings_beside_a_vocabulary_say_what_it_leaves_open(tmp_path):
         read_vocabulary(tmp_path / "vocab.txt")
 
 
-def test_the_corpus_of_a_vocabulary_is_its_own_before_that_beside_it(tmp_path):
-    folder = copy("tensorflow/base", tmp_path)
-    before = read_vocabulary(folder / "cache.pkl").to_dict()
-    (folder / "corpus-info.json").write_text('{"dataset": "lm1b"}')
-    assert read_vocabulary(folder / "cache.pkl").to_dict() == before
-
-
 def test_the_corpus_of_nvidia_is_among_its_arguments(tmp_path, monkeypatch):
     (file,) = copy("nvidia/plain", tmp_path).glob("checkpoint_*.pt")
     tree = unpickle(file)
@@ -112,14 +105,6 @@ def test_the_corpus_of_nvidia_is_among_its_arguments(tmp_path, monkeypatch):
         assert isinstance(tokenizer, WordTokenizer)
         line_ends[dataset] = tokenizer.line_end
     assert line_ends == {"wt103": "<eos>", "text8": None}
-
-
-def test_moses_is_asked_for(tmp_path):
-    folder = copy("huggingface/plain", tmp_path)
-    without, asked = open_source(folder).tokenizer, open_source(folder, moses="en").tokenizer
-    assert without is not None
-    assert asked is not None
-    assert (without.to_dict().get("moses"), asked.to_dict()["moses"]) == (None, "en")
 
 
 @pytest.mark.parametrize("form", ["pickle", "torch", "torch-legacy"])

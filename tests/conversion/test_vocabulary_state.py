@@ -1,13 +1,9 @@
 """Ids and texts are those of the authors' code and of Hugging Face, saved by tests/parity/make_goldens_tokenization.py."""
 
-import hashlib
 import json
-import lzma
-import os
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from transformer_xl.config.run import TokenizerConfig
@@ -25,7 +21,6 @@ from transformer_xl.errors import TokenizerError
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens" / "tokenization"
 AUTHORS = json.loads((GOLDENS / "authors.json").read_text(encoding="ascii"))
 HUGGING_FACE = json.loads((GOLDENS / "huggingface.json").read_text(encoding="ascii"))
-DATA = Path(os.environ.get("TXL_DATA", "no such directory"))
 
 authors_cases = pytest.mark.parametrize("case", AUTHORS, ids=lambda case: case["name"])
 hugging_face_cases = pytest.mark.parametrize("case", HUGGING_FACE, ids=lambda case: case["name"])
@@ -205,33 +200,3 @@ def test_own_tokenizers_have_counterparts() -> None:
         to_vocab_state(CharTokenizer("ab"))
     with pytest.raises(TokenizerError, match="no vocabulary with these words for line ends"):
         to_vocab_state(WordTokenizer(["a", "."], line_end=".", unknown=None))
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("dataset", ["ptb", "wt2", "enwik8", "text8"])
-def test_ids_of_real_corpora_are_the_authors(dataset: str) -> None:
-    if not DATA.is_dir():
-        pytest.skip(f"'{DATA}' does not exist; set TXL_DATA to a directory with real corpora")
-    expected = json.loads((GOLDENS / "corpora.json").read_text(encoding="ascii"))[dataset]
-    texts = _real(dataset)
-    tokenizer = original_vocabulary(dataset, texts)
-    assert tokenizer.vocab_size == expected["n_words"]
-    words = to_vocab_state(tokenizer)["idx2sym"]
-    assert hashlib.sha256("\n".join(words).encode()).hexdigest() == expected["words_sha256"]
-    for split, data in zip(("train", "valid", "test"), texts, strict=True):
-        ids = tokenizer.encode_bytes(data).astype("<i8")
-        assert {"n_tokens": len(ids), "sha256": hashlib.sha256(ids.tobytes()).hexdigest()} == expected[split]
-        assert np.array_equal(tokenizer.encode_bytes(tokenizer.decode(ids).encode()) if dataset == "text8" else ids, ids)
-
-
-def _real(dataset: str) -> list[bytes]:
-    def read(path: str) -> bytes:
-        return lzma.decompress((DATA / path).read_bytes())
-
-    if dataset == "ptb":
-        return [read(f"ptb/{split}.txt.xz") for split in ("train", "valid", "test")]
-    if dataset == "wt2":
-        return [read(f"wikitext-2/wiki.{split}.tokens.xz") for split in ("train", "valid", "test")]
-    name = {"enwik8": "enwik8-prefix/enwik8.first4154037.xz", "text8": "text8-prefix/text8.first6877825.xz"}[dataset]
-    parts = [read(name)[start:end] for start, end in ((0, 800_000), (800_000, 900_000), (900_000, 1_000_000))]
-    return [part.strip() for part in parts] if dataset == "text8" else parts  # their preparation drops these blanks

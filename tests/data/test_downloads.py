@@ -147,6 +147,15 @@ def test_unpacking(name: str, tmp_path) -> None:
         unpack(archive, {"dir/one": target}, limit=1000)
 
 
+def test_tar_links_are_not_followed(tmp_path) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        entry = tarfile.TarInfo("one")
+        entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(entry)
+    with pytest.raises(CorpusError, match=r"lacks one"):
+        unpack(tmp_path / "a.tar.gz", {"one": tmp_path / "target"}, limit=1000)
+
+
 def test_a_named_corpus_is_fetched_once(server: Server, tmp_path, monkeypatch) -> None:
     archive = _archive(tmp_path / "c.zip", {f"c/{split}.txt": split.encode() for split in ("train", "valid", "test")})
     server.content = archive.read_bytes()

@@ -1,5 +1,4 @@
 import json
-import os
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,8 @@ from hypothesis import strategies as st
 
 from tests.data.tokenizer_cases import EXACT, MIXED, TEXT, TOKENIZERS, TRAINED, UNICODE, WITH_SURROGATES, WORDS, check_stream
 from tests.helpers import examples
-from transformer_xl.config.run import DataConfig, TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data import tokenizers
-from transformer_xl.data.prepare import prepare
 from transformer_xl.data.text_files import cut_chunks
 from transformer_xl.data.tokenizers import (
     CharTokenizer,
@@ -83,15 +81,6 @@ def test_saving_and_loading(name: str, tmp_path) -> None:
     assert loaded.loses == tokenizer.loses
     assert np.array_equal(loaded.encode(text), tokenizer.encode(text))
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
-
-
-def test_a_saved_tokenizer_is_on_the_disk_before_its_name(tmp_path, monkeypatch) -> None:
-    events = []
-    for name in ("fsync", "replace"):
-        real = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *args, name=name, real=real: (events.append(name), real(*args))[1])
-    TOKENIZERS["word"].save(tmp_path / "tokenizer.json")
-    assert events == ["fsync", "replace", "fsync"], "the content, the name, the directory"
 
 
 @given(
@@ -269,15 +258,3 @@ def test_a_file_of_absurd_size_is_refused(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(tokenizers, "MAX_FILE_BYTES", 10)
     with pytest.raises(TokenizerError, match=r"tokenizer.json' has \d+ bytes; 10 is the most accepted"):
         load_tokenizer(path)
-
-
-def test_a_corpus_is_prepared_by_it(tmp_path) -> None:
-    text = "the x 1 @,@ 000\n\n The end\n" * 300
-    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    for name in ("lines", "sentences", "letters"):
-        data = DataConfig(corpus=str(tmp_path / "text.txt"), split=(1, 0, 0))
-        tokenizer = TOKENIZERS[name]
-        n_workers = 2 if name == "lines" else 1
-        prepared = prepare(data, tokenizer, cache=tmp_path / "cache", n_workers=n_workers, progress=False)
-        assert np.array_equal(prepared.splits["train"].ids, tokenizer.encode(text))
-        assert prepared.tokenizer.fingerprint == tokenizer.fingerprint

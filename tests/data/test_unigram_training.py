@@ -1,4 +1,3 @@
-import random
 import subprocess
 import sys
 
@@ -36,15 +35,6 @@ def test_the_same_text_gives_the_same_pieces() -> None:
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
     other = subprocess.run([sys.executable, "-c", code, TEXT], env=environment, check=True, capture_output=True, text=True)
     assert other.stdout == f"{train(TEXT).fingerprint}\n"
-
-
-def test_frequent_words_become_pieces_and_others_do_not() -> None:
-    draw = random.Random(0)
-    lines = [" ".join(draw.choices(["the", "cat", "sat", "on", "mat"], k=6)) for _ in range(100)]
-    tokenizer = train("\n".join([*lines, "once zyx."]), vocab_size=50)
-    assert {"▁the", "▁cat", "▁sat", "▁on", "▁mat"} <= set(tokenizer.pieces)
-    assert "zyx" not in tokenizer.pieces
-    assert tokenizer.encode("the cat sat").tolist() == [tokenizer.pieces.index(piece) for piece in ("▁the", "▁cat", "▁sat")]
 
 
 def test_what_is_cut_out_of_text_is_in_no_piece() -> None:
@@ -89,22 +79,16 @@ def test_settings_of_normalization_are_those_of_the_tokenizer() -> None:
     ("settings", "text", "message"),
     [
         ({}, "", "no words to learn pieces from"),
-        ({}, " \n ", "no words to learn pieces from"),
         ({"vocab_size": 2**18 + 1}, TEXT, r"must be at most 262,144 for unigram; lower it"),
         ({"vocab_size": 30}, TEXT, r"vocab_size \(30\) is too small for 17 special pieces and the text's 31 characters"),
         ({}, "\u2581\u2581", "sentencepiece learns no pieces from this text"),
         ({}, "a\ud800", "lone surrogate is not Unicode; use tokenizer.kind=byte"),
         ({"lower_case": True}, TEXT, "need tokenizer.normalization=xlnet"),
-        ({"keep_accents": True}, TEXT, "need tokenizer.normalization=xlnet"),
     ],
 )
 def test_training_errors(settings: dict, text: str, message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         train(text, **settings)
-
-
-def test_long_words_and_nothing_else() -> None:
-    assert train("x" * 100 + "\n", vocab_size=40).decode([0]) != ""
 
 
 def test_only_the_beginning_of_a_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

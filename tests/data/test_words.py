@@ -1,4 +1,3 @@
-import time
 from typing import Any
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 from tests.data.tokenizer_cases import MIXED, TOKENIZERS, UNICODE, WORDS, check_stream
 from tests.helpers import examples
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer, train_tokenizer
+from transformer_xl.data.tokenizers import WordTokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
 
 
@@ -77,11 +76,6 @@ def test_the_place_of_a_word_holds_it(text: str) -> None:
                 assert word == (found.lower() if tokenizer.lower_case else found)
 
 
-def test_moses_loses_the_place_of_words() -> None:
-    with pytest.raises(TokenizerError, match=r"kind word\) does not keep the place of its tokens"):
-        WordTokenizer(WORDS, moses="en").encode_with_offsets("the")
-
-
 def test_longest_special_word_is_set_aside_and_means_itself() -> None:
     pytest.importorskip("sacremoses")
     words = ["a", "a.b", "a.b.c", "x", "-", "@-@"]
@@ -97,15 +91,6 @@ def test_what_sacremoses_refuses_is_an_error_of_ours() -> None:
     assert tokenizer.encode("<unk>" * 2000).tolist() == [0] * 2000
     with pytest.raises(TokenizerError, match="sacremoses refuses a line of 10000 characters: too many protected tokens"):
         tokenizer.encode("<UNK>" * 2000)
-
-
-def test_a_large_vocabulary_loads_quickly(tmp_path) -> None:
-    words = [f"{number:x}é" if number % 2 else f"word{number}" for number in range(200_000)]
-    WordTokenizer(words, line_end=None, unknown=None).save(tmp_path / "tokenizer.json")
-    before = time.process_time()
-    loaded = load_tokenizer(tmp_path / "tokenizer.json")
-    assert time.process_time() - before < 0.5
-    assert loaded.encode(f"{words[-1]} {words[0]}").tolist() == [len(words) - 1, 0]
 
 
 def written(words: list[str], **options: Any) -> str:

@@ -197,13 +197,8 @@ def batch_of(rows: Sequence[tuple[Row, ...]], labels: Tensor, *, length: int | N
         rows: one tuple per example: a row, or one for each choice, and then equally many for each example.
         labels: of the examples, see `LabelledBatch`; see `labels_of`.
         length: L; None: of the longest row.
-
-    Raises:
-        ConfigError: examples with different numbers of choices.
     """
     n_choice = len(rows[0])
-    if any(len(choices) != n_choice for choices in rows):
-        raise ConfigError(f"examples of a batch have {n_choice} and other numbers of choices; give all equally many")
     flat = [row for choices in rows for row in choices]
     length = max(len(row.ids) for row in flat) if length is None else length
     ids = np.zeros((len(flat), length), np.int64)
@@ -324,7 +319,7 @@ class LabelledStream(Stream):
         world_size: number of processes, W.
 
     Raises:
-        ConfigError: world_size does not divide batch_size, or sizes that are not positive.
+        ConfigError: world_size does not divide batch_size.
 
     Example:
         >>> from transformer_xl.data.tokenizers import ByteTokenizer

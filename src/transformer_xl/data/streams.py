@@ -58,10 +58,6 @@ class Stream(ABC):
     _resumed_with = "the same corpus, train.batch_size, train.tgt_len, train.seed and data.shuffle"
 
     def __init__(self, *, batch_size: int, rank: int, world_size: int) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"train.batch_size ({batch_size}) must be at least 1; raise it")
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank ({rank}) must be at least 0 and below world_size ({world_size})")
         if batch_size % world_size:
             above = -(-batch_size // world_size) * world_size
             near = f"{above - world_size} or {above}" if above > world_size else str(above)
@@ -151,8 +147,6 @@ class Lanes(Stream):
         shuffle: Shuffle,
         seed: int,
     ) -> None:
-        if batch_size < 1 or tgt_len < 1:
-            raise ConfigError(f"train.batch_size ({batch_size}) and train.tgt_len ({tgt_len}) must be at least 1; raise them")
         super().__init__(batch_size=batch_size, rank=rank, world_size=world_size)
         self._ids = ids
         self._starts = np.asarray([] if document_starts is None else document_starts, np.int64)
@@ -206,7 +200,7 @@ class SegmentStream(Lanes):
         separator: id after which a document's answer begins, which alone is learned from; None: all is.
 
     Raises:
-        ConfigError: world_size does not divide batch_size, or sizes that are not positive.
+        ConfigError: world_size does not divide batch_size.
         CorpusError: fewer ids than one segment per lane needs.
 
     Example:

@@ -13,7 +13,6 @@ from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.examples import (
     FORMATS,
     UNLABELLED,
-    class_directories,
     entries,
     is_race,
     read_examples,
@@ -199,9 +198,5 @@ def _stem(path: Path) -> str:
 
 def _classes(data: Path) -> list[Path]:
     named = {name for names in _NAMES.values() for name in names}
-    if any(each.name in named for each in subdirectories(data)):
-        return []
-    try:
-        return class_directories(data)
-    except CorpusError:
-        return []
+    folders = subdirectories(data)
+    return [] if any(each.name in named for each in folders) else [each for each in folders if each.name not in UNLABELLED]

@@ -13,7 +13,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from transformer_xl.errors import CorpusError, beside
+from transformer_xl.errors import CorpusError
 
 COMPRESSED = (".gz", ".xz", ".zst")
 """Name endings of compressed files; all other files are read as they are."""
@@ -69,19 +69,6 @@ class Chunk(NamedTuple):
                 f"'{self.path}' is not UTF-8 at byte {self.offset + error.start} (0x{self.data[error.start]:02x}); "
                 f"{not_utf8_remedy(self.data[error.start :])}, or use tokenizer.kind=byte"
             ) from None
-
-
-def check_readable(file: Path, *, pipes: bool = False) -> None:
-    """Refuse a directory, and what does not exist, before anything else takes time.
-
-    `pipes`: also take a pipe or device, which can be read only once.
-    """
-    if file.is_dir():
-        raise CorpusError(f"cannot read '{file}': it is a directory; give a file")
-    if not file.exists():
-        raise CorpusError(f"cannot read '{file}': no such file{beside(file, Path.is_file, lists=False)}")
-    if not pipes and not file.is_file():
-        raise CorpusError(f"cannot read '{file}': it is a pipe or device; give a file")
 
 
 def read_blocks(piece: Piece) -> Iterator[bytes]:

@@ -8,7 +8,6 @@ import pickletools
 import struct
 import sys
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from tests.conversion.hostile import (
     entry,
     legacy_file,
     name,
-    raw_zip,
     storage,
     tensor,
     tuple_of,
@@ -106,13 +104,6 @@ def test_an_object_of_python_2(read):
     assert found.state["len"] == 1
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_arrays_do_nothing(read, protocol):
-    array = np.arange(12, dtype=np.int32).reshape(3, 4)
-    found = read({"small": array, "text": "after"}, protocol)
-    assert (type(found["small"]), found["text"]) == (Stub, "after")
-
-
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_large_arrays_are_skipped(read, protocol):
     array = np.ones(10_000_000, dtype=np.int64)
@@ -133,11 +124,6 @@ def test_a_large_vocabulary_fits_the_limits(read, protocol):
     words = [f"word{i}{'é' * (i % 3)}" for i in range(200_000)]
     content = {"list": words, "dict": {word: i for i, word in enumerate(words)}, "counter": collections.Counter(words)}
     assert read(content, protocol) == content
-
-
-def test_shared_objects_come_back_equal(read):
-    inner = ["x"]
-    assert read([inner, inner, {"a": inner}]) == [["x"], ["x"], {"a": ["x"]}]
 
 
 def test_a_large_vocabulary_of_python_2_fits_the_limits(read):
@@ -279,14 +265,6 @@ def test_tensors_pickled_without_torch_save(read):
         read(content, 2)  # its bytes are a text
 
 
-def test_nothing_is_left_open(read):
-    descriptors = Path("/dev/fd")
-    before = len(list(descriptors.iterdir()))
-    for _ in range(3):
-        read(["a"])
-    assert len(list(descriptors.iterdir())) == before
-
-
 # What does not fit, and what was checked cannot be changed
 
 
@@ -294,20 +272,15 @@ def test_nothing_is_left_open(read):
     ("body", "message"),
     [
         (tensor(offset=1), "does not fit into its storage"),
-        (tensor(offset=2**64), "does not fit into its storage"),
         (tensor(offset="0"), "does not fit into its storage"),
-        (tensor(shape=(2,), stride=(2**61,)), "does not fit into its storage"),
         (tensor(shape=(2, 3), stride=(1, 1)), "does not fit into its storage"),
-        (tensor(shape=(2, 2), stride=(1,)), "does not fit into its storage"),
         (tensor(shape=(2**63,)), "does not fit into its storage"),
         (tensor(shape=(2**31, 2**31, 4, 0), stride=(0, 0, 0, 0)), "does not fit into its storage"),
         (tensor(shape=(math.nan,)), "does not fit into its storage"),
         (tensor(shape=(1,) * 1000, stride=(1,) * 1000), "does not fit into its storage"),
         (tensor(of=storage(view=value(("1", 3, 1))), shape=(2,)), "does not fit into its storage"),
         (tensor(of=storage(view=value(("1", 3, 4)))), "as something that it cannot be"),
-        (tensor(of=storage(size=-1)), "as something that it cannot be"),
         (tensor(of=storage(size=3), shape=(3,)), "has no storage '0' of 3 elements"),
-        (tensor(of=storage(key="1")), "has no storage '1'"),
         (tuple_of(tensor(), tensor(of=storage(kind=name("torch", "IntStorage")))), "as two types"),
         (tensor(of=storage(kind=name("torch", "QInt8Storage"))), "refers to 'torch.QInt8Storage', which no"),
         (tensor(of=storage(key=3)), "outside of itself that is not a storage"),
@@ -420,13 +393,6 @@ def test_tensors_of_every_type(save, dtype):
     assert found.load().equal(tensor)
 
 
-def test_unsigned_types_of_the_zip_format(tmp_path):
-    tensors = {str(dtype): torch.arange(7).to(dtype) for dtype in (torch.uint16, torch.uint32, torch.uint64)}
-    torch.save(tensors, tmp_path / "w.pt")
-    for key, found in unpickle(tmp_path / "w.pt").items():
-        assert found.load().equal(tensors[key])
-
-
 def test_views_share_their_storage(save):
     base = torch.arange(60.0).view(3, 4, 5)
     views = {
@@ -533,20 +499,6 @@ def test_what_only_files_of_2019_hold(tmp_path):
     assert found.state["oldest"].load().tolist() == [[2, 3], [4, 5]]
 
 
-def test_texts_of_python_2(tmp_path):
-    body = b"}U\x03" + "é".encode() + b"x" + tensor() + b"s"
-    path = tmp_path / "w.bin"
-    path.write_bytes(legacy_file(whole(body), {"0": bytes(16)}))
-    (key,) = unpickle(path)
-    assert key.encode("latin-1").decode() == "éx"
-
-
-def test_a_link_is_followed(save, tmp_path):
-    path = save({"w": torch.ones(3)})
-    (tmp_path / "link.bin").symlink_to(path)
-    assert unpickle(tmp_path / "link.bin")["w"].load().equal(torch.ones(3))
-
-
 def damage(path, at):
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -595,12 +547,6 @@ def test_the_content_of_a_dict_survives_its_class(save):
     assert found["keys"] == {("1", "a"): None, 2: 0.5}
 
 
-def test_an_entry_is_named_in_full(tmp_path):
-    (tmp_path / "w.bin").write_bytes(legacy_file(whole(entry("w", call(name("evil.module", "Class")))), {}))
-    with pytest.raises(CheckpointError, match=r"w\.bin' refers to 'evil\.module\.Class'"):
-        unpickle(tmp_path / "w.bin")
-
-
 def test_wide_fields_of_a_zip_file(tmp_path):
     """As for more than 4 GB, and as PyTorch writes them: in the directory alone, the entry's own header has 4-byte fields."""
     sound = whole(value({"a": 1}))
@@ -614,12 +560,3 @@ def test_wide_fields_of_a_zip_file(tmp_path):
     end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
     (tmp_path / "x.pt").write_bytes(head + sound + central + end64 + locator + end)
     assert unpickle(tmp_path / "x.pt") == {"a": 1}
-
-
-def test_a_directory_of_a_zip_file_has_a_limit(tmp_path, monkeypatch):
-    (tmp_path / "x.pt").write_bytes(raw_zip([("a/data.pkl", whole(value(1))), ("a/b", b"2")]))
-    monkeypatch.setattr(reader, "MAX_DIRECTORY", 105)
-    assert unpickle(tmp_path / "x.pt") == 1
-    monkeypatch.setattr(reader, "MAX_DIRECTORY", 104)
-    with pytest.raises(CheckpointError, match="directory of 105 bytes; 104 is the most"):
-        unpickle(tmp_path / "x.pt")
