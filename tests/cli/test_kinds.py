@@ -87,31 +87,6 @@ def test_what_a_kind_does_not_have_is_one_line(txl: Txl, run2: Path, kind: str) 
         assert "6 tokens is longer than the 5 positions" in txl("eval", "run2", "--tgt-len", "6").complaint
 
 
-@pytest.mark.parametrize(
-    ("kind", "setting", "complaint"),
-    [
-        ("vanilla", "model.max_len=4", "train.tgt_len (5) must be at most model.max_len (4)"),
-        ("vanilla", "eval.ext_len=1", "eval.tgt_len and eval.ext_len together (6) must be at most model.max_len (5)"),
-        ("vanilla", "eval.mem_len=8", "mem_len (8) must be 0"),
-        ("lstm", "eval.clamp_len=9", "clamp_len (9) needs a memory of positions"),
-    ],
-)
-def test_what_validation_would_fail_at_is_refused_at_once(
-    txl: Txl, workbench: Path, kind: str, setting: str, complaint: str
-) -> None:
-    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "run2", *sets(kind, setting))
-    assert complaint in answer.complaint
-    assert not (workbench / "run2").exists()
-
-
-def test_unknown_kind(txl: Txl) -> None:
-    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "model.kind=vanila")
-    assert answer.complaint == (
-        "model: kind of model 'vanila' is not registered (did you mean 'vanilla'?); if it is your own, import its module first "
-        "(--import)"
-    )
-
-
 def test_an_exported_model_is_read_as_it_can_be(txl: Txl, workbench: Path, run2: Path) -> None:
     (workbench / "short.txt").write_bytes((workbench / "text.txt").read_bytes()[:300])
     save(*load("run2"), "exported")

@@ -119,7 +119,6 @@ def test_a_damaged_line_of_the_log_is_named_and_left_out(txl: Txl, workbench: Pa
     ("arguments", "complaint"),
     [
         ((), "name a run, such as"),
-        (("nothing",), "'nothing' holds no run"),
         (("ruin",), "'ruin' holds no run: config.json is missing; train one with txl train; did you mean 'run'?"),
         (("run", "--out", "plot.gif"), "--out 'plot.gif' must end in .png, .svg, .pdf"),
         (("run", "--lengths", "3"), "--lengths (3) are lengths of memory, and --against is tokens; use --against memory"),

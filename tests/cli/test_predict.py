@@ -175,15 +175,6 @@ class TestProcess:
             out, _ = child.communicate(b"without an end")
             assert (child.wait(), out.count(b"\n")) == (0, 1)
 
-    def test_a_reader_that_has_seen_enough(self, model: Callable[[str], TaskModel]) -> None:
-        model("classification")
-        Path("many.txt").write_text("a text\n" * 20_000)
-        with forked.start("tests.world_cases:program", "predict", "mood", "many.txt", "--batch-size", "1") as child:
-            assert child.stdout.read(20)
-            child.stdout.close()
-            assert child.wait() == 0
-            assert child.stderr.read() == b""
-
     def test_ctrl_c_loses_nothing(self, txl: Txl, model: Callable[[str], TaskModel]) -> None:
         model("classification")
         Path("many.txt").write_text(Path("lines.txt").read_text() * 4)

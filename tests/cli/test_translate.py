@@ -3,9 +3,7 @@
 import io
 import json
 import lzma
-import select
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -13,11 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests import forked
 from tests.cli.conftest import Txl, train_once
 from tests.training.helpers import entries as log_of
 from transformer_xl import translating
-from transformer_xl.data.text_files import Piece, read_lines
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.opening import open_run
 from transformer_xl.translating import against_references, read_sources, translations
@@ -187,19 +183,6 @@ def test_a_file_is_gone_on_with_and_compared_with_references(txl: Txl, run: Path
     assert (of_itself["bleu"], of_itself["chrf"]) == (pytest.approx(100), pytest.approx(100))
 
 
-def test_ctrl_c_keeps_the_lines_that_are_finished(txl: Txl, run: Path) -> None:
-    Path("many.txt").write_text(Path("sources.txt").read_text() * 50)
-    command = ["translate", str(run), "--file", "many.txt", "--batch-size", "1", "--precision", "fp32", "--out", "found.txt"]
-    with forked.start("tests.world_cases:program", *command) as child:
-        while not (out := Path("found.txt")).exists() or not out.stat().st_size:
-            assert select.select([child.stderr], [], [], 0.01)[0] == [], child.stderr.read()
-        child.send_signal(signal.SIGINT)
-        _, err = child.communicate()
-        assert child.wait() == 130, err
-    n = out.read_bytes().count(b"\n")
-    assert 0 < n < 400 and f"interrupted; {n:,} texts are in 'found.txt'".encode() in err
-
-
 @pytest.mark.usefixtures("short_targets")
 def test_standard_input_is_translated_line_by_line(txl: Txl, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("two.txt").write_text("red dog\nblue cat\n")
@@ -265,8 +248,3 @@ def test_a_tokenizer_without_a_tab_learns_no_answers(txl: Txl, pairs: None) -> N
         "a tokenizer of kind word has no id for a tab, after which answers begin; use bpe"
     )
     assert not Path("other").exists()
-
-
-def test_lines_end_as_on_any_system(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"a\r\n\nb\rc\nd")
-    assert list(read_lines(Piece(tmp_path / "a"))) == [b"a", b"", b"b\rc", b"d"]
