@@ -32,7 +32,7 @@ from transformer_xl.data.labelled import Example
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.model.build import make_model
 from transformer_xl.training.display import Display
-from transformer_xl.training.finetune import Tuned
+from transformer_xl.training.finetune import TaskOutcome
 
 HERE = Path(__file__).parent
 PEER_PYTHON = HERE.parent / ".venv-peer" / "bin" / "python"
@@ -178,7 +178,7 @@ def repeated(
     """Fine-tune with the best of a few learning rates, and with several seeds."""
     name = "".join(letter if letter.isalnum() else "-" for letter in who)
 
-    def run(rate: float, seed: int) -> Tuned:
+    def run(rate: float, seed: int) -> TaskOutcome:
         out = directory / f"{name}-{rate:g}-{seed}"
         how = [*overrides, f"optim.lr={rate}"]
         base, display = source.format(seed=seed), Display(quiet=True)

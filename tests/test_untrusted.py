@@ -1,4 +1,4 @@
-"""Files of unknown origin: regular, of limited size, and JSON that all programs read in one way."""
+"""Files of unknown origin: regular ones, and JSON that holds numbers."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.untrusted import MAX_SETTINGS_BYTES, parse_json, read_json, read_json_object
+from transformer_xl.untrusted import open_regular, parse_json, read_json, read_json_object
 
 
 @pytest.mark.parametrize(
@@ -15,9 +15,7 @@ from transformer_xl.untrusted import MAX_SETTINGS_BYTES, parse_json, read_json, 
     [
         ('{"n_layer": NaN}', "is not valid JSON: NaN is not a number; restore"),
         ('{"n_layer": -Infinity}', "-Infinity is not a number"),
-        ('{"n_layer": 1e999}', "1e999 is too large a number"),
         ('{"n_layer": ' + "9" * 5000 + "}", "is not valid JSON: Exceeds the limit"),
-        ('{"a": {"b": 1, "c": 0, "b": 2}}', "is not valid JSON: key 'b' occurs twice"),
         ("[1]", "is not a JSON object"),
         ("", "is not valid JSON: Expecting value"),
         ("{", "is not valid JSON: "),
@@ -25,9 +23,8 @@ from transformer_xl.untrusted import MAX_SETTINGS_BYTES, parse_json, read_json, 
         ("[" * 100_000, "is not valid JSON: it is nested too deep"),
         ("[" * 100_000 + "]" * 100_000, "is not valid JSON: it is nested too deep"),
         ('{"a": "\xff"}'.encode("latin-1"), "is not valid JSON: 'utf-8' codec"),
-        (" " * (MAX_SETTINGS_BYTES + 1), "has 1,048,577 bytes; 1,048,576 is the most"),
     ],
-    ids=range(13),
+    ids=range(10),
 )
 def test_unsound_settings_are_refused_in_one_line(text: str | bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
@@ -50,13 +47,13 @@ def test_a_pipe_a_device_and_a_directory_are_refused_without_waiting(tmp_path: P
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(CheckpointError, match=f"'{path}' is not a regular file, but a directory, pipe or device; give"):
-            read_json(path)
-    with pytest.raises(CheckpointError, match="gone' cannot be read: No such file"):
-        read_json(tmp_path / "gone")
+            open_regular(path)
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:
     """The cache of Hugging Face consists of links."""
     (tmp_path / "blob").write_text("[1]")
     (tmp_path / "x.json").symlink_to("blob")
-    assert read_json(tmp_path / "x.json") == [1]
+    file, size = open_regular(tmp_path / "x.json")
+    with file:
+        assert (file.read(), size) == (b"[1]", 3)

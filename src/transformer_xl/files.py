@@ -70,7 +70,7 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
         OSError: the file exists or cannot be written.
     """
     digest, size = hashlib.sha256(), 0
-    with path.open("xb") as file:
+    with naming(path), path.open("xb") as file:
         for chunk in chunks:
             file.write(chunk)
             digest.update(chunk)
@@ -78,19 +78,6 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
         file.flush()
         os.fsync(file.fileno())
     return FileRecord(size, digest.hexdigest())
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Replace the content of a file, which need not exist, at once: a reader sees the old or the new bytes, never a mixture.
-
-    Raises:
-        OSError: the file cannot be written; it keeps its old content.
-    """
-    stray = stray_name(path)
-    stray.unlink(missing_ok=True)
-    write_file(stray, [data])
-    stray.replace(path)
-    sync_directory(path.parent)
 
 
 @contextmanager
@@ -109,13 +96,31 @@ def whole_file(path: Path, stray: Path | None = None) -> Iterator[Path]:
     stray = stray or path.with_name(f"{path.name}.{os.getpid()}{STRAY_SUFFIX}{path.suffix}")
     stray.unlink(missing_ok=True)  # of a process that was killed
     try:
-        yield stray
-        with stray.open("rb") as file:
-            os.fsync(file.fileno())
+        with naming(path):
+            yield stray
+            with stray.open("rb") as file:
+                os.fsync(file.fileno())
         stray.replace(path)
     finally:
         stray.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace the content of a file, which need not exist, at once; one process at a time may do so, see `whole_file`."""
+    with whole_file(path, stray_name(path)) as stray, stray.open("xb") as file:
+        file.write(data)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an error of the system that names no file, as that of a full disk, the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def check_file(path: Path, *, option: str) -> None:
@@ -191,7 +196,8 @@ def sync_directory(directory: Path) -> None:
     """Force the names in a directory to the disk, because a file whose name is lost is lost."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        with naming(directory):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -6,14 +6,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, one_line
 from transformer_xl.files import FileRecord, canonical_json
-from transformer_xl.untrusted import parse_json, read_small
+from transformer_xl.untrusted import parse_json
 
 MANIFEST_FILE = "manifest.json"
-
-MAX_READ_BYTES = 2**28
-"""The largest file that is read whole: a tokenizer of a million words is smaller."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +28,18 @@ class Manifest:
     remedy: str
 
     def check(self, path: Path, digest: str) -> None:
-        """Compare the SHA-256 of bytes that were read with that of the file they come from; others are not compared.
-
-        Raises:
-            CheckpointError: it is another.
-        """
+        """Compare a file, whose bytes have this SHA-256, with what was written; a file that is not listed is not compared."""
         record = self.files.get(path.name)
-        if record and record.sha256 != digest:
-            raise CheckpointError(
-                f"'{path}' is damaged: its sha256 is {digest[:12]}… and {str(record.sha256)[:12]}… was written "
-                f"({MANIFEST_FILE}); {self.remedy}"
-            )
+        if record is None or record == FileRecord(path.stat().st_size, digest):
+            return
+        what = f"its sha256 is {digest[:12]}… and {str(record.sha256)[:12]}… was written"
+        if record.sha256 == digest:
+            what = f"it has {path.stat().st_size} bytes and {record.size} were written"
+        raise CheckpointError(f"'{path}' is damaged: {what} ({MANIFEST_FILE}); {self.remedy}")
 
     def read(self, path: Path) -> bytes:
         """Return the content of a small file, after comparing it."""
-        data = read_small(path, most_bytes=MAX_READ_BYTES)
+        data = path.read_bytes()
         self.check(path, sha256(data).hexdigest())
         return data
 
@@ -55,17 +49,14 @@ def encode_manifest(files: Mapping[str, FileRecord], **facts: Any) -> bytes:
     return canonical_json({**facts, "files": {name: asdict(record) for name, record in files.items()}})
 
 
-def parse_manifest(data: bytes, *, remedy: str) -> Manifest:
-    """Return what a manifest says.
-
-    Raises:
-        ValueError: it is none.
-    """
-    facts = parse_json(data)
-    files = facts.pop("files", None) if isinstance(facts, dict) else None
-    if not isinstance(files, dict):
-        raise ValueError("it lists no files")
+def read_manifest(path: Path, *, needs: tuple[str, ...], remedy: str) -> Manifest:
+    """Read a manifest, which must list the files that are needed; `remedy` ends its errors."""
     try:
-        return Manifest({name: FileRecord(**record) for name, record in files.items()}, facts, remedy)
-    except TypeError:
-        raise ValueError("each file needs a size and a sha256") from None
+        facts = parse_json(path.read_bytes())
+        files = {name: FileRecord(**record) for name, record in facts.pop("files").items()}
+        if missing := [name for name in needs if name not in files]:
+            raise ValueError(f"it does not list {', '.join(missing)}")
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        what = one_line(error) if isinstance(error, ValueError) else "it is no manifest"
+        raise CheckpointError(f"'{path}' is damaged: {what}; {remedy}") from None
+    return Manifest(files, facts, remedy)

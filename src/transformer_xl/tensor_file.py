@@ -21,7 +21,7 @@ from torch import Tensor
 from transformer_xl.errors import CheckpointError, one_line
 from transformer_xl.files import canonical_json
 from transformer_xl.manifest import Manifest
-from transformer_xl.untrusted import is_unicode, open_regular, read_at
+from transformer_xl.untrusted import open_regular, read_at
 
 CODES = {
     torch.float64: "F64",
@@ -112,8 +112,6 @@ def _explained(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"'{path}' is no sound safetensors file ({ascii(reason)[1:-1]}); copy or download it again"
         ) from None
-    except OSError as error:
-        raise CheckpointError(f"'{path}' cannot be read: {error.strerror or one_line(error)}; check the disk") from None
 
 
 def load_tensors(path: Path, manifest: Manifest | None = None) -> dict[str, Tensor]:
@@ -127,11 +125,7 @@ def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | 
     Tensors may be on any device, strided, overlapping or tied. Each is written in full, so other tools need not know which ones
     are tied. At most one tensor is copied at a time.
 
-    Raises:
-        CheckpointError: a name or tensor cannot be stored; no byte has been yielded then.
     """
-    for name, tensor in tensors.items():
-        _check_storable(name, tensor)
     content = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     return encode_lazily(content, tensors.__getitem__, metadata)
 
@@ -154,19 +148,6 @@ def encode_lazily(
     yield len(text).to_bytes(8, "little") + text
     for name in names:
         yield _tensor_bytes(load(name))
-
-
-def _check_storable(name: str, tensor: Tensor) -> None:
-    if not isinstance(name, str) or not is_unicode(name) or name == "__metadata__":
-        raise CheckpointError(f"tensor name {name!r} cannot be stored; use text other than '__metadata__'")
-    if not isinstance(tensor, Tensor):
-        raise CheckpointError(f"{name!r} is a {type(tensor).__name__}, not a tensor; put it into `state`")
-    if tensor.layout != torch.strided or tensor.is_meta:
-        kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
-        raise CheckpointError(f"tensor {name!r} is {kind}, without plain data to store; make it dense first")
-    if tensor.dtype not in CODES:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
-        raise CheckpointError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be stored; convert it to one of {known}")
 
 
 def _tensor_bytes(tensor: Tensor) -> memoryview:

@@ -20,7 +20,15 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from transformer_xl.errors import ConfigError, LostContactError, ToldElsewhereError, TrainingError, TxlError, one_line
+from transformer_xl.errors import (
+    ConfigError,
+    LostContactError,
+    ToldElsewhereError,
+    TrainingError,
+    TxlError,
+    one_line,
+    system_message,
+)
 from transformer_xl.process import note_meeting
 
 TIMEOUT_VARIABLE = "TXL_TIMEOUT_SECONDS"
@@ -102,18 +110,19 @@ class World:
 
         Raises:
             TxlError: in the first process, the error of the lowest rank; in the others, `ToldElsewhereError`.
+            OSError: it is the first process's error.
         """
         if self.alone:
             yield
             return
-        own: TxlError | None = None
+        own: TxlError | OSError | None = None
         try:
             yield
         except ToldElsewhereError:
             raise
-        except TxlError as error:
+        except (TxlError, OSError) as error:
             own = error
-        messages = self.exchange(None if own is None else str(own))
+        messages = self.exchange(own and (system_message(own) if isinstance(own, OSError) else str(own)))
         failed = [rank for rank, message in enumerate(messages) if message is not None]
         if not failed:
             return

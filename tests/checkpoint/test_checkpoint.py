@@ -25,7 +25,6 @@ from tests.checkpoint.helpers import (
     reload,
 )
 from tests.helpers import examples
-from transformer_xl.checkpoint.checkpoint import read_checkpoint
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.errors import CheckpointError
 
@@ -101,51 +100,25 @@ def safetensors(header: bytes, data: bytes = b"") -> bytes:
     return len(header).to_bytes(8, "little") + header + data
 
 
-def link(path: Path) -> None:
-    path.rename(path.parent.parent / path.name)
-    path.symlink_to(path.parent.parent / path.name)
-
-
-def replace_by_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
 MANIFEST, MODEL, STATE = "manifest.json", "model.safetensors", "state.json"
 
 
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda d: (d / MODEL).unlink(), "step-00000001' is damaged: model.safetensors missing"),
-        (lambda d: (d / MANIFEST).unlink(), "manifest.json missing"),
-        (lambda d: (d / ".hidden").touch(), "holds '.hidden', which is not part of a checkpoint"),
-        (lambda d: (d / "extra\nline").touch(), r"holds 'extra\\nline'"),
-        (lambda d: link(d / MODEL), "model.safetensors' is damaged: it is a link, directory or device"),
-        (lambda d: link(d / MANIFEST), "manifest.json' is damaged: it is a link, directory or device"),
-        (lambda d: replace_by_pipe(d / STATE), "state.json' is damaged: it is a link, directory or device"),
-        (lambda d: replace_by_pipe(d / MANIFEST), "manifest.json' is damaged: it is a link, directory or device"),
-        (lambda d: (d / MODEL).write_bytes((d / MODEL).read_bytes() + b"\0"), "bytes and [0-9]+ were written"),
+        (lambda d: (d / MODEL).write_bytes((d / MODEL).read_bytes() + b"\0"), "is no sound safetensors file"),
         (lambda d: corrupt(d / MODEL), "its sha256 is [0-9a-f]{12}… and [0-9a-f]{12}… was written"),
         (lambda d: corrupt(d / MANIFEST), r"is damaged: .* was written \(manifest.json\)"),
-        (lambda d: (d / MANIFEST).write_bytes(b"[]"), "it lists no files"),
-        (lambda d: (d / MANIFEST).write_bytes(b"[" * 60_000), "manifest.json' is damaged"),
-        (lambda d: (d / MANIFEST).write_bytes(b'{"a":NaN}'), "manifest.json' is damaged"),
-        (lambda d: (d / MANIFEST).write_bytes(b" " * 5_000_000), "manifest.json' is damaged"),
+        (lambda d: (d / MANIFEST).write_bytes(b"[]"), "it is no manifest"),
+        (lambda d: (d / MANIFEST).write_bytes(b"[" * 60_000), "manifest.json' is damaged: it is nested too deep"),
         (lambda d: rewrite(d / MANIFEST, format=3), "has format 3 and this version reads 2; upgrade transformer_xl"),
         (lambda d: rewrite(d / MANIFEST, step=2), "it is of step 2, not 1"),
         (
             lambda d: rewrite(d / MANIFEST, files={"../x": {"size": 1, "sha256": ""}}),
-            "it must list model.safetensors, training.safetensors, state.json",
+            "it does not list model.safetensors, training.safetensors, state.json",
         ),
-        (
-            lambda d: rewrite(d / MANIFEST, files=dict.fromkeys([MODEL, "training.safetensors", STATE], 1)),
-            "each file needs a size and a sha256",
-        ),
-        (lambda d: forge(d, STATE, b"[1]"), "state.json' is damaged: it holds no JSON object"),
-        (lambda d: forge(d, STATE, b'{"a":1e999}'), "1e999 is too large a number"),
+        (lambda d: rewrite(d / MANIFEST, files={MODEL: 1}), "it is no manifest"),
         (lambda d: forge(d, STATE, b"\xff"), "state.json' is damaged: .*can't decode"),
-        (lambda d: forge(d, STATE, b'{"a":' + b"[" * 10**5), "state.json' is damaged"),
         (lambda d: forge(d, MODEL, b""), r"model.safetensors' is no sound safetensors file \(header too small\)"),
         (lambda d: forge(d, MODEL, b"\xff" * 100), r"is no sound safetensors file \(header too large\)"),
         (lambda d: forge(d, MODEL, safetensors(b"{" * 2**20)), "is no sound safetensors file"),
@@ -167,59 +140,16 @@ def test_every_damage_is_named_in_one_line(store: CheckpointStore, damage: Calla
     assert "step-00000001" in str(caught.value)
 
 
-def test_a_link_in_place_of_a_checkpoint_is_refused(store: CheckpointStore) -> None:
-    path = store.save(numbered(1))
-    path.with_name("link").symlink_to(path)
-    with pytest.raises(CheckpointError, match="link' is damaged: it is a symbolic link, not a directory"):
-        read_checkpoint(path.with_name("link"), step=1)
-
-
-def test_a_file_that_the_disk_cannot_read(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = store.save(numbered(1))
-
-    def fail(file: Path) -> None:
-        raise OSError(5, "Input/output error", str(file))
-
-    monkeypatch.setattr(Path, "read_bytes", fail)
-    with pytest.raises(CheckpointError, match=rf"'{path}/manifest.json' cannot be read \(Input/output error\); check the disk"):
+def test_a_file_that_is_missing_names_itself(store: CheckpointStore) -> None:
+    (store.save(numbered(1)) / MODEL).unlink()
+    with pytest.raises(FileNotFoundError, match=r"step-00000001/model\.safetensors"):
         store.load(1)
 
 
-ITSELF: list[object] = []
-
-
-ITSELF.append(ITSELF)
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "reason"),
-    [
-        (only(state={"lr": float("nan")}), r"state\['lr'\] is nan, which JSON cannot hold; store None or a finite number"),
-        (only(state={"a": [{"b": float("-inf")}]}), r"state\['a'\]\[0\]\['b'\] is -inf"),
-        (only(state={"betas": (0.9, 0.99)}), r"state\['betas'\] is a tuple, which JSON cannot hold; use a list"),
-        (only(state={"w": torch.ones(1)}), r"state\['w'\] is a Tensor, which JSON cannot hold"),
-        (only(state={"a": {1: 2}}), r"state\['a'\] has the key 1, and JSON keys are text; write it as '1'"),
-        (only(state={"a": ITSELF}), "state cannot be stored: .*; keep to small, plain values"),
-        (only(state={"a": 10**5000}), "state cannot be stored: .*digit"),
-        (only({"w": 1.0}), "'w' is a float, not a tensor; put it into `state`"),  # pyright: ignore[reportArgumentType]
-        (only({3: torch.ones(1)}), "tensor name 3 cannot be stored"),  # pyright: ignore[reportArgumentType]
-        (only({"\ud800": torch.ones(1)}), r"tensor name '\\ud800' cannot be stored"),
-        (only({"__metadata__": torch.ones(1)}), "tensor name '__metadata__' cannot be stored; use text other than"),
-        (only({"w": torch.ones(2, 2).to_sparse()}), "tensor 'w' is sparse_coo, without plain data to store; make it dense"),
-        (only({"w": torch.ones(2, device="meta")}), "tensor 'w' is meta, without plain data"),
-        (only({"w": torch.ones(2, dtype=torch.complex64)}), "'w' has dtype torch.complex64, .* convert it to one of float64,"),
-        (Checkpoint(-1, {}, {}, {}), r"step \(-1\) must be an integer from 0 to 9{18}; count optimizer steps"),
-        (Checkpoint(True, {}, {}, {}), r"step \(True\) must be an integer"),
-        (Checkpoint(10**18, {}, {}, {}), r"step \(10{18}\) must be an integer"),
-    ],
-)
-def test_what_cannot_be_stored_is_refused_and_leaves_nothing(
-    store: CheckpointStore, checkpoint: Checkpoint, reason: str
-) -> None:
+def test_what_json_cannot_hold_leaves_nothing(store: CheckpointStore) -> None:
     store.save(numbered(1))
-    with pytest.raises(CheckpointError, match=reason) as caught:
-        store.save(checkpoint)
-    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        store.save(only(state={"lr": float("nan")}))
     assert names(store) == ["step-00000001"]
     assert_same(store.load(1), numbered(1))
 

@@ -1,9 +1,8 @@
-"""If the disk fails at any call of a save, earlier checkpoints stay, the error is ours, and the next save succeeds."""
+"""If the disk fails at any call of a save, earlier checkpoints stay, the error names the place, and the next save succeeds."""
 
 import errno
 import io
 import os
-import re
 import resource
 import shutil
 import signal
@@ -18,7 +17,6 @@ import torch
 
 from tests.checkpoint.helpers import assert_same, never, numbered
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
-from transformer_xl.errors import CheckpointError
 
 
 class Fault:
@@ -84,15 +82,15 @@ def fail_call(name: str) -> Callable[[pytest.MonkeyPatch, Fault], None]:
 
 
 FAULTS = {
-    "write-ENOSPC": (fail_writes, errno.ENOSPC, r"No space left on device\); free disk space"),
-    "open-EROFS": (fail_opens, errno.EROFS, r"Read-only file system\); mount it writable"),
-    "fsync-EDQUOT": (fail_call("fsync"), errno.EDQUOT, r"Disk quota exceeded\); free disk space or raise the quota"),
-    "mkdir-EACCES": (fail_call("mkdir"), errno.EACCES, r"Permission denied\); make it writable"),
-    "rename-ENOSPC": (fail_call("rename"), errno.ENOSPC, r"No space left on device\); free disk space"),
-    "replace-EIO": (fail_call("replace"), errno.EIO, r"Input/output error\); check the disk"),
-    "unlink-EPERM": (fail_call("unlink"), errno.EPERM, r"Operation not permitted\); make it writable"),
-    "rmdir-EIO": (fail_call("rmdir"), errno.EIO, r"Input/output error\); check the disk"),
-    "listdir-EIO": (fail_call("listdir"), errno.EIO, r"Input/output error\); check the disk"),
+    "write-ENOSPC": (fail_writes, errno.ENOSPC),
+    "open-EROFS": (fail_opens, errno.EROFS),
+    "fsync-EDQUOT": (fail_call("fsync"), errno.EDQUOT),
+    "mkdir-EACCES": (fail_call("mkdir"), errno.EACCES),
+    "rename-ENOSPC": (fail_call("rename"), errno.ENOSPC),
+    "replace-EIO": (fail_call("replace"), errno.EIO),
+    "unlink-EPERM": (fail_call("unlink"), errno.EPERM),
+    "rmdir-EIO": (fail_call("rmdir"), errno.EIO),
+    "listdir-EIO": (fail_call("listdir"), errno.EIO),
 }
 
 
@@ -126,7 +124,7 @@ def is_same(actual: Checkpoint, expected: Checkpoint) -> bool:
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("fault_name", FAULTS)
 def test_a_fault_at_any_call_loses_nothing(prepared: Path, tmp_path: Path, fault_name: str, for_good: bool, step: int) -> None:
-    install, code, remedy = FAULTS[fault_name]
+    install, code = FAULTS[fault_name]
     n_fired = 0
     while True:
         store = CheckpointStore(shutil.copytree(prepared, tmp_path / str(n_fired)), keep=2)
@@ -135,7 +133,7 @@ def test_a_fault_at_any_call_loses_nothing(prepared: Path, tmp_path: Path, fault
         if not fault.fired:
             break
         n_fired += 1
-        check_failure(failure, store, remedy)
+        check_failure(failure, store, code)
         check_nothing_lost(store, step)
         check_resume(store)
         check_recovery(store, step)
@@ -146,21 +144,19 @@ def test_a_fault_at_any_call_loses_nothing(prepared: Path, tmp_path: Path, fault
 
 def save_under(
     fault: Fault, install: Callable[[pytest.MonkeyPatch, Fault], None], store: CheckpointStore, checkpoint: Checkpoint
-) -> CheckpointError | None:
+) -> OSError | None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         install(monkeypatch, fault)
         try:
             store.save(checkpoint, best=True)
-        except CheckpointError as error:
+        except OSError as error:
             return error
     return None
 
 
-def check_failure(failure: CheckpointError | None, store: CheckpointStore, remedy: str) -> None:
-    assert failure is not None
-    assert "\n" not in str(failure)
-    assert str(store.directory) in str(failure)
-    assert re.search(remedy, str(failure))
+def check_failure(failure: OSError | None, store: CheckpointStore, code: int) -> None:
+    assert failure is not None and failure.errno == code
+    assert failure.filename is None or str(store.directory) in str(failure)
 
 
 def check_nothing_lost(store: CheckpointStore, step: int) -> None:
@@ -197,36 +193,6 @@ def test_a_failed_save_leaves_no_stray_while_the_disk_still_deletes(tmp_path: Pa
     failure = save_under(Fault(errno.ENOSPC, at=2, for_good=True), fail_writes, store, numbered(4))
     assert failure is not None
     assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
-def test_clean_under_faults_is_our_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "step-00000001.tmp").mkdir()
-    monkeypatch.setattr(os, "rmdir", Fault(errno.EIO, at=0, for_good=True).guard(os.rmdir))
-    with pytest.raises(CheckpointError, match=r"strays in '.*' cannot be removed \(Input/output error\); check the disk"):
-        CheckpointStore(tmp_path).clean()
-
-
-def test_a_directory_that_cannot_be_listed_is_our_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "listdir", Fault(errno.EACCES, at=0, for_good=True).guard(os.listdir))
-    with pytest.raises(CheckpointError, match=r"checkpoints in '.*' cannot be listed \(Permission denied\); make it writable"):
-        CheckpointStore(tmp_path).load_newest(on_damaged=never)
-
-
-def test_a_directory_that_vanished(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"No such file or directory.; check that the directory above it still exists"):
-        CheckpointStore(tmp_path / "gone" / "checkpoints").save(numbered(1))
-
-
-def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").touch()
-    with pytest.raises(CheckpointError, match=r"File exists.; move the file that is in its place"):
-        CheckpointStore(tmp_path / "checkpoints").save(numbered(1))
-
-
-def test_a_file_in_place_of_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "step-00000001").touch()
-    with pytest.raises(CheckpointError, match=r"Not a directory.; move the file that is in its place"):
-        CheckpointStore(tmp_path).save(numbered(1))
 
 
 def test_an_interrupt_leaves_no_stray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,9 +266,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
         store = CheckpointStore(disk / "checkpoints")
         store.save(numbered(1))
         big = Checkpoint(2, model={"w": torch.ones(100_000)}, training={}, state={})
-        with pytest.raises(
-            CheckpointError, match=r"cannot be saved, earlier ones are intact \(No space left on device\); free"
-        ):
+        with pytest.raises(OSError, match=r"No space left on device: '.*step-00000002.tmp/model.safetensors'"):
             store.save(big)
         assert [path.name for path in store.directory.iterdir()] == ["step-00000001"]
         assert_same(store.load_newest(on_damaged=never), numbered(1))
@@ -317,7 +281,7 @@ def test_a_file_that_is_really_too_large(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(CheckpointError, match=r"\(File too large\); raise the limit of file sizes"):
+        with pytest.raises(OSError, match=r"File too large: '.*model\.safetensors'"):
             store.save(Checkpoint(2, model={"w": torch.ones(100_000)}, training={}, state={}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -331,7 +295,7 @@ def test_a_directory_that_is_really_read_only(tmp_path: Path) -> None:
     store = prepare(tmp_path)
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(CheckpointError, match=r"\(Permission denied\); make it writable"):
+        with pytest.raises(PermissionError):
             store.save(numbered(4))
     finally:
         tmp_path.chmod(0o700)

@@ -56,13 +56,6 @@ def test_a_run_is_created_and_read_back(tmp_path: Path, tokenizer: Tokenizer) ->
     assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "config.json", "tokenizer.json"]
 
 
-def test_an_empty_directory_will_do(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    (tmp_path / "run").mkdir()
-    with RunDirectory(tmp_path / "run").locked():
-        RunDirectory(tmp_path / "run").create(CONFIG, tokenizer)
-    assert RunDirectory(tmp_path / "run").holds_run
-
-
 def test_what_a_killed_start_leaves_is_in_nobodys_way(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """It was killed before config.json got its name."""
     run = RunDirectory(tmp_path / "run")
@@ -92,34 +85,9 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path, tokenizer: 
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_another_run_is_named(run: RunDirectory, tokenizer: Tokenizer) -> None:
-    with pytest.raises(CheckpointError, match=r"run' holds another run \('mine', step 2\); continue it with --resume"):
+def test_another_run_is_refused(run: RunDirectory, tokenizer: Tokenizer) -> None:
+    with pytest.raises(CheckpointError, match=r"run' holds another run; continue it with --resume, or choose another --out"):
         run.create(CONFIG, tokenizer)
-    shutil.rmtree(run.path / "checkpoints")
-    (run.path / "checkpoints").mkdir()
-    (run.path / "config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="run' holds another run; continue"):
-        run.check_free()
-
-
-@pytest.mark.parametrize("failing", ["save_config", "tokenizer"])
-def test_a_start_that_fails_leaves_nothing(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, failing: str
-) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    if failing == "tokenizer":
-        monkeypatch.setattr(type(tokenizer), "save", full)
-    else:
-        monkeypatch.setattr("transformer_xl.files.os.fsync", full)
-    run = RunDirectory(tmp_path / "run")
-    with (
-        pytest.raises(CheckpointError, match=r"cannot write to '.*run': No space left on device; free disk space"),
-        run.locked(),
-    ):
-        run.create(CONFIG, tokenizer)
-    assert not run.path.exists()
 
 
 def test_one_process_at_a_time(run: RunDirectory, tmp_path: Path) -> None:
@@ -135,28 +103,28 @@ def test_one_process_at_a_time(run: RunDirectory, tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_system_without_locks_is_trained_on_all_the_same(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(*_: Any) -> None:
-        raise OSError(37, "No locks available")
+@pytest.mark.parametrize("failing", ["config", "tokenizer"])
+def test_a_start_that_fails_can_be_made_again(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fcntl.flock", unsupported)
+    run = RunDirectory(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(*((type(tokenizer), "save", full) if failing == "tokenizer" else (os, "replace", full)))
+        with pytest.raises(OSError, match="No space left on device"), run.locked():
+            run.create(CONFIG, tokenizer)
+    assert not run.holds_run
     with run.locked():
-        pass
+        run.create(CONFIG, tokenizer)
+    assert run.config() == CONFIG
 
 
 def test_an_empty_directory_does_not_stay(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="x"), RunDirectory(tmp_path / "run").locked():
         raise RuntimeError("x")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(CheckpointError, match=r"cannot write to '.*file/run': Not a directory"),
-        RunDirectory(tmp_path / "file" / "run").locked(),
-    ):
-        pass
 
 
 def test_best_and_last_are_loaded(run: RunDirectory) -> None:
@@ -170,7 +138,7 @@ def test_best_and_last_are_loaded(run: RunDirectory) -> None:
 
 def test_a_damaged_best_is_warned_of_and_the_newest_loaded(run: RunDirectory) -> None:
     (run.path / "checkpoints" / "step-00000001" / "model.safetensors").write_bytes(b"")
-    with pytest.warns(UserWarning, match="step-00000001/model.safetensors' is damaged"):
+    with pytest.warns(UserWarning, match="step-00000001/model.safetensors' is no sound safetensors file"):
         load(run.path)
     messages: list[str] = []
     load(str(run.path), on_damaged=messages.append)
@@ -181,14 +149,9 @@ def test_a_damaged_best_is_warned_of_and_the_newest_loaded(run: RunDirectory) ->
     ("content", "match"),
     [
         ("{", "config.json': Expecting property name"),
-        ("[]", "config.json' is not a JSON object"),
+        ("[]", "config.json': .*must be a mapping"),
         ('{"train": {"batch_size": "2"}}', r"train: batch_size \('2'\) must be a valid integer"),
-        ('{"train": {"batch_size": 2.0}}', r"train: batch_size \(2.0\) must be a valid integer"),
-        ('{"train": {"batch_size": true}}', r"train: batch_size \(True\) must be a valid integer"),
-        ('{"model": {"same_length": 1}}', r"same_length \(1\) must be a valid boolean"),
-        ('{"model": {"kind": ["a"]}}', r"kind of model \['a'\] is not registered"),
         ('{"nmae": 3}', "unknown key 'nmae'; did you mean 'name'"),
-        ('{"model": {"d_model": 3}}', "must be even"),
     ],
 )
 def test_settings_that_cannot_work_are_named_even_if_a_checkpoint_has_them(run: RunDirectory, content: str, match: str) -> None:
@@ -368,12 +331,3 @@ def test_going_back_to_the_newest_changes_nothing(store: CheckpointStore) -> Non
     before = {path: path.stat().st_mtime_ns for path in store.directory.rglob("*")}
     store.rewind(40, best=30)
     assert {path: path.stat().st_mtime_ns for path in store.directory.rglob("*")} == before
-
-
-def test_a_disk_that_refuses_to_go_back(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, target: Path) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "rename", refuse)
-    with pytest.raises(CheckpointError, match=r"cannot be taken back to step 20 \(Read-only file system\); mount it writable"):
-        store.rewind(20, best=10)

@@ -20,7 +20,7 @@ from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.attention.kinds import ATTENTION
 from transformer_xl.reading.stream import open_stream
 from transformer_xl.training.display import Display
-from transformer_xl.training.starting import check_model
+from transformer_xl.training.start import check_model
 
 SETTINGS: dict[str, dict[str, Any]] = {"sloped": {"attention": "sloped"}, "fading": {"kind": "fading"}}
 CASES = pytest.mark.parametrize("settings", list(SETTINGS.values()), ids=list(SETTINGS))

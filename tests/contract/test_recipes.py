@@ -26,10 +26,10 @@ from transformer_xl.config.run import RunConfig
 from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.build import make_model
+from transformer_xl.training.comparison import compare_parameters, count_parameters
 from transformer_xl.training.display import Display
 from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.run import train
-from transformer_xl.training.starting import compare_parameters, count_parameters
 from transformer_xl.training.trainer import Trainer
 
 OUR_OWN = {

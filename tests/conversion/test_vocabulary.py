@@ -73,13 +73,6 @@ def test_texts_that_are_no_vocabulary(data, message, tmp_path):
         read_vocabulary(tmp_path / "vocab.txt")
 
 
-def test_a_text_that_is_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("transformer_xl.conversion.vocabulary.MAX_TEXT_BYTES", 5)
-    (tmp_path / "vocab.txt").write_text("a\nb\nc\n")
-    with pytest.raises(CheckpointError, match="has 6 bytes; 5 is the most accepted; give a vocabulary"):
-        read_vocabulary(tmp_path / "vocab.txt")
-
-
 def test_settings_beside_a_vocabulary_say_what_it_leaves_open(tmp_path):
     (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\ncat\n")
     assert read_vocabulary(tmp_path / "vocab.txt").encode("CAT\n").tolist() == [1, 0]

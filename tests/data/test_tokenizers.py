@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tests.data.tokenizer_cases import EXACT, MIXED, TEXT, TOKENIZERS, TRAINED, UNICODE, WITH_SURROGATES, WORDS, check_stream
 from tests.helpers import examples
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data import tokenizers
 from transformer_xl.data.text_files import cut_chunks
 from transformer_xl.data.tokenizers import (
     CharTokenizer,
@@ -239,8 +238,6 @@ def test_any_json_makes_a_tokenizer_or_its_error(base: dict, changes: dict) -> N
 
 def test_damaged_files(tmp_path) -> None:
     path = tmp_path / "tokenizer.json"
-    with pytest.raises(TokenizerError, match=r"tokenizer.json' cannot be read: No such file"):
-        load_tokenizer(path)
     path.write_bytes(b'{"kind": "by')
     with pytest.raises(TokenizerError, match=r"tokenizer '.*tokenizer.json': Unterminated string"):
         load_tokenizer(path)
@@ -249,12 +246,4 @@ def test_damaged_files(tmp_path) -> None:
         load_tokenizer(path)
     path.write_text("[" * 100_000)
     with pytest.raises(TokenizerError, match=r"tokenizer.json': it is nested too deep"):
-        load_tokenizer(path)
-
-
-def test_a_file_of_absurd_size_is_refused(tmp_path, monkeypatch) -> None:
-    path = tmp_path / "tokenizer.json"
-    TOKENIZERS["lines"].save(path)
-    monkeypatch.setattr(tokenizers, "MAX_FILE_BYTES", 10)
-    with pytest.raises(TokenizerError, match=r"tokenizer.json' has \d+ bytes; 10 is the most accepted"):
         load_tokenizer(path)

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transformer_xl.errors import CheckpointError
 from transformer_xl.training.confusion import draw_confusion
 
 
@@ -16,8 +15,6 @@ def test_confusions_of_few_and_many_classes(n: int, tmp_path: Path) -> None:
     path = draw_confusion(tmp_path / "confusion.png", confusion, labels, name="run")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert draw_confusion(path, np.eye(n, dtype=np.int64), labels, name="run")  # nothing confused
-    with pytest.raises(CheckpointError, match="cannot write"):
-        draw_confusion(tmp_path / "nowhere" / "confusion.png", confusion, labels, name="run")
 
 
 def test_names_of_classes_are_no_formulas(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.build import make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading.tasks import TaskScore, predictions
-from transformer_xl.training.finetune import Tuned, finetune
+from transformer_xl.training.finetune import TaskOutcome, finetune
 from transformer_xl.training.run import train
 
 TASK = """
@@ -43,7 +43,7 @@ checkpoint_interval = 5
 """
 SIZES = {"vocab_size": 256, "n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 32, "dropout": 0.1}
 
-Tune = Callable[..., Tuned]
+Tune = Callable[..., TaskOutcome]
 
 
 def write_texts(path: Path, n: int, *, seed: int, labels: tuple[str, str] = ("good", "bad")) -> Path:
@@ -78,7 +78,7 @@ def tune(bench: Path, tmp_path: Path, taught: object, no_picture: None, monkeypa
     """Start a run that draws nothing; that of `taught` has drawn all there is."""
     monkeypatch.setattr("transformer_xl.training.finetune.draw_confusion", lambda path, *_, **__: path)
 
-    def tune(out: str = "run", *overrides: str, **more: Any) -> Tuned:
+    def tune(out: str = "run", *overrides: str, **more: Any) -> TaskOutcome:
         asked: dict[str, Any] = {"source": bench / "base", "task": str(bench / "quick.toml"), "data": bench / "data"}
         asked |= {"display": Lines(), **more}
         return finetune(out=tmp_path / out, overrides=overrides, **asked)
@@ -87,14 +87,14 @@ def tune(bench: Path, tmp_path: Path, taught: object, no_picture: None, monkeypa
 
 
 @pytest.fixture(scope="module")
-def taught(bench: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tuned, Lines]:
+def taught(bench: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TaskOutcome, Lines]:
     """A run that was left alone; tests only read it."""
     out, shown = tmp_path_factory.mktemp("taught") / "run", Lines()
     ended = finetune(bench / "base", task=str(bench / "quick.toml"), data=bench / "data", out=out, display=shown)
     return out, ended, shown
 
 
-def test_a_label_that_hangs_on_one_word_is_learned(taught: tuple[Path, Tuned, Lines], bench: Path) -> None:
+def test_a_label_that_hangs_on_one_word_is_learned(taught: tuple[Path, TaskOutcome, Lines], bench: Path) -> None:
     out, ended, shown = taught
     assert ended.finished and ended.step == 80 and ended.stopped_by is None
     assert ended.valid and ended.valid.main == 1.0 and ended.valid.n == 40
@@ -109,7 +109,7 @@ def test_a_label_that_hangs_on_one_word_is_learned(taught: tuple[Path, Tuned, Li
     assert config.train.eval_interval == 10  # no longer than an epoch
 
 
-def test_its_card_names_task_texts_and_base_and_no_corpus(taught: tuple[Path, Tuned, Lines], tmp_path: Path) -> None:
+def test_its_card_names_task_texts_and_base_and_no_corpus(taught: tuple[Path, TaskOutcome, Lines], tmp_path: Path) -> None:
     export(taught[0], tmp_path / "shared", kind="native")
     card = (tmp_path / "shared" / "README.md").read_text()
     assert "- text: `data`, read as byte tokens\n- task: classification\n- begun with the weights of `base`\n" in card
@@ -117,7 +117,7 @@ def test_its_card_names_task_texts_and_base_and_no_corpus(taught: tuple[Path, Tu
     assert load(tmp_path / "shared")[0].config.head.labels == ("bad", "good")
 
 
-def test_what_is_loaded_are_the_best_weights(taught: tuple[Path, Tuned, Lines], bench: Path) -> None:
+def test_what_is_loaded_are_the_best_weights(taught: tuple[Path, TaskOutcome, Lines], bench: Path) -> None:
     out, ended, _ = taught
     store = RunDirectory(out).store()
     assert store.best_step == ended.best_step and store.best_step in store.steps()
@@ -192,7 +192,7 @@ def test_patience_ends_a_run_and_more_patience_goes_on(tune: Tune, tmp_path: Pat
 
 
 def test_a_taught_model_is_taught_on_with_its_head_only_for_the_same_labels(
-    taught: tuple[Path, Tuned, Lines], tune: Tune, tmp_path: Path
+    taught: tuple[Path, TaskOutcome, Lines], tune: Tune, tmp_path: Path
 ) -> None:
     out, _, _ = taught
     base = load(out)[0].state_dict()
@@ -289,7 +289,7 @@ def refuse(tune: Tune, kind: type[Exception], message: str, *overrides: str, **m
         tune("run", *overrides, **more)
 
 
-def test_what_is_refused(tune: Tune, bench: Path, tmp_path: Path, taught: tuple[Path, Tuned, Lines]) -> None:
+def test_what_is_refused(tune: Tune, bench: Path, tmp_path: Path, taught: tuple[Path, TaskOutcome, Lines]) -> None:
     out, _, _ = taught
     refuse(
         tune, ConfigError, r"^model.n_layer \(3\) differs from that of '.*base' \(2\), whose weights would", "model.n_layer=3"
@@ -339,6 +339,6 @@ def test_other_texts_are_not_gone_on_with(tune: Tune, tmp_path: Path) -> None:
         tune(source=None, task=None, data=None, resume=True)
 
 
-def test_how_it_ended_is_plain_data(taught: tuple[Path, Tuned, Lines]) -> None:
+def test_how_it_ended_is_plain_data(taught: tuple[Path, TaskOutcome, Lines]) -> None:
     _, ended, _ = taught
     assert set(ended.as_dict()) == {field.name for field in dataclasses.fields(ended)}

@@ -3,7 +3,6 @@
 import builtins
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -52,64 +51,25 @@ def test_a_line_cut_anywhere_is_dropped(record: Record) -> None:
         assert record.path.read_bytes() == whole[:begin]
 
 
-def reader(directory: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the entries of a log and the warnings."""
-    said: list[str] = []
-    return read_metrics(directory, warn=said.append), said
-
-
 SOUND: dict[str, Any] = {"kind": "train", "step": 4, "loss": 0.25, "tokens": 40, "seconds": 1.0}
 
 
-NO_ENTRIES: list[Any] = [
-    *(SOUND | {"step": step} for step in ("4", 4.0, True, None, [4])),
-    *(SOUND | {"loss": loss} for loss in ("0.25", [0.25], {}, True, math.nan, math.inf)),
-    *(SOUND | {"kind": kind} for kind in ("trian", ["train"], None, 3, "valid", "sample", "final")),
-    *(SOUND | {name: None} for name in ("tokens", "seconds")),
-    *({name: value for name, value in SOUND.items() if name != left} for left in SOUND),
-    *(SOUND | more for more in ({"": 0, "kind": ""}, {"lr": {"deep": 1}}, {"crd": "00000000"})),
-    *({"kind": "sample", "step": 4, "text": 3}, [SOUND], "text", None),
-]
-
-
-def test_what_is_no_entry_is_left_out_and_counted(record: Record) -> None:
-    sound, before = record.path.read_bytes(), read_metrics(record.directory)
-    for bad in (
-        *(f"{json.dumps(value)}\n".encode() for value in NO_ENTRIES),
-        b"[" * 100_000 + b"\n",
-        b'{"a":' * 100_000 + b"\n",
-        b"\0\n",
-        b"\xff\n",
-    ):
-        record.path.write_bytes(bad + sound)
-        assert reader(record.directory) == (before, [f"'{record.path}': 1 of its 5 lines are no entries; left out"]), bad[:99]
-    record.path.write_bytes(b"\0\n" * 1500 + sound)
-    with pytest.warns(UserWarning, match="1,500 of its 1,504 lines are no entries"):
-        record.rewind(99)
-    assert record.path.read_bytes() == sound
-
-
-def test_lines_of_version_0_2_are_read(record: Record) -> None:
-    """They have a checksum."""
-    record.path.write_text(json.dumps({**SOUND, "crc": "12345678"}) + "\n")
-    assert read_metrics(record.directory) == [SOUND]
-
-
 @pytest.mark.parametrize(
-    "make", [os.mkfifo, os.mkdir, lambda path: Path(path).symlink_to("/dev/zero")], ids=["fifo", "folder", "link"]
+    "bad",
+    [
+        *(json.dumps(SOUND | {name: value}) for name, value in (("step", "4"), ("kind", "trian"), ("kind", ["train"]))),
+        *(json.dumps({name: value for name, value in SOUND.items() if name != left}) for left in SOUND),
+        *("text", "[]", '{"loss": NaN}', "[" * 100_000, "\0"),
+    ],
 )
-def test_a_log_that_is_no_file_is_one_line(tmp_path: Path, make: Any) -> None:
-    make(tmp_path / "metrics.jsonl")
-    for read in (lambda: read_metrics(tmp_path), lambda: Record(tmp_path).rewind(3)):
-        with pytest.raises(CheckpointError, match=r"metrics.jsonl' is not a regular file, but a directory, pipe or device"):
+def test_a_line_that_is_no_entry_is_named_and_nothing_is_changed(record: Record, bad: str) -> None:
+    lines = record.path.read_text().splitlines()
+    record.path.write_text("\n".join([lines[0], bad, *lines[1:]]) + "\n")
+    before = record.path.read_bytes()
+    for read in (lambda: read_metrics(record.directory), lambda: record.rewind(99)):
+        with pytest.raises(CheckpointError, match=rf"^'{record.path}', line 2 is no entry of a log \(.*\); delete that line$"):
             read()
-
-
-def test_a_log_of_many_gigabytes_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").touch()
-    os.truncate(tmp_path / "metrics.jsonl", 2**36)
-    with pytest.raises(CheckpointError, match=r"has 68,719,476,736 bytes; 1,073,741,824 is the most"):
-        read_metrics(tmp_path)
+    assert record.path.read_bytes() == before
 
 
 def test_the_final_line_is_written_again_by_a_resumed_run(record: Record) -> None:
@@ -128,7 +88,7 @@ def test_nothing_yet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", ["write", "rewind", "draw", "sync"])
-def test_a_disk_that_refuses_is_one_line(record: Record, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_refuses_leaves_the_log_as_it_is(record: Record, action: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -142,7 +102,7 @@ def test_a_disk_that_refuses_is_one_line(record: Record, action: str, monkeypatc
     before = record.path.read_bytes()
     with monkeypatch.context() as patch:
         patch.setattr(target, full)
-        with pytest.raises(CheckpointError, match=r"cannot write .*No space left on device; free disk space, then --resume"):
+        with pytest.raises(OSError, match="No space left on device"):
             act()
     assert record.path.read_bytes() == before
 
@@ -248,13 +208,10 @@ def test_a_logger_that_fails_ends_no_run(
     assert len(read_metrics(tmp_path)) == 4
 
 
-def test_a_logger_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
+def test_a_logger_that_is_unknown_or_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.training.record.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="logger 'wandb' is not installed; pip install wandb, or leave out --logger wandb"):
         check_loggers(["wandb"])
-
-
-def test_an_unknown_logger() -> None:
     with pytest.raises(ConfigError, match="unknown logger 'wandbb'; did you mean 'wandb'"):
         check_loggers(["wandbb"])
 
@@ -311,11 +268,3 @@ def test_a_disk_that_tensorboard_cannot_write_ends_no_run(tmp_path: Path, monkey
     write_some(tmp_path, warn=said.append)
     assert said == ["tensorboard failed (No space left on device); it gets nothing more, metrics.jsonl has everything"]
     assert len(read_metrics(tmp_path)) == 2
-
-
-@pytest.mark.parametrize("damage", ["{", "[" * 50_000, "[]", '{"wandb": 5}', "\udcff"])
-def test_a_damaged_identity_is_made_anew(tmp_path: Path, remotes: list[Remote], damage: str) -> None:
-    (tmp_path / "loggers.json").write_bytes(damage.encode(errors="surrogateescape"))
-    for _ in range(2):
-        write_some(tmp_path, "wandb")
-    assert {json.loads((tmp_path / "loggers.json").read_text())["wandb"]} == {run.options["id"] for run in remotes}

@@ -121,7 +121,6 @@ def test_what_does_not_fit_a_base_is_refused(start: Start, base: Path, exported:
     refuse(start, ConfigError, r"model.n_layer \(3\) differs from that of '.*base' \(2\), whose", "model.n_layer=3", base=base)
     for each in (base, exported):
         refuse(start, ConfigError, "kind=byte: the tokenizer of '.*' is used", "tokenizer.kind=byte", base=each)
-    refuse(start, ConfigError, "--from is empty", base="")
     refuse(start, ConfigError, r"model.kind \(lstm\) differs", "model.kind=lstm", base=exported)
     refuse(start, CheckpointError, "gone", base=base / "gone")
     refuse(start, ConfigError, "is what --from sets", f"base={base}")

@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "lamb": {"optim": {"optimizer": "lamb", "weight_decay": 0.1, "warmup_steps": 4, "decay_after_warmup": True}},
     "bf16": {"precision": "bf16"},
     "dropout": {"model": {"dropout": 0.2, "dropatt": 0.2}},
-    "plateau": {"optim": {"schedule": "plateau", "plateau_patience": 0}},
+    "plateau": {"optim": {"schedule": "plateau"}},
     "documents": {"train": {"reset_at_documents": True}},
     "tokens-budget": {"train": {"max_steps": None, "max_tokens": 400}, "optim": {"schedule": "linear"}},
     "tbptt": {"train": {"tbptt_segments": 4, "max_steps": 20}, "model": {"dropout": 0.2}},

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transformer_xl import console
 from transformer_xl.analysis.comparison import ComparedRun, Unit, score
 from transformer_xl.analysis.lengths import has_length, lengths_of, readings, trained_length
 from transformer_xl.analysis.lines import Line
@@ -45,7 +44,7 @@ def learning_curves(runs: Sequence[ComparedRun], *, against: Against, unit: Unit
 
 
 def _curves_of_run(run: ComparedRun, against: Against, unit: Unit) -> list[Line]:
-    entries = read_metrics(run.path, warn=console.warn)
+    entries = read_metrics(run.path)
     curves = [curve for curve in curves_of(entries, run.config) if curve.kind != "final"]
     if not curves:
         raise CheckpointError(f"'{run.path}' has no losses in {METRICS_FILE} yet; train it further with txl train --resume")

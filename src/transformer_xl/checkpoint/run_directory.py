@@ -13,6 +13,7 @@ loss.png
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,11 +21,22 @@ from typing import Any, Literal
 
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore, averaged_weights
 from transformer_xl.config.run import RunConfig
-from transformer_xl.data.tokenizers import MAX_FILE_BYTES, Tokenizer, load_tokenizer, read_tokenizer
-from transformer_xl.errors import CheckpointError, TxlError, beside, one_line, system_reason
-from transformer_xl.files import locked, make_directories, remove, replace_file, stray_name
-from transformer_xl.model.directory import CONFIG_FILE, RUNS, TOKENIZER_FILE, read_config, resolve
-from transformer_xl.untrusted import parse_json, read_small
+from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
+from transformer_xl.errors import CheckpointError, beside, one_line
+from transformer_xl.files import locked, make_directories, replace_file, stray_name
+from transformer_xl.model.adapters import merged
+from transformer_xl.model.build import make_model
+from transformer_xl.model.pretrained import (
+    CONFIG_FILE,
+    RUNS,
+    TOKENIZER_FILE,
+    build,
+    manifest_of,
+    open_model,
+    read_config,
+    resolve,
+)
+from transformer_xl.untrusted import parse_json
 
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
@@ -56,42 +68,30 @@ class RunDirectory:
             with suppress(OSError):  # it is not empty
                 self.path.rmdir()
 
+        make_directories(self.path)
         with ExitStack() as held:
-            with writing(self.path):
-                make_directories(self.path)
-                held.callback(remove_if_empty)
-                held.enter_context(locked(self.path / LOCK_FILE, on_busy=refuse))
+            held.callback(remove_if_empty)
+            held.enter_context(locked(self.path / LOCK_FILE, on_busy=refuse))
             yield
 
     def check_free(self) -> None:
         """Raise a `CheckpointError` unless the directory is free for a new run."""
         if self.path.exists() and not (self.path.is_dir() and self._is_free()):
-            remedy = "continue it with --resume, or choose another --out" if self.holds_run else "choose another --out"
-            raise CheckpointError(f"'{self.path}' {self._content()}; {remedy}")
+            if self.holds_run:
+                raise CheckpointError(f"'{self.path}' holds another run; continue it with --resume, or choose another --out")
+            what = "is not empty and holds no run" if self.path.is_dir() else "is a file"
+            raise CheckpointError(f"'{self.path}' {what}; choose another --out")
 
     def create(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        """Write the files of a new run, all or none; call this while `locked`."""
+        """Write the files of a new run, config.json last; call this while `locked`."""
         self.check_free()
-        checkpoints = self.path / CHECKPOINTS
-        with writing(self.path):
-            try:
-                checkpoints.mkdir(exist_ok=True)
-                tokenizer.save(self.path / TOKENIZER_FILE)
-                self._write_config(config)
-            except BaseException:
-                config_path = self.path / CONFIG_FILE
-                for path in (checkpoints, self.path / TOKENIZER_FILE, config_path, stray_name(config_path)):
-                    with suppress(OSError):
-                        remove(path)
-                raise
+        (self.path / CHECKPOINTS).mkdir(exist_ok=True)
+        tokenizer.save(self.path / TOKENIZER_FILE)
+        replace_file(self.path / CONFIG_FILE, config_bytes(config))
 
     def save_config(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         """Change the run's settings, in its checkpoints too; a kill at any time leaves each with the old or the new ones."""
         self.store().change_copies(copies(config, tokenizer))
-        with writing(self.path):
-            self._write_config(config)
-
-    def _write_config(self, config: RunConfig) -> None:
         replace_file(self.path / CONFIG_FILE, config_bytes(config))
 
     def config(self, checkpoint: Checkpoint | None = None) -> RunConfig:
@@ -105,11 +105,8 @@ class RunDirectory:
             runs = beside(self.path, lambda path: RunDirectory(path).holds_run, also=RUNS)
             raise CheckpointError(f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train{runs}")
         try:
-            values = parse_json(self._content_of(CONFIG_FILE, checkpoint))
-            if not isinstance(values, dict):
-                raise CheckpointError(f"'{path}' is not a JSON object; restore it from a copy")
-            return RunConfig(**values)
-        except ValueError as error:  # of JSON, or of settings
+            return RunConfig(**parse_json(self._content_of(CONFIG_FILE, checkpoint)))
+        except (ValueError, TypeError) as error:  # of JSON, or of settings
             raise CheckpointError(f"'{path}': {one_line(error)}") from None
 
     def tokenizer(self, checkpoint: Checkpoint | None = None) -> Tokenizer:
@@ -119,7 +116,7 @@ class RunDirectory:
     def _content_of(self, name: str, checkpoint: Checkpoint | None) -> bytes:
         """Return the content of a file as a checkpoint has it; those of version 0.2 have none."""
         known = checkpoint.copies if checkpoint else self.store().newest_copies()
-        return known[name] if name in known else read_small(self.path / name, most_bytes=MAX_FILE_BYTES)
+        return known[name] if name in known else (self.path / name).read_bytes()
 
     def _is_free(self) -> bool:
         """Return whether the directory has no files but those that a killed start leaves: everything before config.json."""
@@ -128,26 +125,6 @@ class RunDirectory:
             return not names
         own = (CHECKPOINTS, TOKENIZER_FILE, stray_name(self.path / CONFIG_FILE).name)
         return all(name.startswith(own) for name in names) and not any((self.path / CHECKPOINTS).iterdir())
-
-    def _content(self) -> str:
-        if not self.path.is_dir():
-            return "is a file"
-        if not self.holds_run:
-            return "is not empty and holds no run"
-        try:
-            steps = self.store().steps()
-            return f"holds another run ('{self.config().name}', {f'step {steps[-1]:,}' if steps else 'no checkpoint yet'})"
-        except TxlError:
-            return "holds another run"
-
-
-@contextmanager
-def writing(directory: Path) -> Iterator[None]:
-    """Turn an `OSError` into one line that says why the directory cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointError(f"cannot write to '{directory}': {system_reason(error, 'choose another --out')}") from None
 
 
 def short_names(sources: Sequence[str | Path]) -> list[str]:
@@ -181,10 +158,6 @@ def load(
     Raises:
         CheckpointError: there is nothing, everything is damaged, parts do not fit together, or weights are not finite numbers.
     """
-    from transformer_xl.model.adapters import merged
-    from transformer_xl.model.build import make_model
-    from transformer_xl.model.pretrained import build, manifest_of, open_model
-
     run = RunDirectory(source)
     if run.holds_run:
         newest_or_best = run.store().load_best if which == "best" else run.store().load_newest
@@ -242,6 +215,4 @@ def _weights(run: RunDirectory, checkpoint: Checkpoint, which: str) -> dict[str,
 
 
 def _warn(message: str) -> None:
-    import warnings
-
     warnings.warn(message, stacklevel=3)

@@ -8,14 +8,14 @@ One directory cannot replace another in one operation. So if a step is saved aga
 `step-00001000.old`, where readers find it until the new one has the name. So there always is a sound checkpoint of that step.
 """
 
-import errno
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+
+from torch import Tensor
 
 from transformer_xl.checkpoint.checkpoint import (
     FORMAT_OF_0_2,
@@ -26,36 +26,23 @@ from transformer_xl.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from transformer_xl.console import short
-from transformer_xl.errors import SYSTEM_REMEDIES, CheckpointError, ConfigError
+from transformer_xl.errors import CheckpointError, one_line, system_message
 from transformer_xl.files import (
     canonical_json,
     discard_directory,
     make_directory,
-    regular_size,
     remove,
     replace_file,
     stray_name,
     sync_directory,
 )
-from transformer_xl.untrusted import MAX_SETTINGS_BYTES, parse_json
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from transformer_xl.untrusted import read_json_object
 
 __all__ = ["AVERAGE_PREFIX", "Checkpoint", "CheckpointStore", "averaged_weights"]
 
 _STEP_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})(\.old)?")
 _STRAY_NAME = re.compile(rf"({_STEP_NAME.pattern}|best\.json)\.tmp")
-_MAX_STEP = 10**18 - 1
 AVERAGE_PREFIX = "average."  # begins the names, in `Checkpoint.training`, of weights averaged over steps
-
-_REMEDIES = SYSTEM_REMEDIES | {
-    errno.EACCES: "make it writable",
-    errno.EPERM: "make it writable",
-    errno.ENOENT: "check that the directory above it still exists",
-    errno.EEXIST: "move the file that is in its place",
-    errno.ENOTDIR: "move the file that is in its place",
-}
 
 
 class CheckpointStore:
@@ -64,9 +51,6 @@ class CheckpointStore:
     Args:
         directory: the first save creates it if its parent exists.
         keep: how many of the newest checkpoints to keep; the best is kept, too.
-
-    Raises:
-        ConfigError: `keep` is below 1.
 
     Example:
         >>> import tempfile, torch
@@ -81,8 +65,6 @@ class CheckpointStore:
     """
 
     def __init__(self, directory: Path, *, keep: int = 2) -> None:
-        if keep < 1:
-            raise ConfigError(f"keep ({keep}) must be at least 1; without a checkpoint no run can resume")
         self.directory = Path(directory)
         self.keep = keep
 
@@ -93,18 +75,14 @@ class CheckpointStore:
         before. A step that exists already is replaced. `best` records it as the best so far.
 
         Raises:
-            CheckpointError: the checkpoint cannot be stored or written; earlier checkpoints are intact.
+            OSError: the checkpoint cannot be written; earlier checkpoints are intact.
         """
-        if not _is_step(checkpoint.step):
-            raise CheckpointError(f"step ({checkpoint.step!r}) must be an integer from 0 to {_MAX_STEP}; count optimizer steps")
         final = self._path(checkpoint.step)
-        with _explained(f"checkpoint {str(final)!r} cannot be saved, earlier ones are intact"):
-            self._write(checkpoint, final)
-        with _explained(f"checkpoint {str(final)!r} is saved, but the best cannot be recorded or old ones deleted"):
-            if best:
-                self._record_best(checkpoint.step)
-            self._settle(checkpoint.step)
-            self._rotate(newest=checkpoint.step)
+        self._write(checkpoint, final)
+        if best:
+            self._record_best(checkpoint.step)
+        self._settle(checkpoint.step)
+        self._rotate(newest=checkpoint.step)
         return final
 
     def check_room(self, size: int, *, warn: Callable[[str], object]) -> None:
@@ -113,8 +91,7 @@ class CheckpointStore:
         `warn` gets one line if it has room for fewer than are there while one is saved. Nothing is written.
         """
         place = next(path for path in (self.directory, *self.directory.absolute().parents) if path.is_dir())
-        with _explained(f"the disk of {str(place)!r} cannot be asked for its free space"):
-            free = shutil.disk_usage(place).free
+        free = shutil.disk_usage(place).free
         units = ("B", "kB", "MB", "GB", "TB")
         has = f"the disk of {str(place)!r} has {short(free, units)} free, and a checkpoint takes {short(size, units)}"
         if free < size:
@@ -125,8 +102,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Return the steps of all finished checkpoints, ascending; only loading shows whether they are sound."""
-        with _explained(f"checkpoints in {str(self.directory)!r} cannot be listed"):
-            directories = [path.name for path in self._entries() if path.is_dir() and not path.is_symlink()]
+        directories = [path.name for path in self._entries() if path.is_dir() and not path.is_symlink()]
         return sorted({int(match[1]) for match in map(_STEP_NAME.fullmatch, directories) if match})
 
     @property
@@ -142,6 +118,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: there is no such step, or a file is damaged (the message says which and how).
+            OSError: a file of it is missing or cannot be read.
         """
         if step not in (known := self.steps()):
             have = f"it has steps {', '.join(map(str, known))}" if known else "it has none"
@@ -151,24 +128,19 @@ class CheckpointStore:
     def newest_copies(self) -> dict[str, bytes]:
         """Return settings and tokenizer from the newest checkpoint where these are sound; empty if there is none."""
         for step in reversed(self.steps()):
-            with suppress(CheckpointError):
+            with suppress(CheckpointError, OSError):
                 return read_copies(self._readable_path(step), step=step)
         return {}
 
     def change_copies(self, copies: Mapping[str, bytes]) -> None:
-        """Save all sound checkpoints again with other settings; an interruption leaves each with the old or the new ones.
-
-        Raises:
-            CheckpointError: one cannot be written, and has the old ones.
-        """
+        """Save all sound checkpoints again with other settings; an interruption leaves each with the old or the new ones."""
         for step in self.steps():
             try:
                 checkpoint = self.load(step)
-            except CheckpointError:  # nobody will load it
+            except (CheckpointError, OSError):  # nobody will load it
                 continue
-            with _explained(f"checkpoint {str(self._path(step))!r} cannot be saved with other settings"):
-                self._write(replace(checkpoint, copies=copies), self._path(step))
-                self._settle(step)
+            self._write(replace(checkpoint, copies=copies), self._path(step))
+            self._settle(step)
 
     def load_newest(self, *, on_damaged: Callable[[str], None]) -> Checkpoint:
         """Load the newest sound checkpoint; raise a `CheckpointError` if there is none.
@@ -204,27 +176,25 @@ class CheckpointStore:
             step: the newest step to keep.
             best: the best step up to there, which is recorded again if another step is recorded; None: there is none.
         """
-        with _explained(f"checkpoints in {str(self.directory)!r} cannot be taken back to step {step}"):
-            for later in self.steps():
-                if later > step:
-                    abandoned = self._path(later).with_suffix(".abandoned")
-                    remove(abandoned)
-                    self._path(later).rename(abandoned)
-            if best is None:
-                remove(self._best_path)
-            elif best != self.best_step:
-                self._record_best(best)
-            sync_directory(self.directory)
-            self._rotate(newest=step)
+        for later in self.steps():
+            if later > step:
+                abandoned = self._path(later).with_suffix(".abandoned")
+                remove(abandoned)
+                self._path(later).rename(abandoned)
+        if best is None:
+            remove(self._best_path)
+        elif best != self.best_step:
+            self._record_best(best)
+        sync_directory(self.directory)
+        self._rotate(newest=step)
 
     def clean(self) -> None:
         """Remove what killed processes left behind; call this when a run starts, before anything is saved."""
-        with _explained(f"strays in {str(self.directory)!r} cannot be removed"):
-            for path in self._entries():
-                if _STRAY_NAME.fullmatch(path.name):
-                    remove(path)
-            for step in self.steps():
-                self._settle(step)
+        for path in self._entries():
+            if _STRAY_NAME.fullmatch(path.name):
+                remove(path)
+        for step in self.steps():
+            self._settle(step)
 
     @property
     def _best_path(self) -> Path:
@@ -274,8 +244,8 @@ class CheckpointStore:
 
     def _rotate(self, *, newest: int) -> None:
         try:
-            best = self._recorded_best()
-        except ValueError:
+            best = self._read_best()
+        except CheckpointError:
             return  # any step may be the best, so delete none until the next best is recorded
         steps = self.steps()
         # Keep the run's newest even if there are damaged ones of later steps, from before the run was resumed.
@@ -285,36 +255,22 @@ class CheckpointStore:
                 discard_directory(self._old_path(step))
                 discard_directory(self._path(step))
 
-    def _best_record(self, step: int) -> bytes:
+    def _best_record(self, step: int) -> dict[str, object]:
         """Return what the record of the best step says. It says it twice, so that damage shows."""
-        return canonical_json({"directory": self._path(step).name, "step": step})
+        return {"directory": self._path(step).name, "step": step}
 
     def _record_best(self, step: int) -> None:
-        replace_file(self._best_path, self._best_record(step))
+        replace_file(self._best_path, canonical_json(self._best_record(step)))
 
     def _read_best(self) -> int | None:
-        path = str(self._best_path)
+        remedy = "the best is unknown until the next is saved"
         try:
-            with _explained(f"{path!r} cannot be read"):
-                return self._recorded_best()
-        except ValueError as error:
-            raise CheckpointError(f"{path!r} is damaged: {error}; the best is unknown until the next is saved") from error
-
-    def _recorded_best(self) -> int | None:
-        try:
-            if (size := regular_size(self._best_path)) > MAX_SETTINGS_BYTES:
-                raise ValueError(f"it has {size:,} bytes")
-            data = self._best_path.read_bytes()
+            record = read_json_object(self._best_path, remedy=remedy)
         except FileNotFoundError:
             return None
-        content = parse_json(data)
-        step = content.get("step") if isinstance(content, dict) else None
-        if (
-            not isinstance(step, int)
-            or not _is_step(step)
-            or (data != self._best_record(step) and content.get("format") != FORMAT_OF_0_2)
-        ):
-            raise ValueError("it does not name a step as it was written")
+        step = record.get("step")
+        if not isinstance(step, int) or (record != self._best_record(step) and record.get("format") != FORMAT_OF_0_2):
+            raise CheckpointError(f"'{self._best_path}' is damaged: it does not name a step as it was written; {remedy}")
         return step
 
     def _load_first_sound(self, steps: Iterable[int], on_damaged: Callable[[str], None]) -> Checkpoint:
@@ -324,6 +280,9 @@ class CheckpointStore:
                 checkpoint = self.load(step)
             except CheckpointError as error:
                 reasons.append(str(error).removesuffix(REMEDY))
+                continue
+            except OSError as error:
+                reasons.append(one_line(system_message(error)))
                 continue
             for reason in reasons:
                 on_damaged(f"{reason}; step {step:,} is loaded instead")
@@ -335,21 +294,7 @@ class CheckpointStore:
         raise CheckpointError(f"no checkpoint {where} {tried}; restore one from a copy, or train again")
 
 
-def averaged_weights(checkpoint: Checkpoint) -> "dict[str, Tensor]":
+def averaged_weights(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return a checkpoint's weights averaged over steps; empty if it has none."""
     named = checkpoint.training.items()
     return {name.removeprefix(AVERAGE_PREFIX): tensor for name, tensor in named if name.startswith(AVERAGE_PREFIX)}
-
-
-def _is_step(step: object) -> TypeGuard[int]:
-    return type(step) is int and 0 <= step <= _MAX_STEP
-
-
-@contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Turn an OSError into a one-line `CheckpointError`: what failed, why, and the remedy."""
-    try:
-        yield
-    except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "check the disk")
-        raise CheckpointError(f"{what} ({error.strerror or error}); {remedy}") from error

@@ -91,7 +91,7 @@ def ablate(
         raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
     from transformer_xl.analysis.ablation.ablation import Ablation
     from transformer_xl.analysis.ablation.worker import Worker
-    from transformer_xl.model.directory import RUNS
+    from transformer_xl.model.pretrained import RUNS
     from transformer_xl.process import keep_freed_memory
 
     axes = {"recurrence": recurrence, "attention": attention, "loss": loss}

@@ -53,12 +53,12 @@ def finetune(
     """
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.training.display import Display
-    from transformer_xl.training.finetune import finetune as teach
+    from transformer_xl.training.finetune import finetune as learn
 
     keep_freed_memory()
     display = Display(quiet=quiet or not is_reporter())
     try:
-        ended = teach(
+        ended = learn(
             run,
             task=task,
             data=data,

@@ -207,18 +207,18 @@ def _dry_run(
 ) -> None:
     """Print the plan, on this machine, of the run that the same command without --dry-run would train."""
     from transformer_xl.checkpoint.run_directory import RunDirectory
-    from transformer_xl.training.asked import asked_settings, resumed_settings
+    from transformer_xl.training.start import new_settings, resumed_settings
 
     run = RunDirectory(out) if resume and out is not None else None
     if run and run.holds_run:
         config = resumed_settings(run, recipe, overrides, corpus, base)
     else:
-        config = asked_settings(recipe, overrides, corpus, base)
+        config = new_settings(recipe, overrides, corpus, base)
     from transformer_xl.cost.display import plan_table
     from transformer_xl.cost.hardware import this_machine
     from transformer_xl.cost.plan import make_plan
     from transformer_xl.cost.work import is_counted, vocabulary
-    from transformer_xl.training.starting import compare_parameters, count_parameters
+    from transformer_xl.training.comparison import compare_parameters, count_parameters
 
     if is_counted(config.model):
         plan = make_plan(config, this_machine(config.train.device, config.train.precision))

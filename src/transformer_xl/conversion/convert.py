@@ -18,8 +18,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import write_file
 from transformer_xl.model.build import make_blueprint
-from transformer_xl.model.directory import WEIGHTS_FILE
-from transformer_xl.model.pretrained import config_values, write_settings
+from transformer_xl.model.pretrained import WEIGHTS_FILE, config_values, write_settings
 from transformer_xl.tensor_file import TensorSpec, encode_lazily
 
 

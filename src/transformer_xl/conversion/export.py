@@ -21,8 +21,7 @@ from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
 from transformer_xl.files import write_file
 from transformer_xl.hub import CARD_FILE, model_card
 from transformer_xl.model.build import make_model
-from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, read_config
-from transformer_xl.model.pretrained import open_model
+from transformer_xl.model.pretrained import CONFIG_FILE, TOKENIZER_FILE, open_model, read_config
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet

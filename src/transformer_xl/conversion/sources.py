@@ -15,7 +15,7 @@ from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
-from transformer_xl.model.directory import CONFIG_FILE, is_native
+from transformer_xl.model.pretrained import CONFIG_FILE, is_native
 from transformer_xl.untrusted import read_json_object
 
 _TENSORFLOW = re.compile(r".*\.(index|meta|data-\d+-of-\d+)")
@@ -133,7 +133,7 @@ def _in_directory(folder: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
 def _refuse_native(folder: Path) -> None:
     try:
         values = read_json_object(folder / CONFIG_FILE)
-    except CheckpointError:
+    except (CheckpointError, OSError):
         return
     if is_native(values):
         raise CheckpointError(f"'{folder}' is a native directory already; {_AS_IT_IS}")

@@ -19,9 +19,7 @@ from transformer_xl.data.characters import is_byte
 from transformer_xl.data.spiece import read_spiece
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, shown
-from transformer_xl.untrusted import is_unicode, read_json_object, read_small
-
-MAX_TEXT_BYTES = 64 * 2**20  # of a file with a word per line
+from transformer_xl.untrusted import is_unicode, read_json_object
 
 _NAMES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl", "spiece.model")
 
@@ -86,7 +84,7 @@ def _characters_of(path: Path) -> Tokenizer:
 
 def _text_of(path: Path) -> str:
     with _naming(path):
-        return read_small(path, most_bytes=MAX_TEXT_BYTES, remedy="give a vocabulary").decode("utf-8")
+        return path.read_bytes().decode("utf-8")
 
 
 def read_vocabulary(path: Path, *, moses: str | None = None) -> Tokenizer:

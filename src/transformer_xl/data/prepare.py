@@ -181,7 +181,7 @@ def _learned(root: Path, corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer)
         return tokenizer
     try:
         return load_tokenizer(root / f"{_key(corpus, tokenizer)}.json")
-    except TokenizerError:
+    except (TokenizerError, OSError):
         return None
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from transformer_xl.data.normalization import Aligned, xlnet_aligned, xlnet_text
 from transformer_xl.data.tokenizer_base import PieceDecoder, PieceTokenizer, StreamDecoder, join_as_sentence, require
-from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean, one_line, shown
-from transformer_xl.untrusted import is_unicode, read_small
+from transformer_xl.errors import TokenizerError, did_you_mean, one_line, shown
+from transformer_xl.untrusted import is_unicode
 
 SPACE = "\u2581"
 """What stands for a space inside of pieces."""
@@ -247,15 +247,13 @@ def read_spiece(
         line_end: the piece put after each line; None: nothing is.
 
     Raises:
-        TokenizerError: the file cannot be read, is damaged or too large, or holds a model that cannot be used.
+        TokenizerError: the file is damaged or too large, or holds a model that cannot be used.
     """
+    model = b64encode(Path(path).read_bytes()).decode()
     try:
-        model = b64encode(read_small(Path(path), most_bytes=MAX_BYTES)).decode()
         return SentencePieceTokenizer(
             model, normalization=normalization, lower_case=lower_case, keep_accents=keep_accents, line_end=line_end
         )
-    except CheckpointError as error:
-        raise TokenizerError(str(error)) from None
     except TokenizerError as error:
         reason = str(error).removeprefix("unusable tokenizer: ").partition("; restore the file")[0]
         raise TokenizerError(f"'{path}' is no usable spiece.model: {reason}; restore it from a copy") from None

@@ -23,12 +23,9 @@ from transformer_xl.data.tokenizer_base import FORMAT, Tokenizer, require
 from transformer_xl.data.unigram_files import SavedUnigram
 from transformer_xl.data.unigram_training import train_unigram
 from transformer_xl.data.words import WordTokenizer, train_words
-from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean, one_line, shown
+from transformer_xl.errors import TokenizerError, did_you_mean, one_line, shown
 from transformer_xl.manifest import Manifest
-from transformer_xl.untrusted import parse_json, read_small
-
-MAX_FILE_BYTES = 64 << 20
-"""The largest file that is read as a tokenizer; one of 800,000 words has some 10 MB."""
+from transformer_xl.untrusted import parse_json
 
 _CLASSES = (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, SentencePieceTokenizer, SymbolTokenizer, IdTokenizer)
 _KINDS: dict[str, Any] = {cls.kind: cls for cls in _CLASSES}
@@ -67,13 +64,10 @@ def load_tokenizer(path: Path, *, manifest: Manifest | None = None) -> Tokenizer
         manifest: says what the file must be.
 
     Raises:
-        TokenizerError: no such file, or one that is too large, inconsistent or of an unknown kind.
+        TokenizerError: it is inconsistent or of an unknown kind.
         CheckpointError: it is another than the manifest says.
     """
-    try:
-        data = read_small(Path(path), most_bytes=MAX_FILE_BYTES)
-    except CheckpointError as error:
-        raise TokenizerError(str(error)) from None
+    data = Path(path).read_bytes()
     if manifest:
         manifest.check(Path(path), hashlib.sha256(data).hexdigest())
     return read_tokenizer(data, Path(path))

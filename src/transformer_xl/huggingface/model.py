@@ -24,9 +24,8 @@ from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.manifest import MANIFEST_FILE
 from transformer_xl.model.build import make_model
 from transformer_xl.model.call import Rows
-from transformer_xl.model.directory import WEIGHTS_FILE
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.pretrained import blueprint, check_finite, manifest_of
+from transformer_xl.model.pretrained import WEIGHTS_FILE, blueprint, check_finite, manifest_of
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.tensor_file import TensorFile
 

@@ -14,8 +14,7 @@ from transformer_xl.data.labelled import Layout, Row
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import TokenizerError
 from transformer_xl.huggingface.legacy import download_arguments, native_source
-from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, is_native, read_config
-from transformer_xl.model.pretrained import manifest_of
+from transformer_xl.model.pretrained import CONFIG_FILE, TOKENIZER_FILE, is_native, manifest_of, read_config
 from transformer_xl.untrusted import read_json_object
 
 

@@ -1,4 +1,4 @@
-"""Save a model as `config.json` + `model.safetensors` + `manifest.json`, and load it from a directory or a hub id."""
+"""Models as `config.json` + `model.safetensors` + `manifest.json`: found by path or hub id, saved, loaded and uploaded."""
 
 import json
 import tempfile
@@ -10,14 +10,19 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from transformer_xl.config.model import ModelConfig
-from transformer_xl.errors import CheckpointError, ConfigError, one_line, shown
+from transformer_xl.config.model import KINDS, ModelConfig, model_config
+from transformer_xl.errors import CheckpointError, ConfigError, beside, one_line, shown
 from transformer_xl.files import FileRecord, make_directories, record_of, replace_file, whole_file, write_file
-from transformer_xl.hub import CARD_FILE, model_card, upload
-from transformer_xl.manifest import MANIFEST_FILE, Manifest, encode_manifest, parse_manifest
-from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, read_config, resolve
+from transformer_xl.hub import CARD_FILE, download, model_card, upload
+from transformer_xl.manifest import MANIFEST_FILE, Manifest, encode_manifest, read_manifest
 from transformer_xl.tensor_file import TensorFile, TensorSpec, encode_tensors
-from transformer_xl.untrusted import MAX_SETTINGS_BYTES, read_small
+from transformer_xl.untrusted import read_json_object
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
+RUNS = Path("runs")
+"""Where `txl train` makes its runs, unless it is told another place."""
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -34,21 +39,13 @@ class PretrainedMixin:
         Args:
             directory: created if missing; its `config.json` and `model.safetensors` are replaced.
             tokenizer: written too, so that `txl.load(directory)` works; None: none.
-
-        Raises:
-            CheckpointError: the directory cannot be written.
         """
         folder = Path(directory)
-        try:
-            make_directories(folder)
-            with whole_file(folder / WEIGHTS_FILE) as stray:
-                weights = write_file(stray, encode_tensors(self.state_dict()))
-                (folder / MANIFEST_FILE).unlink(missing_ok=True)  # a kill leaves none rather than one of other files
-            write_settings(folder, config_values(self.config), weights, tokenizer)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write the model to '{folder}': {error}; free space or choose another directory"
-            ) from None
+        make_directories(folder)
+        with whole_file(folder / WEIGHTS_FILE) as stray:
+            weights = write_file(stray, encode_tensors(self.state_dict()))
+            (folder / MANIFEST_FILE).unlink(missing_ok=True)  # a kill leaves none rather than one of other files
+        write_settings(folder, config_values(self.config), weights, tokenizer)
 
     def push_to_hub(
         self: Any,
@@ -122,6 +119,58 @@ class PretrainedMixin:
             raise CheckpointError(f"'{source}' is a model of kind '{config.kind}', no {cls.__name__}; txl.load reads all kinds")
 
 
+def local_directory(source: str | Path) -> Path | None:
+    """Return a local directory, or None for what may be a hub id; refuse what is neither."""
+    path = Path(source)
+    if path.is_dir():
+        return path
+    is_path = path.exists() or str(source).startswith((".", "/", "~")) or path.parent == RUNS
+    if is_path or str(source).count("/") != 1:
+        what = "a file, and not a directory" if path.is_file() else "not a directory"
+        raise CheckpointError(
+            f"'{source}' is {what} of a model; give a run, an exported directory or a hub id{_models_near(path)}"
+        )
+    return None
+
+
+def resolve(source: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
+    """Return a local directory for a path or a hub id, downloading the latter."""
+    if directory := local_directory(source):
+        return directory
+    try:
+        return download(str(source), [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, MANIFEST_FILE], revision=revision, token=token)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"'{source}' is neither a directory nor a hub id that can be read ({error}; for a hub id "
+            f"check spelling and network); give a run or an exported directory{_models_near(Path(source))}"
+        ) from None
+
+
+def _models_near(path: Path) -> str:
+    """Return a clause that proposes runs and models in the directory of `path` and in that where runs are kept."""
+    return beside(path, lambda other: (other / CONFIG_FILE).is_file(), also=RUNS)
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read a model's `config.json`."""
+    values = read_json_object(path)
+    if not is_native(values):
+        raise CheckpointError(
+            f"'{path}' describes a model of kind {shown(values.get('model_type'))}, which is not registered; if it is your "
+            "own, import its module first; if it is another program's, use txl convert"
+        )
+    try:
+        return model_config({"kind": values.pop("model_type"), **values})
+    except ConfigError as error:
+        raise CheckpointError(f"'{path}': {error}") from None
+
+
+def is_native(values: Mapping[str, Any]) -> bool:
+    """Return whether a `config.json` is one of ours; Hugging Face calls its own XLNet by the same name."""
+    kind = values.get("model_type")
+    return isinstance(kind, str) and kind in KINDS and "ff_activation" not in values
+
+
 def config_values(config: ModelConfig) -> dict[str, Any]:
     """Return what `config.json` holds."""
     return {"model_type": config.kind, **config.model_dump(mode="json")}
@@ -143,17 +192,11 @@ def write_settings(folder: Path, values: dict[str, Any], weights: FileRecord, to
 
 def manifest_of(folder: Path) -> Manifest | None:
     """Read the manifest of a saved model; None if it has none, as those of other programs and of version 0.2."""
-    path = folder / MANIFEST_FILE
-    if not path.exists():
-        return None
     remedy = f"restore it from a copy, or delete {MANIFEST_FILE} if it was changed on purpose"
     try:
-        manifest = parse_manifest(read_small(path, most_bytes=MAX_SETTINGS_BYTES), remedy=remedy)
-        if WEIGHTS_FILE not in manifest.files:
-            raise ValueError(f"it does not list {WEIGHTS_FILE}")
-    except ValueError as error:
-        raise CheckpointError(f"'{path}' is damaged: {one_line(error)}; {remedy}") from None
-    return manifest
+        return read_manifest(folder / MANIFEST_FILE, needs=(WEIGHTS_FILE,), remedy=remedy)
+    except FileNotFoundError:
+        return None
 
 
 def open_model(cls: Callable[[Any], Any], config: ModelConfig, folder: Path) -> Any:
@@ -162,12 +205,9 @@ def open_model(cls: Callable[[Any], Any], config: ModelConfig, folder: Path) -> 
     No memory is allotted before its tensors are known to fit.
 
     Raises:
-        CheckpointError: the file is missing or damaged, a tensor is missing, unexpected or of another shape or type, or not
-            finite.
+        CheckpointError: the file is damaged, a tensor is missing, unexpected or of another shape or type, or not finite.
     """
     path = folder / WEIGHTS_FILE
-    if not path.exists():
-        raise CheckpointError(f"'{path}' is missing; is this the directory of a model?")
     file = TensorFile(path)
     model = blueprint(cls, config, file.tensors, str(path))
     return _filled(model, file.load(manifest_of(folder)), str(path))

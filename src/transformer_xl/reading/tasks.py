@@ -23,7 +23,6 @@ from transformer_xl.data.labels import Example, Label, labels_of
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.call import Execution
-from transformer_xl.model.directory import TEACH
 from transformer_xl.model.precision import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading.stream import scoring
@@ -90,7 +89,7 @@ def head_of(model: Any, source: object = "the model") -> HeadConfig:
     """Return the settings of a fine-tuned model's head."""
     head = getattr(getattr(model, "config", None), "head", None)
     if not isinstance(model, TaskModel) or head is None:
-        raise ConfigError(f"{source} has no head; {TEACH}")
+        raise ConfigError(f"{source} has no head; teach it a task first: txl finetune RUN --task NAME --data FILE --out DIR")
     return head
 
 

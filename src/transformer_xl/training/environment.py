@@ -20,7 +20,6 @@ import torch
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import replace_file
 from transformer_xl.process import cores
-from transformer_xl.training.record import unwritable
 from transformer_xl.untrusted import read_json
 from transformer_xl.version import __version__
 
@@ -29,7 +28,6 @@ ENVIRONMENT_FILE = "environment.json"
 LAUNCH = "TORCHELASTIC_RUN_ID"  # torchrun sets it to the same value in all processes that it starts and restarts
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _SECONDS = 5
-_MOST_BYTES = 16 * 2**20  # of the file
 
 
 def write_environment(directory: Path, *, seed: int, device: torch.device, step: int = 0) -> None:
@@ -45,39 +43,33 @@ def write_environment(directory: Path, *, seed: int, device: torch.device, step:
         "machine": _machine(device),
         "variables": {name: os.environ[name] for name in variables if name in os.environ},
     }
-    try:
-        replace_file(
-            directory / ENVIRONMENT_FILE, (json.dumps([*read_environment(directory), entry], indent=2) + "\n").encode()
-        )
-    except OSError as error:
-        raise unwritable(directory, error) from None
+    replace_file(directory / ENVIRONMENT_FILE, (json.dumps([*read_environment(directory), entry], indent=2) + "\n").encode())
 
 
 def read_environment(directory: Path) -> list[dict[str, Any]]:
     """Return the entries of a run, oldest first. A missing or damaged file has none; no run depends on it."""
     try:
-        entries = read_json(directory / ENVIRONMENT_FILE, most_bytes=_MOST_BYTES)
-    except CheckpointError:
+        entries = read_json(directory / ENVIRONMENT_FILE)
+    except (CheckpointError, FileNotFoundError):
         return []
-    return entries if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries) else []
+    return entries if isinstance(entries, list) else []
 
 
 def begun_by_this_launch(directory: Path) -> bool:
     """Return whether the `torchrun` that started this process also made the last start of the run."""
-    entries = read_environment(directory)
-    try:
-        return not entries or entries[-1]["variables"].get(LAUNCH) == os.environ.get(LAUNCH)
-    except (KeyError, TypeError, AttributeError):
-        return False
+    return not read_environment(directory) or _last(directory, "variables", LAUNCH) == os.environ.get(LAUNCH)
 
 
 def last_threads(directory: Path) -> int | None:
     """Return the number of threads at the last start of a run; None if nobody knows."""
+    return _last(directory, "machine", "threads")
+
+
+def _last(directory: Path, section: str, name: str) -> Any:
     try:
-        threads = read_environment(directory)[-1]["machine"]["threads"]
-    except (IndexError, KeyError, TypeError):
+        return read_environment(directory)[-1][section][name]
+    except (LookupError, TypeError):
         return None
-    return threads if type(threads) is int else None
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from rich.console import Console
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
 from transformer_xl.checkpoint.store import averaged_weights
 from transformer_xl.config.model import HeadConfig
+from transformer_xl.config.recipes import load_task
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import clock
 from transformer_xl.data.labelled import LabelledStream, LabelledTexts, Layout, Rows
@@ -28,18 +29,25 @@ from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, TrainingError, system_message
 from transformer_xl.model.build import make_blueprint, make_model
+from transformer_xl.model.pretrained import RUNS
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.pictures import can_draw
 from transformer_xl.process import restarts
 from transformer_xl.reading.tasks import TaskScore, predictions, tally_of
-from transformer_xl.training.asked import Lesson
 from transformer_xl.training.confusion import draw_confusion
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch
 from transformer_xl.training.loop import conduct, open_files, save
-from transformer_xl.training.parts import Best, Run, StopError
-from transformer_xl.training.starting import adapt, check_machine, check_weights, take_weights
+from transformer_xl.training.run_base import Best, Run, StopError
+from transformer_xl.training.start import (
+    adapt,
+    check_machine,
+    check_weights,
+    new_task_settings,
+    resumed_task_settings,
+    take_weights,
+)
 from transformer_xl.version import __version__
 from transformer_xl.world import World, joined
 
@@ -49,7 +57,7 @@ _MANY_EPOCHS = 20
 
 
 @dataclass(frozen=True)
-class Tuned:
+class TaskOutcome:
     """How a call of `finetune` ended.
 
     Attributes:
@@ -102,7 +110,7 @@ def finetune(
     seed: int | None = None,
     resume: bool = False,
     display: Display | None = None,
-) -> Tuned:
+) -> TaskOutcome:
     """Teach a model a task, or go on teaching it.
 
     If `torchrun` starts several processes, they teach it together. Only the first one writes files, scores and prints.
@@ -127,33 +135,37 @@ def finetune(
     Raises:
         TxlError: any of the package's errors, each one line.
     """
-    told: dict[str, Any] = {name: value for name, value in (("text", text), ("pair", pair)) if value is not None}
-    if label is not None:
-        told["label"] = (label,) if isinstance(label, str) else tuple(label)
-    lesson = Lesson(
-        base=None if source is None else str(source),
-        task=task,
-        data=None if data is None else str(data),
-        out=None if out is None else Path(out),
-        overrides=overrides,
-        told=told,
-        seed=seed,
-        resume=resume,
-    )
+    texts = {"text": text, "pair": pair, "label": (label,) if isinstance(label, str) else label and tuple(label)}
+    columns = {name: value for name, value in (texts | {"data": data and str(data)}).items() if value is not None}
+    base = None if source is None else str(source)
     with joined() as world:
         display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
-        return _teach(lesson, world, display)
+        with world.agreed():
+            if out is None and task is None:
+                raise ConfigError("--task is missing, such as --task classification; or name the run to go on with by --out")
+            directory = RunDirectory(RUNS / load_task(task or "")["name"] if out is None else out)
+        # when torchrun restarts processes, it repeats the command
+        resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
+        goes_on = world.from_first(resume and (directory.holds_run or base is None))
+        with world.agreed():
+            if goes_on:
+                config = resumed_task_settings(directory, base, task, overrides, columns, seed)
+            else:
+                if base is None:
+                    raise ConfigError("no model is named that learns the task; give a run, an exported directory or a hub id")
+                if task is None:
+                    raise ConfigError("--task is missing, such as --task classification; docs/finetuning.md lists the tasks")
+                if world.first:
+                    directory.check_free()
+                config = new_task_settings(base, task, overrides, columns, seed)
+        return _learn(directory, config, world, display, resume=resume, goes_on=goes_on)
 
 
-def _teach(lesson: Lesson, world: World, display: Display) -> Tuned:
+def _learn(
+    directory: RunDirectory, config: RunConfig, world: World, display: Display, *, resume: bool, goes_on: bool
+) -> TaskOutcome:
+    """Read the texts and the model that a run begins with, and learn."""
     with world.agreed():
-        directory = lesson.directory
-    # when torchrun restarts processes, it repeats the command
-    resume = lesson.resume or (restarts() > 0 and begun_by_this_launch(directory.path))
-    lesson = replace(lesson, resume=resume)
-    goes_on = world.from_first(lesson.goes_on)
-    with world.agreed():
-        config = lesson.settings(must_be_free=world.first)
         if config.train.parallel == "fsdp" and not world.alone:
             raise ConfigError("train.parallel (fsdp) divides a model, which fine-tuning scores whole; use ddp")
         assert config.task is not None
@@ -415,12 +427,12 @@ class TaskRun(Run):
         finally:
             self.model.load_state_dict(last)
 
-    def ending(self, *, stopped_by: signal.Signals | None = None, **more: Any) -> Tuned:
+    def ending(self, *, stopped_by: signal.Signals | None = None, **more: Any) -> TaskOutcome:
         """Draw the loss curve, and return how the run ended."""
         picture = self.record.draw(self.config) if self.record else None
         pictures = (*([picture] if picture else []), *more.pop("pictures", ()))
         trainer, best = self.trainer, self.best and self.best.step
-        return Tuned(
+        return TaskOutcome(
             self.directory.path,
             self.is_over,
             trainer.step,
@@ -448,7 +460,7 @@ def _tie_break(score: TaskScore) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def _end(run: TaskRun, stopped_by: signal.Signals | None, received: list[int]) -> Tuned:
+def _end(run: TaskRun, stopped_by: signal.Signals | None, received: list[int]) -> TaskOutcome:
     """Score the best weights on the validation and test texts, and draw the confusions; or nothing, if a signal came."""
     if stopped_by:
         return run.ending(stopped_by=stopped_by)

@@ -17,15 +17,15 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, copies
 from transformer_xl.checkpoint.store import Checkpoint
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, lacks_memory, no_memory
+from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, lacks_memory, no_memory, system_message
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.process import stop_signals
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import computing_with, deterministic, last_threads, write_environment
 from transformer_xl.training.feed import AnyStream
-from transformer_xl.training.parts import Best, Interval, Run
 from transformer_xl.training.record import Record
+from transformer_xl.training.run_base import Best, Interval, Run
 from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
 from transformer_xl.world import World
 
@@ -316,10 +316,11 @@ def save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
                 run.record.sync()
                 own = replace(checkpoint, copies=copies(run.config, run.tokenizer))
                 run.store.save(own, best=best is not None)
-    except (CheckpointError, TrainingError, ToldElsewhereError) as error:
+    except (CheckpointError, TrainingError, ToldElsewhereError, OSError) as error:
         if must:
             raise
-        run.display.warn(f"{error}; training goes on")
+        what = f"step {trainer.step} is not saved: {system_message(error)}" if isinstance(error, OSError) else str(error)
+        run.display.warn(f"{what}; training goes on")
         return None
     run.best = newest_best
     return trainer.step

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import shlex
-import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,25 +19,22 @@ from typing import Any
 from uuid import uuid4
 
 from transformer_xl.config.run import RunConfig
-from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
-from transformer_xl.files import canonical_json, replace_file
+from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line
+from transformer_xl.files import canonical_json, naming, replace_file
 from transformer_xl.pictures import MISSING, can_draw
 from transformer_xl.training.curve import draw_curve
-from transformer_xl.untrusted import parse_json, read_json_object, read_small
+from transformer_xl.untrusted import parse_json, read_json_object
 
 METRICS_FILE = "metrics.jsonl"
 PROJECT = "transformer_xl"
 
 _LOGGERS = ("tensorboard", "wandb")
-REMEDY = "free disk space, then --resume"
-
-_FIELDS = {  # that an entry of a kind has besides kind and step; all but text are numbers or null
+_FIELDS = {  # that an entry of a kind has besides kind and step
     "train": {"loss", "tokens", "seconds"},
     "valid": {"loss", "bpc", "tokens", "seconds"},
     "sample": {"text"},
     "final": {"loss", "bpc"},
 }
-_LARGEST_LOG = 2**30  # bytes, of some three million lines
 
 Warn = Callable[[str], None]  # shows a line of warning
 
@@ -47,10 +43,6 @@ class Record:
     """Log of a run, a JSON object per line; the `kind` of an entry is train, valid, sample or final.
 
     Without `loggers`, TensorBoard is used if it is installed. A logger that fails causes a warning and ends no run.
-
-    Raises:
-        ConfigError: an unknown logger, or one that is not installed.
-        CheckpointError: the directory cannot be written; all methods that write may raise it.
     """
 
     def __init__(
@@ -75,25 +67,17 @@ class Record:
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append one entry."""
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                entry: dict[str, Any] = {"kind": kind, "step": step}
-                for name, value in values.items():  # JSON has no infinity, but a perplexity may be infinite
-                    entry[name] = None if isinstance(value, float) and not math.isfinite(value) else value
-                file.write(_line(entry))
-        except OSError as error:
-            raise unwritable(self.directory, error) from None
+        entry: dict[str, Any] = {"kind": kind, "step": step}
+        for name, value in values.items():  # JSON has no infinity, but a perplexity may be infinite
+            entry[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+        with naming(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(entry))
         self._call_loggers(lambda logger: logger.log(kind, step, values))
 
     def sync(self) -> None:
         """Force all entries to the disk. A checkpoint relies on them, so call this before it is saved."""
-        try:
-            with self.path.open("rb") as file:
-                os.fsync(file.fileno())
-        except FileNotFoundError:  # nothing was logged yet
-            return
-        except OSError as error:
-            raise unwritable(self.directory, error) from None
+        with suppress(FileNotFoundError), naming(self.path), self.path.open("rb") as file:  # nothing was logged yet
+            os.fsync(file.fileno())
 
     def rewind(self, step: int, *, is_finished: bool = False) -> dict[str, Any] | None:
         """Drop the entries after `step`, because a resumed run writes them again, and a half-written last line.
@@ -107,13 +91,10 @@ class Record:
         """
         if not self.path.exists():
             return None
-        entries = read_metrics(self.directory, warn=self._warn)
+        entries = read_metrics(self.directory)
         kept = [entry for entry in entries if entry["step"] <= step and entry["kind"] != "final"]
         final = [entry for entry in entries if entry["step"] == step and entry["kind"] == "final" and is_finished][-1:]
-        try:
-            replace_file(self.path, "".join(map(_line, kept + final)).encode())
-        except OSError as error:
-            raise unwritable(self.directory, error) from None
+        replace_file(self.path, "".join(map(_line, kept + final)).encode())
         self._call_loggers(lambda logger: logger.rewind(step))
         return final[0] if final else None
 
@@ -122,8 +103,7 @@ class Record:
         if not can_draw():
             self._warn(f"no picture is drawn: {MISSING}")
             return None
-        entries = read_metrics(self.directory, warn=self._warn)
-        return draw_curve(entries, config, self.directory / "loss.png", end=end)
+        return draw_curve(read_metrics(self.directory), config, self.directory / "loss.png", end=end)
 
     def close(self) -> None:
         """Let all loggers send their remaining entries."""
@@ -144,49 +124,37 @@ class Record:
             self._warn(f"{name} failed ({_reason(error)}); it gets nothing more, metrics.jsonl has everything")
 
 
-def unwritable(directory: Path, error: OSError) -> CheckpointError:
-    """Return what to say of a run's directory that cannot be written to."""
-    return CheckpointError(f"cannot write to '{directory}': {error.strerror or error}; {REMEDY}")
-
-
 def _line(entry: dict[str, Any]) -> str:
     # in ASCII, because a byte-level model may write lone surrogates, or line ends other than \n
     return json.dumps(entry, allow_nan=False) + "\n"
 
 
-def read_metrics(directory: Path, *, warn: Warn = warnings.warn) -> list[dict[str, Any]]:
-    """Return the entries of a run's `metrics.jsonl`, if there is one; `warn` says how many lines hold none.
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """Return the entries of a run's `metrics.jsonl`; none if there is no such file.
 
-    A half-written last line is left out silently, because that is what a killed process leaves.
+    A last line without an end is left out, because that is what a killed process leaves.
+
+    Raises:
+        CheckpointError: another line is no entry; the message names it.
     """
     path = directory / METRICS_FILE
-    if not path.exists():
+    try:
+        *lines, _ = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
         return []
-    *lines, last = read_small(path, most_bytes=_LARGEST_LOG).split(b"\n")
-    entries = [entry for entry in map(_entry, lines) if entry]
-    if n_lost := len(lines) - len(entries):
-        warn(f"'{path}': {n_lost:,} of its {len(lines):,} lines are no entries; left out")
-    whole = _entry(last)
-    return [*entries, whole] if whole else entries
+    return [_entry(line, f"'{path}', line {number}") for number, line in enumerate(lines, start=1)]
 
 
-def _entry(line: bytes) -> dict[str, Any] | None:
-    """Return the entry that a line holds; None if it holds none."""
+def _entry(line: bytes, place: str) -> dict[str, Any]:
     try:
         entry = parse_json(line)
-    except ValueError:
-        return None
-    kind = entry.get("kind") if isinstance(entry, dict) else None
-    if not isinstance(kind, str) or kind not in _FIELDS or not _FIELDS[kind] <= entry.keys():
-        return None
-    entry.pop("crc", None)  # version 0.2 wrote one
-    texts = {"kind", "text"} & entry.keys()
-    numbers = [value for name, value in entry.items() if name not in texts and value is not None]
-    is_sound = type(entry.get("step")) is int and None not in (entry.get("tokens", 0), entry.get("seconds", 0))
-    is_sound = (
-        is_sound and all(isinstance(entry[name], str) for name in texts) and all(type(x) in (int, float) for x in numbers)
-    )
-    return entry if is_sound else None
+        if missing := {"kind", "step", *_FIELDS.get(entry.get("kind"), ())} - entry.keys():
+            raise ValueError(f"{min(missing)} is missing")
+        if entry["kind"] not in _FIELDS or type(entry["step"]) is not int:
+            raise ValueError("of an unknown kind or step")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{place} is no entry of a log ({one_line(error)[:100]}); delete that line") from None
+    return entry
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -194,11 +162,7 @@ def check_loggers(names: Sequence[str]) -> None:
     for name in names:
         if name not in _LOGGERS:
             raise ConfigError(f"unknown logger '{name}'; {did_you_mean(name, _LOGGERS)}")
-        try:
-            installed = find_spec(name) is not None
-        except ValueError:  # a module that was not loaded from a file
-            installed = name in sys.modules
-        if not installed:
+        if find_spec(name) is None:
             raise ConfigError(f"logger '{name}' is not installed; pip install {name}, or leave out --logger {name}")
 
 
@@ -286,14 +250,11 @@ def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:
 def _identity(directory: Path, logger: str) -> str:
     """Return the run's random name in a logger, kept in the run's directory."""
     path, known = directory / "loggers.json", dict[str, Any]()
-    with suppress(CheckpointError):  # none yet, or none any more: then the run begins anew there
+    with suppress(CheckpointError, FileNotFoundError):  # none yet, or damaged: then the run begins anew there
         known = read_json_object(path)
-    if not isinstance(known.get(logger), str):
+    if logger not in known:
         known[logger] = uuid4().hex[:8]
-        try:
-            replace_file(path, canonical_json(known))
-        except OSError as error:
-            raise unwritable(directory, error) from None
+        replace_file(path, canonical_json(known))
     return known[logger]
 
 

@@ -16,18 +16,26 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.generate import generate
 from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.pretrained import RUNS
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.process import restarts
 from transformer_xl.reading.targets import filled_in, scored_stream
-from transformer_xl.training.asked import asked_directory, settle
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch
 from transformer_xl.training.loop import conduct, open_files, save
-from transformer_xl.training.parts import Best, Outcome, TextRun
 from transformer_xl.training.record import check_loggers
+from transformer_xl.training.run_base import Best, Outcome, TextRun
 from transformer_xl.training.scoring import conclude, extent, recorded, score_split
-from transformer_xl.training.starting import adapt, begin, check_model, take_weights, what_all_share
+from transformer_xl.training.start import (
+    adapt,
+    begin,
+    check_model,
+    new_settings,
+    resumed_settings,
+    take_weights,
+    what_all_share,
+)
 from transformer_xl.world import World, joined
 
 _MOST_GAPS = 8  # in the sample of a validation
@@ -72,15 +80,18 @@ def train(
         base = None if base is None else str(base)
         with world.agreed():
             check_loggers(loggers)
-            directory = asked_directory(recipe, out, overrides, base)
+            directory = RunDirectory(RUNS / new_settings(recipe, overrides, base=base).name if out is None else out)
         # when torchrun restarts processes, it repeats the command, although the directory may hold another run
         resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
-        goes_on = world.from_first(resume and directory.holds_run)
+        only_named = out is not None and recipe is None and corpus is None and base is None  # nothing says what to begin
+        goes_on = world.from_first(resume and (directory.holds_run or only_named))
         with world.agreed():
-            is_named = resume and out is not None
-            config = settle(
-                directory, recipe, overrides, corpus, base, goes_on=goes_on, is_named=is_named, must_be_free=world.first
-            )
+            if goes_on:
+                config = resumed_settings(directory, recipe, overrides, corpus, base)
+            else:
+                if world.first:
+                    directory.check_free()
+                config = new_settings(recipe, overrides, corpus, base)
             check_model(config)
             tokenizer: Tokenizer | None = None
             bases: list[SequenceModel] = []  # what the set-up takes out, so that it is not held while the model learns

@@ -13,7 +13,7 @@ from transformer_xl.opening import beginning, not_scored
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.reading.targets import score_targets, scored_stream
 from transformer_xl.reading.token_nats import score_answers
-from transformer_xl.training.parts import Outcome, Scores, StopError, TextRun
+from transformer_xl.training.run_base import Outcome, Scores, StopError, TextRun
 
 _SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
 

@@ -16,8 +16,9 @@ from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
+from transformer_xl.training.comparison import count_parameters
 from transformer_xl.training.feed import SegmentLengths
-from transformer_xl.training.starting import begin, count_parameters
+from transformer_xl.training.start import begin
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World
 

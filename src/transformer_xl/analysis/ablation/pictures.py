@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.table import METRICS, Mean, comparable
 from transformer_xl.analysis.lines import length_axis
-from transformer_xl.console import warn
 from transformer_xl.pictures import line_style, new_figure, save_with_legend
 from transformer_xl.training.record import read_metrics
 
@@ -121,5 +120,5 @@ def _line(axes: "Axes", x: list[Any], means: list[Mean], style: dict[str, Any], 
 
 def _validations(directory: Path) -> dict[int, dict[str, Any]]:
     """Return the validations of a run by step."""
-    entries = [entry for entry in read_metrics(directory, warn=warn) if entry["kind"] == "valid"]
+    entries = [entry for entry in read_metrics(directory) if entry["kind"] == "valid"]
     return {entry["step"]: entry for entry in entries if None not in (entry["loss"], entry["bpc"])}

@@ -18,7 +18,7 @@ from transformer_xl.opening import open_run
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
-from transformer_xl.training.starting import check_model, check_start
+from transformer_xl.training.start import check_model, check_start
 
 
 class Worker:

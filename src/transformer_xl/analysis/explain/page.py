@@ -53,7 +53,7 @@ def _is_explanation(directory: Path) -> bool:
     try:
         totals = read_json(directory / TOTALS)
         return isinstance(totals, dict) and totals.get("format") == _FORMAT
-    except CheckpointError:
+    except (CheckpointError, OSError):
         return False
 
 

@@ -9,7 +9,7 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.build import make_model
-from transformer_xl.training.starting import Comparison, compare_parameters, count_parameters
+from transformer_xl.training.comparison import Comparison, compare_parameters, count_parameters
 
 LSTM = LstmConfig(vocab_size=256, n_layer=1, d_model=8)
 

@@ -9,10 +9,10 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import prepare
 from transformer_xl.errors import ConfigError, TxlError
-from transformer_xl.training import starting
+from transformer_xl.training import start
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
-from transformer_xl.training.starting import check_start
+from transformer_xl.training.start import check_start
 
 
 def check_says_what_training_would(config: RunConfig, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_new_run_has_no_more_threads_than_cores_and_a_resumed_one_may(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(starting, "cores", lambda: 2)
+    monkeypatch.setattr(start, "cores", lambda: 2)
     recipe, text = str(write_recipe(tmp_path / "tiny.toml")), str(write_text(tmp_path / "text.txt"))
     config = load_recipe(recipe, [f"data.corpus={text}", "train.threads=3", "train.max_steps=1"])
     check_says_what_training_would(config, tmp_path)
@@ -98,9 +98,9 @@ def test_a_new_run_has_no_more_threads_than_cores_and_a_resumed_one_may(
         ConfigError, match=r"^train.threads \(3\) is more than the 2 cores .*; use train.threads=2, or leave it out$"
     ):
         train(config, out=tmp_path / "run")
-    monkeypatch.setattr(starting, "cores", lambda: 3)  # on a larger machine
+    monkeypatch.setattr(start, "cores", lambda: 3)  # on a larger machine
     train(config, out=tmp_path / "run", display=Display(quiet=True))
-    monkeypatch.setattr(starting, "cores", lambda: 2)
+    monkeypatch.setattr(start, "cores", lambda: 2)
     display = Lines()
     assert train(out=tmp_path / "run", resume=True, overrides=["train.max_steps=2"], display=display).step == 2
     assert any(line.startswith("train.threads (3) is more than the 2 cores") for line in display.warned)

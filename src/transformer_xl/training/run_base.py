@@ -141,7 +141,7 @@ class Run(ABC):
     def draw_failed(self, error: TrainingError) -> None:
         """Draw the loss curve of a run that an error ends, and say where it is."""
         if self.record:
-            with suppress(CheckpointError):  # the other error matters more
+            with suppress(CheckpointError, OSError):  # the other error matters more
                 if picture := self.record.draw(self.config, end=str(error).partition(":")[0]):
                     self.display.say(f"loss curve: {picture}")
 
