@@ -81,14 +81,7 @@ _OVER = object()
 
 
 class Completion:
-    """The texts of some jobs, as they come or whole.
-
-    Args:
-        service: runs them.
-        body: what was asked.
-        jobs: one for each prompt.
-        echoes: the prompts as texts, which come before what is written; None: they do not.
-    """
+    """The texts of some jobs, as they come or whole."""
 
     prefix, object, object_of_chunks = "cmpl", "text_completion", "text_completion"
 

@@ -167,9 +167,6 @@ class Engine:
         Args:
             job: what is to be done.
             tell: called in the engine's thread with each answer; must return at once.
-
-        Raises:
-            RefusalError: the server ends, too much waits, or the session is busy.
         """
         ticket = Ticket(job, tell, time.monotonic())
         with self._wake:
@@ -249,11 +246,7 @@ class Engine:
             session.parked = None
 
     def rewind(self, session: Session, n: int) -> None:
-        """Let a session go back by `n` tokens; the last one that is left is read anew.
-
-        Raises:
-            RefusalError: it is busy, or cannot go back so far.
-        """
+        """Let a session go back by `n` tokens; the last one that is left is read anew."""
         require_free(session)
         if n == session.text.n_tokens:
             self._empty(session)

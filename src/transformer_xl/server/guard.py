@@ -33,11 +33,7 @@ _LEAST_KEY = 16
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
-    """Return the SHA-256 of each key of a file, a line each; lines that begin with # are remarks.
-
-    Raises:
-        ConfigError: others can read it, or it holds no key of at least 16 characters.
-    """
+    """Return the SHA-256 of each key of a file, a line each; lines that begin with # are remarks."""
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise ConfigError(f"--api-key-file '{path}' can be read by others; chmod 600 '{path}'")
     text = path.read_text(encoding="utf-8", errors="replace")

@@ -19,15 +19,7 @@ LONGEST_SECONDS = 600.0
 
 
 class RefusalError(Exception):
-    """What a client asked for cannot be done; the server goes on.
-
-    Args:
-        status: of the answer.
-        message: one line that names the value and the remedy.
-        code: one word for programs.
-        retry_after: seconds after which the same may work.
-        extra: more fields of the answer.
-    """
+    """What a client asked for cannot be done; the server goes on."""
 
     def __init__(
         self, status: int, message: str, *, code: str, retry_after: int | None = None, extra: dict[str, object] | None = None

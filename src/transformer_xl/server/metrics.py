@@ -9,11 +9,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class Metrics:
-    """All counts of one server.
-
-    Args:
-        log: where lines of requests go; None: nowhere.
-    """
+    """All counts of one server."""
 
     def __init__(self, *, log: TextIO | None = None) -> None:
         self.registry, self._log = CollectorRegistry(), log
@@ -48,14 +44,7 @@ class Metrics:
         self._scored.inc(n)
 
     def answered(self, route: str, status: int, seconds: float, **more: object) -> None:
-        """Count a request, and write its line.
-
-        Args:
-            route: the pattern of its path, without ids.
-            status: of the answer.
-            seconds: that it took.
-            more: numbers and short names for the line.
-        """
+        """Count a request, and write its line."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.observe(seconds)
         if self._log:

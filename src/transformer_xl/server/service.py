@@ -105,11 +105,7 @@ class Service:
     # jobs
 
     async def run(self, job: Job) -> AsyncGenerator[Answer | None, None]:
-        """Run a job, and yield its answers; None where nothing has come for a while.
-
-        Raises:
-            RefusalError: it was refused, failed, or was cancelled; texts that ended before are answered.
-        """
+        """Run a job, and yield its answers; None where nothing has come for a while."""
         loop, answers = asyncio.get_running_loop(), asyncio.Queue[Answer]()
         begin, last = time.perf_counter(), 0.0
 
@@ -200,11 +196,7 @@ class Service:
         return {path.stem: self.described_file(path, note) for path, note in notes if path.stem not in self.sessions.live}
 
     async def open(self, owner: str, name: str) -> Session:
-        """Return a session of an owner, from its file if it is not in memory.
-
-        Raises:
-            RefusalError: there is none, or it cannot be read; foreign ones and unknown ones are the same.
-        """
+        """Return a session of an owner, from its file if it is not in memory; one of others is refused as an unknown one is."""
         session = self.sessions.find(owner, name)
         if session is None or session.is_leaving:
             async with self._adopting:
@@ -254,11 +246,7 @@ class Service:
             raise RefusalError(503, "the server is shutting down; ask again later", code="shutting_down", retry_after=1)
 
     async def make_room(self) -> None:
-        """Leave the session that was used least recently to its file, if memory is full.
-
-        Raises:
-            RefusalError: no session can be left.
-        """
+        """Leave the session that was used least recently to its file, if memory is full."""
         now = time.time()
         old = [each for each in self.sessions.live.values() if each.text.n_tokens or now - each.used > _EMPTY_SECONDS]
         for session in sorted(old, key=lambda each: each.used) if self.sessions.store else ():
@@ -297,11 +285,7 @@ class Service:
     async def create(
         self, owner: str, *, ttl: float | None = None, seed: int | None = None, source: Source | None = None
     ) -> Session:
-        """Begin a session: empty, as a copy of another one, or from a saved file.
-
-        Raises:
-            RefusalError: no such session or file, or no room.
-        """
+        """Begin a session: empty, as a copy of another one, or from a saved file."""
         self._require_time()
         async with self._adopting:
             await asyncio.to_thread(self.sessions.require_quota, owner)
@@ -339,11 +323,7 @@ class Service:
         return path
 
     async def save(self, session: Session, *, name: str | None = None) -> int:
-        """Write a session to its file, or to one by another name, and return how many tokens that holds.
-
-        Raises:
-            OSError: it cannot be written; the session goes on.
-        """
+        """Write a session to its file, or to one by another name, and return how many tokens that holds."""
         store = self._store()
         path = store.path(session.owner, name or session.id, saved=name is not None)
         async with self._writing:  # one at a time, or two would write the same file

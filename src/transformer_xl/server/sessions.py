@@ -110,11 +110,7 @@ class Store:
         self._format.save(path, [state], note={**note, "tokenizer": self._tokenizer.fingerprint})
 
     def read(self, path: Path) -> tuple[RowState, dict[str, str]]:
-        """Read a file, and check that it is of this model and decoder.
-
-        Raises:
-            RefusalError: it is damaged, or of another model, decoder or tokenizer.
-        """
+        """Read a file, and check that it is of this model and decoder."""
         try:
             (state, *more), note = self._format.load(path)
         except CheckpointError as error:
@@ -160,9 +156,6 @@ class Store:
         Args:
             path: of the session's file.
             wait: seconds to wait for it; another process may only be looking whether it is free.
-
-        Raises:
-            RefusalError: another process has it.
         """
         lock, owner = _lock_of(path), _owner_of(path)
         try:

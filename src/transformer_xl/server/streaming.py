@@ -110,11 +110,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T], is_read: asyncio.Eve
 
 
 async def decoded(chunks: AsyncIterator[bytes], is_read: asyncio.Event) -> AsyncGenerator[str, None]:
-    """Yield a text in blocks whose borders depend on the text alone.
-
-    Raises:
-        RefusalError: it is not UTF-8, or the client has gone.
-    """
+    """Yield a text in blocks whose borders depend on the text alone."""
     decoder, held, n_byte = codecs.getincrementaldecoder("utf-8")(), "", 0
     try:
         async for chunk in chunks:

@@ -383,12 +383,7 @@ class Logprobs:
         self._tokenizer, self._n, self._offset = tokenizer, n, 0
 
     def of(self, chosen: list[Chosen], texts: list[str] | None = None) -> dict[str, Any]:
-        """Return the object of some more tokens.
-
-        Args:
-            chosen: the tokens.
-            texts: what each adds to the text; None: its own characters.
-        """
+        """Return the object of some more tokens."""
         tokens, offsets, values, tops = [], [], [], []
         for i, each in enumerate(chosen):
             own = token_text(self._tokenizer, each.token)
