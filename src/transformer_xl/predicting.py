@@ -72,18 +72,14 @@ def predict(
     return predictions(model, tokenizer, map(example_of, given), batch_size=batch_size, precision=precision)
 
 
-def example_of(text: Any) -> Example:
+def example_of(text: Text) -> Example:
     """Return a text as an example."""
-    match text:
-        case Example():
-            return text
-        case str() if text.strip():
-            return Example(text)
-        case (str(first), str(second)) if first.strip() and second.strip():
-            return Example(first, second)
-        case str() | (str(), str()):
-            raise CorpusError(f"the text {shown(text)} is empty; give one, or leave it out")
-    raise CorpusError(f"{shown(text)} is no text; give a str, a tuple of two, or an Example")
+    if isinstance(text, Example):
+        return text
+    parts = (text,) if isinstance(text, str) else text
+    if not all(part.strip() for part in parts):
+        raise CorpusError(f"the text {shown(text)} is empty; give one, or leave it out")
+    return Example(*parts)
 
 
 def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool = False) -> Iterator[Example]:

@@ -137,7 +137,7 @@ def test_mistakes_of_texts_and_models() -> None:
     model = task_model("classification")
     with pytest.raises(ConfigError, match="the model has no head; teach it a task first: txl finetune RUN"):
         predictions(tiny_model(), BYTES, [])
-    with pytest.raises(ConfigError, match="--precision int8 is for models that read from left to right"):
+    with pytest.raises(ConfigError, match="unknown precision 'int8'; known: auto"):
         predictions(model, BYTES, [], precision="int8")
     with pytest.raises(ConfigError, match=r"unknown precision 'bf61'; did you mean 'bf16'\?"):
         predictions(model, BYTES, [], precision="bf61")

@@ -173,10 +173,7 @@ def _rates(dynamic: Dynamic, weights: Mapping[str, Tensor]) -> dict[str, tuple[T
     if dynamic.mean_squares is None:
         rate, pull = (torch.tensor(x, device=next(iter(weights.values())).device) for x in (dynamic.rate, dynamic.decay))
         return dict.fromkeys(weights, (rate, pull))
-    try:
-        check_alike(dynamic.mean_squares, weights)
-    except ValueError as error:
-        raise ConfigError(f"mean squares are those of another model: {error}; use mean_squares(model, …)") from None
+    check_alike(dynamic.mean_squares, weights)
     roots = {name: x.to(weights[name].device).sqrt() for name, x in dynamic.mean_squares.items()}
     n = sum(x.numel() for x in roots.values())
     mean = sum(float(x.double().sum()) for x in roots.values()) / n

@@ -258,7 +258,7 @@ def evaluate(
             `same_length` that cannot work together, a model that does not read from left to right, or what cannot be done with
             dynamic evaluation, a cache or a state.
         TrainingError: dynamic evaluation diverged.
-        ValueError: ids that are not integers, or of another shape.
+        ValueError: ids that are not integers, or of another shape; a state, or mean squares, of another model or settings.
 
     Example:
         >>> from transformer_xl import TransformerXL, TransformerXLConfig
@@ -434,21 +434,18 @@ class _Rows:
         return {f"{part}.{name}": x.cpu() for part, tensors in parts.items() for name, x in tensors.items()}
 
     def put(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Let the only row go on from what `take` returned; ConfigError if it does not fit."""
+        """Let the only row go on from what `take` returned; ValueError if it does not fit."""
 
         def part(prefix: str) -> dict[str, torch.Tensor]:
             return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
 
-        memory, cached, weights = part("memory."), part("cache."), part("weights.")
-        try:
-            check_names(state, self.take())
-            self.stream.check(memory)
-            if self.cache:
-                self.cache.put(0, cached)
-            if isinstance(self.stream, LearningState):
-                self.stream.put_weights(weights)
-        except ValueError as error:
-            raise ConfigError(f"the state does not fit: {error}; read on with the model and settings it is of") from None
+        memory = part("memory.")
+        check_names(state, self.take())
+        self.stream.check(memory)
+        if self.cache:
+            self.cache.put(0, part("cache."))
+        if isinstance(self.stream, LearningState):
+            self.stream.put_weights(part("weights."))
         self.stream.put(0, memory)
 
     def _score(self, segment: Cut) -> torch.Tensor:

@@ -145,8 +145,6 @@ def precision_of_texts(name: str, device: torch.device) -> Precision:
     Raises:
         ConfigError: an unknown name, or int8.
     """
-    if name == "int8":
-        raise ConfigError("--precision int8 is for models that read from left to right; use auto, fp32 or bf16")
     check_precision(name, _FLOATS)
     return choose_precision(name, device)[0]
 
