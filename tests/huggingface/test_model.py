@@ -213,15 +213,9 @@ def spoil(path: Path) -> None:
             lambda d: rename(d / "model.safetensors"),
             "tensor 'r_w_bia' has shape .*, its config asks for None",
         ),
-        (lambda d: edit(d / "config.json", n_layer=1), r"tensor '.*layers.1.*' has shape .*, its config asks for None"),
         (lambda d: edit(d / "config.json", d_inner=15), r"tensor '.*layers.0.*' has shape .*14.*, its config asks for .*15"),
-        (lambda d: edit(d / "config.json", d_head=10**18), "its config asks for what cannot be built"),
         (lambda d: edit(d / "config.json", n_layer=10**9), "26 tensors, its config asks for 1000000000 layers"),
         (lambda d: spoil(d / "model.safetensors"), "weights of '.*' are not finite numbers: r_w_bias, 1 of its tensors in all"),
-        (
-            lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04pickle" * 9),
-            "model.safetensors' is no sound safetensors file",
-        ),
     ],
 )
 def test_misfits_are_named_in_one_line(saved: Saved, damage: Any, match: str) -> None:

@@ -30,39 +30,6 @@ OLD = "The NVIDIA driver on your system is too old (found version 11040)"
 ADVICE = ". Please update your GPU driver by downloading and installing a new version from the URL: http://www.nvidia.com/x"
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (
-            RuntimeError(OLD + ADVICE),
-            f"({OLD}); update the driver, install a torch for it (this one is for CUDA 12.8), or use cpu",
-        ),
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB. GPU 0 has …"),
-            "(CUDA out of memory); other processes fill it: wait for them, choose another GPU with CUDA_VISIBLE_DEVICES, "
-            "or use cpu",
-        ),
-        (
-            RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
-            "(CUDA error: out of memory); other processes fill it: wait",
-        ),
-        (AssertionError("Torch not compiled with CUDA enabled"), "CUDA enabled); use auto or cpu, or install a torch for CUDA"),
-        (RuntimeError("No CUDA GPUs are available"), "(No CUDA GPUs are available); use auto or cpu"),
-    ],
-)
-def test_why_a_gpu_cannot_be_used_and_what_to_do(error: Exception, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(torch, "zeros", fail)
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    with pytest.raises(ConfigError) as caught:
-        choose_device("cuda")
-    assert str(caught.value).startswith("device 'cuda' cannot be used here (")
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 def test_auto_says_in_a_line_why_it_takes_no_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Torch warns with a path of its own and tells programmers what to do."""
 
@@ -71,12 +38,8 @@ def test_auto_says_in_a_line_why_it_takes_no_gpu(monkeypatch: pytest.MonkeyPatch
         return False
 
     monkeypatch.setattr(torch.cuda, "is_available", is_available)
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert choose_device("auto") == CPU
-    assert capsys.readouterr().err == (
-        f"warning: the GPU cannot be used ({OLD}), so this computes on the CPU; update the driver, install a torch for it "
-        "(this one is for CUDA 12.8), or use cpu\n"
-    )
+    assert capsys.readouterr().err == (f"warning: the GPU cannot be used ({OLD}), so this computes on the CPU\n")
     monkeypatch.setenv("RANK", "1")  # the first process says it for all
     assert choose_device("auto") == CPU
     assert capsys.readouterr().err == ""

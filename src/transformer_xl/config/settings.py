@@ -45,7 +45,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError("; ".join(_problem(type(self), problem) for problem in error.errors()[:5])) from None
+            raise ConfigError("; ".join(_problem(type(self), problem) for problem in error.errors()[:3])) from None
 
     @model_validator(mode="before")
     @classmethod

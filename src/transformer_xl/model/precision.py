@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.console import warn
-from transformer_xl.errors import ConfigError, did_you_mean, lacks_memory
+from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.process import is_reporter
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -38,27 +38,18 @@ def choose_device(name: str) -> torch.device:
             warnings.simplefilter("always")
             name = "cuda" if torch.cuda.is_available() else "cpu"
         for each in told if name == "cpu" else ():
-            reason, remedy = _why_not(str(each.message).removeprefix("CUDA initialization: "))
-            warn(f"the GPU cannot be used ({reason}), so this computes on the CPU; {remedy}", quiet=not is_reporter())
+            reason = _first_sentence(str(each.message).removeprefix("CUDA initialization: "))
+            warn(f"the GPU cannot be used ({reason}), so this computes on the CPU", quiet=not is_reporter())
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).item()  # "meta" makes tensors, but computes nothing
     except (RuntimeError, AssertionError, ImportError) as error:
-        reason, remedy = _why_not(str(error), full=lacks_memory(error))
-        raise ConfigError(f"device '{name}' cannot be used here ({reason}); {remedy}") from None
+        raise ConfigError(f"device '{name}' cannot be used here ({_first_sentence(str(error))}); use auto or cpu") from None
     return device
 
 
-def _why_not(message: str, *, full: bool = False) -> tuple[str, str]:
-    """Return why a device cannot be used, from what torch says about it, and what to do."""
-    reason = message.strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
-    if full:
-        return reason, "other processes fill it: wait for them, choose another GPU with CUDA_VISIBLE_DEVICES, or use cpu"
-    if "driver" in reason and "too old" in reason:
-        return reason, f"update the driver, install a torch for it (this one is for CUDA {torch.version.cuda}), or use cpu"
-    if "not compiled with CUDA" in reason:
-        return reason, "use auto or cpu, or install a torch for CUDA"
-    return reason, "use auto or cpu"
+def _first_sentence(message: str) -> str:
+    return message.strip().partition("\n")[0].partition(". ")[0].removesuffix(".")
 
 
 def processor() -> str:
