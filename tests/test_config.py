@@ -310,3 +310,8 @@ def test_a_run_of_0_2_is_refused_only_if_it_used_what_is_gone(setting: str, used
 def test_a_run_of_0_2_whose_targets_were_ordered_in_blocks_of_reuse_len_loads() -> None:
     plain = load_recipe("xlnet-quick", ["model.reuse_len=64"])
     assert apply_overrides(merge(plain.model_dump(), {"model": {"perm_size": 64}}), []) == plain
+
+
+def test_a_position_of_memory_takes_two_states_or_key_value_and_the_key_of_a_distance() -> None:
+    for d_head, numbers in ((9, 3 * 18), (2, 2 * 8)):
+        assert TransformerXLConfig(n_layer=3, d_model=8, n_head=2, d_head=d_head).numbers_per_position == 3 * numbers

@@ -10,9 +10,7 @@ near the 24,040,400 of its source's logs.
 
 import json
 import math
-import tomllib
 from collections.abc import Callable, Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +145,6 @@ def test_the_table_of_parameters_is_complete() -> None:
     assert set(PARAMETERS) == set(recipe_names()) - OUR_OWN
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_a_recipe_is_a_plain_file(name: str) -> None:
-    text = (resources.files("transformer_xl") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
-    values = tomllib.loads(text)
-    assert set(values) <= set(RunConfig.model_fields)
-    assert "name" not in values  # a file has the name of its file
-    assert text.endswith("\n")
-    assert "\n\n\n" not in text
-
-
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_number_of_parameters(name: str) -> None:
     config = load_recipe(name)
@@ -205,18 +193,6 @@ def test_numbers_that_others_print() -> None:
     assert n_parameters(fairseq, VOCABULARY["wikitext-103"] + 9) == 151_123_537
     untied = load_recipe("wt103-large", ["model.untie_r=true"])
     assert n_parameters(untied, VOCABULARY["wikitext-103"]) == PARAMETERS["wt103-large-tf"]
-
-
-@pytest.mark.parametrize("name", [name for name in sorted(PARAMETERS) if name.endswith("-tf")])
-def test_the_first_lines_name_every_difference_from_pytorch(name: str) -> None:
-    tensorflow, pytorch = flat(load_recipe(name)), flat(load_recipe(name.removesuffix("-tf")))
-    different = {key for key in tensorflow if tensorflow[key] != pytorch[key]} - NOT_OF_THE_METHOD
-    assert different >= SHARED_BY_TENSORFLOW
-    text = (resources.files("transformer_xl") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
-    comment = " ".join(line for line in text.splitlines() if line.startswith("#"))
-    unsaid = {key for key in different - SHARED_BY_TENSORFLOW if key.rpartition(".")[2] not in comment}
-    assert not unsaid, f"{name} does not say that it differs in {sorted(unsaid)}"
-    assert "warmup_steps" not in comment or "optim.warmup_steps" in different
 
 
 def reduced(config: RunConfig) -> list[str]:
@@ -313,35 +289,6 @@ def test_two_steps_at_full_depth_from_each_seed(name: str, seed: int) -> None:
     results = [trainer.train_step() for _ in range(2)]
     assert not any(result.skipped for result in results)
     assert trainer.finite
-
-
-def settings_row(name: str, config: RunConfig) -> str:
-    """Return the line of the second table of docs/recipes.md."""
-    model, optim, budget, evaluation = config.model, config.optim, config.train, config.eval
-    mem_len = config.eval_mem_len
-    attends = isinstance(model, AttentionConfig)
-    heads = f"{model.n_head}×{model.d_head} / {model.d_inner}" if attends else f"– / {getattr(model, 'd_hidden', None) or '–'}"
-    scored = f"{config.eval_tgt_len} / {f'ext {evaluation.ext_len}' if evaluation.ext_len else f'{mem_len:,}'}"
-    cells = [
-        f"`{name}`",
-        f"{model.n_layer} / {model.d_model} / {heads}",
-        f"{model.dropout:g} / {f'{model.dropatt:g}' if attends else '–'}",
-        f"{optim.lr:g}" + ("" if optim.schedule == "constant" else f" → {optim.lr * optim.min_lr_ratio:g}"),
-        f"{optim.warmup_steps:,} of {f'{budget.max_steps:,}' if budget.max_steps else f'{budget.max_epochs:g} epochs'}",
-        f"{budget.batch_size} × {budget.tgt_len} / {model.mem_len}",
-        f"{scored} / {evaluation.clamp_len or '–'}",
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-@pytest.mark.parametrize("name", sorted(PARAMETERS))
-def test_the_documentation_has_these_settings(name: str) -> None:
-    """A change in a recipe is a change of what was copied from its source: it must be made in both places, on purpose."""
-    documentation = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
-    config = load_recipe(name)
-    assert settings_row(name, config) in documentation
-    results = next(line for line in documentation.splitlines() if line.startswith(f"| `{name}` |"))
-    assert f"| {PARAMETERS[name]:,} |" in results
 
 
 def test_wt2_has_the_flags_of_its_source() -> None:
