@@ -90,8 +90,7 @@ def test_what_lies_in_the_way_is_left_alone(txl, workbench):
         in txl("explain", "run", "text.txt", "--out", "mine").complaint
     )
     assert (workbench / "mine" / "index.html").read_text() == "my page"
-    assert "--out 'text.txt' is a file" in txl("explain", "run", "text.txt", "--out", "text.txt").complaint
-    assert "does not exist; make it first" in txl("explain", "run", "text.txt", "--out", "no/out").complaint
+    assert "'text.txt': Not a directory; name a directory" in txl("explain", "run", "text.txt", "--out", "text.txt").complaint
     assert 'Invalid value "101" for --top. Must be <= 100' in txl("explain", "run", "text.txt", "--top", "101").complaint
 
 

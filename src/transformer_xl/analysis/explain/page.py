@@ -22,10 +22,9 @@ import numpy as np
 from transformer_xl.analysis.explain.explanation import Explanation
 from transformer_xl.analysis.explain.pictures import pictures
 from transformer_xl.analysis.explain.token_text import labels, text_of, without_surrogates
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.errors import ConfigError
 from transformer_xl.files import make_directory, replace_file
 from transformer_xl.pictures import require_matplotlib, save_picture
-from transformer_xl.untrusted import read_json
 
 PAGE, TOTALS = "index.html", "explain.json"
 _FORMAT = "txl explain 1"
@@ -35,26 +34,10 @@ _LARGEST = 65535
 
 
 def check_output(directory: Path) -> None:
-    """Refuse, with a `ConfigError`, anything but a new or empty directory, or one that holds an earlier explanation."""
+    """Refuse, with a `ConfigError`, a directory that holds anything but an earlier explanation."""
     require_matplotlib()
-    if directory.exists() and not directory.is_dir():
-        raise ConfigError(f"--out '{directory}' is a file; choose a directory")
-    if not directory.exists():
-        if not directory.absolute().parent.is_dir():
-            raise ConfigError(
-                f"--out '{directory}': the directory '{directory.absolute().parent}' does not exist; make it first"
-            )
-        return
-    if any(directory.iterdir()) and not _is_explanation(directory):
+    if directory.exists() and any(directory.iterdir()) and not (directory / TOTALS).is_file():
         raise ConfigError(f"--out '{directory}' holds something that txl explain has not written; choose another --out")
-
-
-def _is_explanation(directory: Path) -> bool:
-    try:
-        totals = read_json(directory / TOTALS)
-        return isinstance(totals, dict) and totals.get("format") == _FORMAT
-    except (CheckpointError, OSError):
-        return False
 
 
 def write_explanation(explanation: Explanation, directory: Path) -> Path:
