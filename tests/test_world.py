@@ -25,10 +25,17 @@ def test_all_hear_the_same() -> None:
         assert other == first | {"rows": None}
 
 
-@pytest.mark.parametrize("rank", [0, 2])
-def test_what_fails_in_one_process_fails_in_all_and_is_told_by_the_first(rank: int) -> None:
-    first, *others = run_forked("tests.world_cases:fail_in", 3, rank)
-    told = ["ConfigError", "this is wrong here"] if rank == 0 else ["TrainingError", "rank 2 of 3: this is wrong here"]
+@pytest.mark.parametrize(
+    ("rank", "kind", "told"),
+    [
+        (0, "ConfigError", ["ConfigError", "this is wrong here"]),
+        (2, "ConfigError", ["TrainingError", "rank 2 of 3: this is wrong here"]),
+        (0, "FileNotFoundError", ["FileNotFoundError", "[Errno 2] gone: 'x/y'"]),
+        (2, "FileNotFoundError", ["TrainingError", "rank 2 of 3: 'x/y': gone; there is no directory 'x'"]),
+    ],
+)
+def test_what_fails_in_one_process_fails_in_all_and_is_told_by_the_first(rank: int, kind: str, told: list[str]) -> None:
+    first, *others = run_forked("tests.world_cases:fail_in", 3, rank, kind)
     assert first == [told, 3.0]
     assert [other[0][0] for other in others] == ["ToldElsewhereError"] * 2
     assert [other[1] for other in others] == [3.0] * 2

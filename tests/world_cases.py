@@ -38,14 +38,14 @@ def talk() -> dict[str, Any]:
         }
 
 
-def fail_in(rank: int) -> list[Any]:
+def fail_in(rank: int, kind: str) -> list[Any]:
     """Only one process has an error; afterwards all can still exchange data."""
     with joined() as world:
         told = None
         try:
             with world.agreed():
                 if world.rank == rank:
-                    raise ConfigError("this is wrong here")
+                    raise ConfigError("this is wrong here") if kind == "ConfigError" else FileNotFoundError(2, "gone", "x/y")
         except Exception as error:
             told = [type(error).__name__, str(error)]
         return [told, world.sum(1)[0]]

@@ -209,7 +209,7 @@ def _open(run: str, opening: Opening, file: Path | None, *, needs_text: bool = F
         try:
             ids = opened.text(split="valid").ids
             return _Subject(opened, machine, f"validation split of {opened.config.data.corpus}", ids)
-        except CorpusError as error:
+        except (CorpusError, OSError) as error:
             if needs_text:
                 raise
             warn(f"random tokens are read, because the run's text cannot be: {error}")
