@@ -93,19 +93,6 @@ _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 100
 
 
-def system_reason(error: OSError, otherwise: str) -> str:
-    """Return why the system refused something and what to do about it, besides `otherwise`.
-
-    Example:
-        >>> system_reason(OSError(errno.ENOSPC, "No space left on device"), "choose another file")
-        'No space left on device; free disk space or choose another file'
-        >>> system_reason(OSError(errno.ENOENT, "No such file or directory"), "choose another file")
-        'No such file or directory; choose another file'
-    """
-    own = SYSTEM_REMEDIES.get(error.errno or 0)
-    return f"{error.strerror or error}; {f'{own} or ' if own else ''}{otherwise}"
-
-
 def system_message(error: OSError) -> str:
     """Return what the system refused, why, and what to do about it; a missing file comes with the nearest name beside it.
 
