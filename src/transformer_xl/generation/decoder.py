@@ -345,7 +345,10 @@ class Decoder:
         return RowState(self._take(row), self._terms(), model_sha256(self.model))
 
     def _take(self, row: int) -> dict[str, Tensor]:
-        return {**self._stream.take(row), LAST: self._hidden[row].clone()}
+        tensors = self._stream.take(row)
+        if LAST in tensors:
+            raise ValueError(f"a tensor of the model's memory cannot be called {LAST!r}; give it another name")
+        return {**tensors, LAST: self._hidden[row].clone()}
 
     def put(self, row: int, state: RowState) -> None:
         """Let a row forget what it has read, and go on from what `take` returned.
