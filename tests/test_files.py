@@ -84,7 +84,7 @@ def test_who_is_refused_leaves_the_lock_to_its_owner(tmp_path: Path) -> None:
 def test_a_place_where_no_file_can_be_written_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match=r"^--out '.*; (name a file|make it first|choose another place)$"):
+    with pytest.raises(ConfigError, match=r"^--out '.*; (name a file|choose another)$"):
         check_file(tmp_path / name, option="out")
 
 
@@ -126,9 +126,3 @@ def test_what_cannot_be_looked_at_is_left_out_alone(tmp_path: Path) -> None:
     (tmp_path / "odd").symlink_to("y" * 300)
     assert files_below(tmp_path / "none") == []
     assert files_below(tmp_path) == [tmp_path / "a"]
-
-
-def test_a_link_that_leads_nowhere_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(ConfigError, match=r"^--out '.*loop' is a link that leads nowhere; name a file$"):
-        check_file(tmp_path / "loop", option="out")

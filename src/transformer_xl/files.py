@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -124,19 +123,15 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def check_file(path: Path, *, option: str) -> None:
-    """Refuse a path where no file can be written or replaced; call this before computing anything.
+    """Refuse a path where no file can be written or replaced; call this before hours of computing.
 
     A device or a pipe is refused, because what is written whole would take its place.
     """
     folder = path.absolute().parent
-    if not folder.is_dir():
-        raise ConfigError(f"--{option} '{path}': the directory '{folder}' does not exist; make it first")
     if path.is_dir() or (path.exists() and not path.is_file()):
-        raise ConfigError(f"--{option} '{path}' is a {'directory' if path.is_dir() else 'device or pipe'}; name a file")
-    if path.is_symlink() and not path.exists():
-        raise ConfigError(f"--{option} '{path}' is a link that leads nowhere; name a file")
+        raise ConfigError(f"--{option} '{path}' is a directory, a device or a pipe; name a file")
     if not os.access(folder, os.W_OK):
-        raise ConfigError(f"--{option} '{path}': the directory '{folder}' cannot be written; choose another place")
+        raise ConfigError(f"--{option} '{path}': the directory '{folder}' is not there or cannot be written; choose another")
 
 
 @contextmanager
@@ -246,16 +241,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def regular_size(path: Path) -> int:
-    """Return the bytes of a regular file. A link could lead anywhere, and a device or pipe may never end.
-
-    Raises:
-        ValueError: it is not a regular file.
-        OSError: it does not exist.
-    """
-    status = path.lstat()
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("it is a link, directory or device, not a regular file")
-    return status.st_size

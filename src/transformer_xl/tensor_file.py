@@ -21,7 +21,7 @@ from torch import Tensor
 from transformer_xl.errors import CheckpointError, one_line
 from transformer_xl.files import canonical_json
 from transformer_xl.manifest import Manifest
-from transformer_xl.untrusted import open_regular, read_at
+from transformer_xl.untrusted import open_regular
 
 CODES = {
     torch.float64: "F64",
@@ -58,7 +58,6 @@ class TensorFile:
         path: of the file.
         tensors: types and shapes by name, in the order of the file.
         metadata: what else the header says.
-        data_begin: bytes before the first tensor.
     """
 
     def __init__(self, path: Path) -> None:
@@ -66,10 +65,9 @@ class TensorFile:
         file, _ = open_regular(path)
         with file, _explained(path):
             self._file = safe_open(path, framework="pt", backend="pread")
-            length = read_at(path, file, 0, 8)
-            self._header = length + read_at(path, file, 8, int.from_bytes(length, "little"))
+            length = file.read(8)
+            self._header = length + file.read(int.from_bytes(length, "little"))
         self.metadata: dict[str, str] = self._file.metadata() or {}
-        self.data_begin = len(self._header)
         self.tensors = {name: self._spec(name) for name in self._file.offset_keys()}
 
     def load(self, manifest: Manifest | None = None) -> dict[str, Tensor]:

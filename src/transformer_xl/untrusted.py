@@ -5,7 +5,7 @@ import os
 import stat
 from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from transformer_xl.errors import CheckpointError, one_line
 
@@ -24,15 +24,6 @@ def open_regular(path: Path) -> tuple[FileIO, int]:
         os.close(descriptor)
         raise CheckpointError(f"'{path}' is not a regular file, but a directory, pipe or device; give the path of a file")
     return FileIO(descriptor, "rb"), status.st_size  # whoever reads often buffers it
-
-
-def read_at(path: Path, file: BinaryIO, offset: int, n: int) -> bytes:
-    """Return exactly `n` bytes from an offset; the caller has limited `n`."""
-    file.seek(offset)
-    data = file.read(n)
-    if len(data) != n:
-        raise CheckpointError(f"'{path}' ends {n - len(data)} bytes too early; copy or download it again")
-    return data
 
 
 def read_json(path: Path, *, remedy: str = REMEDY) -> Any:

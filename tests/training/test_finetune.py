@@ -1,6 +1,5 @@
 """`finetune`: what it learns, keeps and shows; stopping, resuming and patience; what is refused."""
 
-import dataclasses
 import json
 import random
 import signal
@@ -337,8 +336,3 @@ def test_other_texts_are_not_gone_on_with(tune: Tune, tmp_path: Path) -> None:
         match=r"^the text to learn from or to validate on is not the one that the run in '.*' has read so far; rest",
     ):
         tune(source=None, task=None, data=None, resume=True)
-
-
-def test_how_it_ended_is_plain_data(taught: tuple[Path, TaskOutcome, Lines]) -> None:
-    _, ended, _ = taught
-    assert set(ended.as_dict()) == {field.name for field in dataclasses.fields(ended)}

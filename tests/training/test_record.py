@@ -107,6 +107,13 @@ def test_a_disk_that_refuses_leaves_the_log_as_it_is(record: Record, action: str
     assert record.path.read_bytes() == before
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+def test_a_disk_that_is_really_full_is_named_by_its_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*metrics.jsonl'"):
+        Record(tmp_path).write("train", 16)
+
+
 def test_the_picture_shows_what_there_is(record: Record) -> None:
     for _ in range(2):
         assert record.draw(CONFIG) == record.directory / "loss.png"

@@ -299,12 +299,6 @@ def test_deterministic_runs_are_equal_to_the_bit(start: Start, tmp_path: Path, m
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_an_unknown_backend_is_refused_before_anything_is_written(start: Start, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="backend"):
-        start("run", "train.attention=matmull")
-    assert not (tmp_path / "run").exists()
-
-
 def test_random_segments_lengthen_the_table_of_positions(start: Start, tmp_path: Path) -> None:
     start("run", "model.attention=shaw", "train.varlen=true", "train.max_steps=2")
     config = RunDirectory(tmp_path / "run").config().model
@@ -317,12 +311,6 @@ def test_validation_and_samples_leave_training_alone(start: Start, tmp_path: Pat
     start("often", "train.eval_interval=3", "train.sample_tokens=3", "train.max_steps=12")
     rarely, often = run_bits(tmp_path / "rarely"), run_bits(tmp_path / "often")
     assert [name for name in differing(rarely, often) if name.startswith(("model.", "training."))] == []
-
-
-def test_a_stop_before_the_first_line_of_the_log(start: Start, tmp_path: Path) -> None:
-    outcome = start("run", "train.log_interval=1000", "train.max_steps=12", display=stop_at(10))
-    assert (outcome.finished, outcome.step, outcome.picture) == (False, 10, None)
-    assert start("run", resume=True).finished
 
 
 def test_a_stop_before_the_first_step(start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -666,12 +654,8 @@ def test_failed_starts_leave_no_directory(start: Start, tmp_path: Path) -> None:
     refuse(start, CorpusError, "1,957 tokens, and 5,001 are needed, for train.batch_size", "train.batch_size=1000")
     char = "tokenizer.kind=char"
     refuse(start, CorpusError, r"latin.txt' is not UTF-8 at byte 3 \(0xe9\); convert it \(.*iconv", char, corpus=str(latin))
-    refuse(start, CorpusError, "corpus 'wikitext2': no such file or name; did you mean 'wikitext-2'", corpus="wikitext2")
     refuse(start, CorpusError, "gone.txt': no such file or name", corpus=str(tmp_path / "gone.txt"))
-    refuse(start, ConfigError, "unknown recipe 'quickstrat'; did you mean 'quickstart'", recipe="quickstrat")
-    refuse(start, ConfigError, "unknown key 'n_layers'; did you mean 'n_layer'", "model.n_layers=3")
     refuse(start, ConfigError, r"d_model \(9\) must be even, because its sinusoids come in pairs; use 10", "model.d_model=9")
-    refuse(start, ConfigError, r"mem_len \(-1\) must be greater than or equal to 0", "model.mem_len=-1")
     refuse(start, ConfigError, "must increase and stay between 0 and vocab_size", "model.cutoffs=[20,10]")
     refuse(start, ConfigError, "device 'gpu' cannot be used here", "train.device=gpu")
     assert sorted(tmp_path.iterdir()) == before
@@ -696,20 +680,15 @@ def test_the_directory_of_another_run_is_not_touched(
     ("override", "match"),
     [
         ("model.d_model=10", r"model.d_model \(10\) differs from that of the run in '.*' \(8\); resume without changing it"),
-        ("model.vocab_size=300", r"model.vocab_size \(300\) differs"),
         ("tokenizer.kind=char", r"tokenizer.kind \('char'\) differs"),
         ("data.split=[0.8,0.1,0.1]", "data.split"),
         ("train.batch_size=8", "train.batch_size"),
-        ("train.tgt_len=4", "train.tgt_len"),
-        ("train.seed=3", "train.seed"),
         ("optim.optimizer=sgd", r"optim.optimizer \('sgd'\) differs"),
-        ("optim.lrs=1", "unknown key 'lrs'; did you mean 'lr'"),
     ],
 )
 def test_resume_with_something_else_is_refused(start: Start, short: Path, override: str, match: str) -> None:
     before = run_bits(short)
-    error = ConfigError if "unknown key" in match else CheckpointError
-    refuse(start, error, match, override, out=short, resume=True)
+    refuse(start, CheckpointError, match, override, out=short, resume=True)
     assert differing(run_bits(short), before) == []
 
 
@@ -861,26 +840,6 @@ def test_runs_without_a_validation_split(start: Start, tmp_path: Path) -> None:
     assert [entry["kind"] for entry in entries(tmp_path / "run")] == ["train"] * 2
     with pytest.warns(UserWarning, match="no best checkpoint is recorded"):
         load(tmp_path / "run")
-
-
-def test_tensorboard_gets_what_the_log_gets(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    got: list[tuple[str, object, int]] = []
-
-    class Board:
-        def add_scalar(self, name: str, value: object, step: int) -> None:
-            got.append((name, value, step))
-
-        add_text = add_scalar
-
-        def close(self) -> None:
-            got.append(("closed", None, 0))
-
-    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda *_: Board())
-    start("run", "train.max_steps=4")
-    log = entries(tmp_path / "run")
-    assert ("train/loss", log[0]["loss"], 4) in got
-    assert ("sample", log[2]["text"], 4) in got
-    assert got[-1] == ("closed", None, 0)
 
 
 def test_corpora_keep_their_meaning_wherever_a_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError, one_line
-from transformer_xl.untrusted import open_regular, read_at
+from transformer_xl.untrusted import open_regular
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -132,8 +132,8 @@ def read_safetensors(path: Path) -> dict[str, TensorRef]:
             raise CheckpointError(
                 f"'{path}' is not a sound safetensors file: {one_line(error)}; copy or download it again"
             ) from None
-        n = int.from_bytes(read_at(path, file, 0, 8), "little")
-        header = json.loads(read_at(path, file, 8, n))
+        n = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(n))
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():
