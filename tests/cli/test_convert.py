@@ -169,7 +169,7 @@ def test_other_kinds_of_attention_are_mentioned(txl: Txl, place: Path) -> None:
             "--moses is for checkpoints of other programs; leave it out with the run 'run'",
         ),
         (["hf", "run"], 1, "'run' exists already; choose another destination, or remove it"),
-        (["hf", "native", "--vocabulary", "gone.txt"], 1, "'gone.txt' cannot be read: No such file or directory"),
+        (["hf", "native", "--vocabulary", "gone.txt"], 1, "'gone.txt': No such file or directory"),
         (["hf", "native", "--vocabulary", "tf/cache.pkl"], 1, "has 19 tokens, the model 31; they do not belong together"),
         (["hf", "native", "--set", "memlen=3"], 1, "unknown setting 'memlen'; did you mean 'mem_len'?"),
         (["hf", "native", "--set", "mem_len"], 1, "must have the form section.key=value"),

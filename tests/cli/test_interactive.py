@@ -161,7 +161,7 @@ def test_mistakes_are_one_line_and_change_nothing(talk: Talk) -> None:
         "/": "unknown command /; known: help, load, quit, reset, save, set",
         "/save": "/save needs a file: /save FILE",
         "/load": "/load needs a file: /load FILE",
-        "/load gone": "'gone' cannot be read: No such file or directory",
+        "/load gone": "'gone': No such file or directory",
         "/load text.txt": "'text.txt' is no sound safetensors file",
         "/save no/where": "'no/.where.session.tmp': No such file",
         "/set temprature 1": "temprature cannot be set; did you mean 'temperature'?",

@@ -105,14 +105,11 @@ def test_a_run_that_has_logged_nothing(txl: Txl, workbench: Path) -> None:
     assert "checkpoint" in txl("plot", "run", "--against", "memory").complaint
 
 
-def test_a_damaged_line_of_the_log_is_named_and_left_out(txl: Txl, workbench: Path) -> None:
+def test_a_damaged_line_of_the_log_is_named(txl: Txl, workbench: Path) -> None:
     path = workbench / "run" / "metrics.jsonl"
-    n_entry = sum(len(line["x"]) for line in drawn(txl, "run"))
     first, second, *rest = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second.replace(b"loss", b"lo\xf3s") + b"".join(rest))
-    answer = txl("plot", "run", "--json")
-    assert answer.err == "warning: 'run/metrics.jsonl': 1 of its 17 lines are no entries; left out\n"
-    assert sum(len(line["x"]) for line in json.loads(answer.out)["lines"]) == n_entry - 1
+    assert "'run/metrics.jsonl', line 2 is no entry of a log" in txl("plot", "run", "--json").complaint
 
 
 @pytest.mark.parametrize(

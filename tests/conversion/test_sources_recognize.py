@@ -90,9 +90,7 @@ def test_an_xlnet_is_ours_or_hugging_faces(tmp_path):
     theirs = GOLDENS / "xlnet" / "memory" / "checkpoint"
     assert recognize(theirs) == ("huggingface", theirs / "model.safetensors")
     for load in (txl.load, txl.XLNet.from_pretrained):
-        with pytest.raises(
-            CheckpointError, match=r"config.json' describes a model of another program \(xlnet\); txl convert reads"
-        ):
+        with pytest.raises(CheckpointError, match=r"config.json' describes a model of another program, or .* \('xlnet'\)"):
             load(theirs)
 
 

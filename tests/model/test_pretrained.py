@@ -17,6 +17,7 @@ from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
 from transformer_xl.errors import CheckpointError
+from transformer_xl.model.pretrained import blueprint, read_config
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.tensor_file import TensorFile
 
@@ -109,9 +110,9 @@ def change_type(folder: Path, name: str | None, dtype: torch.dtype) -> None:
         (lambda d: (d / "config.json").write_text("[]"), "config.json' is not a JSON object"),
         (
             lambda d: edit(d / "config.json", model_type="gpt2"),
-            "kind 'gpt2', which is not registered; if it is your own, import",
+            r"of a kind that is not registered \('gpt2'\); if it is your own, import",
         ),
-        (lambda d: edit(d / "config.json", model_type=["a"]), r"kind \['a'\], which is not registered"),
+        (lambda d: edit(d / "config.json", model_type=["a"]), r"not registered \(\['a'\]\)"),
         (lambda d: edit(d / "config.json", d_inner="14"), r"d_inner \('14'\) must be a valid integer"),
         (lambda d: edit(d / "config.json", d_head=10**18), "its config asks for what cannot be built"),
         (lambda d: edit(d / "config.json", d_inner=2**63), r"d_inner \(an enormous integer\) must be less than"),
@@ -148,6 +149,11 @@ def test_nothing_is_allotted_before_all_tensors_are_known_to_fit(saved: Path, mo
     with pytest.raises(CheckpointError, match=r"'layers.2.*' has shape None"):
         edit(saved / "config.json", n_layer=3)
         TransformerXL.from_pretrained(saved)
+
+
+def test_a_blueprint_takes_no_memory(saved: Path) -> None:
+    file, config = TensorFile(saved / "model.safetensors"), read_config(saved / "config.json")
+    assert all(parameter.is_meta for parameter in blueprint(TransformerXL, config, file.tensors, "x").parameters())
 
 
 @pytest.mark.parametrize("source", ["/nowhere/at/all", "./gone", "~/gone", "gone"])
@@ -337,6 +343,7 @@ def test_a_hub_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 BLUEPRINT = """
 import sys
 import torch
+from transformer_xl.model.pretrained import blueprint, read_config
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.config.model import TransformerXLConfig
 before = set(sys.modules)

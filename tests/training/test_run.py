@@ -808,6 +808,15 @@ def test_a_full_disk_at_a_line_of_the_log_ends_the_run_and_keeps_what_was_saved(
     assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
 
+def test_the_log_is_on_the_disk_before_a_checkpoint_relies_on_it(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    for owner, name in ((Record, "sync"), (CheckpointStore, "save")):
+        method = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *a, name=name, method=method, **k: events.append(name) or method(*a, **k))
+    start("run", "train.max_steps=16")
+    assert events == ["sync", "save"] * 2
+
+
 def test_a_best_that_could_not_be_saved_is_not_taken_for_saved(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

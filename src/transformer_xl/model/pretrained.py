@@ -156,8 +156,8 @@ def read_config(path: Path) -> ModelConfig:
     values = read_json_object(path)
     if not is_native(values):
         raise CheckpointError(
-            f"'{path}' describes a model of kind {shown(values.get('model_type'))}, which is not registered; if it is your "
-            "own, import its module first; if it is another program's, use txl convert"
+            f"'{path}' describes a model of another program, or of a kind that is not registered "
+            f"({shown(values.get('model_type'))}); if it is your own, import its module first; otherwise use txl convert"
         )
     try:
         return model_config({"kind": values.pop("model_type"), **values})
