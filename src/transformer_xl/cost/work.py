@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-import torch
-
 from transformer_xl.config.model import KINDS, ModelConfig, TransformerXLConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import NAMED
@@ -21,6 +19,7 @@ from transformer_xl.model.attention.relative import RelativeAttention
 from transformer_xl.model.attention.rotary import RotaryAttention
 from transformer_xl.model.attention.shaw import ShawAttention
 from transformer_xl.model.backends import KEPT_BYTES
+from transformer_xl.model.build import make_blueprint
 from transformer_xl.model.kinds import MODELS
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
@@ -127,8 +126,7 @@ class Cluster:
 
 def build(config: TransformerXLConfig) -> TransformerXL:
     """Return the model without its numbers."""
-    with torch.device("meta"):
-        return TransformerXL(config)
+    return cast(TransformerXL, make_blueprint(config))
 
 
 def clusters(model: LanguageModel, shares: Sequence[float]) -> list[Cluster]:

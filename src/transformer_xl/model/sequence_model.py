@@ -16,6 +16,7 @@ from transformer_xl.config.model import AttentionConfig, ModelConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.attention.block import AttentionKind
+from transformer_xl.model.backends import check_no_backend
 from transformer_xl.model.dropout import Dropout, WordDropout
 from transformer_xl.model.memory import Memory, Mems, ZeroFirstMems
 from transformer_xl.model.pretrained import PretrainedMixin
@@ -71,7 +72,8 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
             raise ConfigError(
                 f"head ({config.head.kind}) is no part of {type(self).__name__}; build a TaskModel of these settings"
             )
-        _check_layers(config)
+        # even on the meta device each layer takes a millisecond
+        check_room(config.n_layer * _LAYER_BYTES, None, f"a model of n_layer {config.n_layer:,}")
         self.config = config
         self.mem_len, self.ext_len = config.mem_len, 0
         self.clamp_len: int | None = None
@@ -173,11 +175,8 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
 
     def attention_blocks(self) -> list[AttentionKind]:
         """Return the attention block of each layer; none if layers do not attend."""
-        return (
-            [cast("AttentionKind", layer.attention) for layer in self.layers]
-            if isinstance(self.config, AttentionConfig)
-            else []
-        )
+        layers = self.layers if isinstance(self.config, AttentionConfig) else ()
+        return [cast("AttentionKind", layer.attention) for layer in layers]
 
     def with_context(
         self,
@@ -238,11 +237,7 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         Raises:
             ConfigError: no backend of that name, or one that cannot run there with this model's weights.
         """
-        if backend != "auto":
-            raise ConfigError(
-                f"train.attention ({backend}) chooses an attention backend, and {self.described} has none; "
-                "use train.attention=auto"
-            )
+        check_no_backend(backend, self.described)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the vectors of ids, (B, T, D); in training, zeros for dropped words."""
@@ -251,11 +246,6 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
 
 _LAYER_BYTES = 50_000
 """What the objects of a layer take besides its weights."""
-
-
-def _check_layers(config: ModelConfig) -> None:
-    """Refuse more layers than there is room for or than a file holds; even on the meta device each takes a millisecond."""
-    check_room(config.n_layer * _LAYER_BYTES, None, f"a model of n_layer {config.n_layer:,}")
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:

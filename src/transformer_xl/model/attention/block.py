@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import GateKind, TransformerXLConfig
-from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.equation import hidden_keys, masked_softmax
-from transformer_xl.model.backends import is_fused
+from transformer_xl.model.backends import check_no_backend, is_fused
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, dropped_pair
 from transformer_xl.model.gates import block_output, make_gate
 from transformer_xl.model.memory import join
@@ -141,11 +140,7 @@ class AttentionKind(nn.Module):
         Raises:
             ConfigError: no such backend, or it cannot run there.
         """
-        if backend != "auto":
-            raise ConfigError(
-                f"train.attention ({backend}) chooses an attention backend, and attention '{cls.name}' has none; "
-                "use train.attention=auto"
-            )
+        check_no_backend(backend, f"attention '{cls.name}'")
 
     @staticmethod
     def init_own(name: str, parameter: Tensor) -> bool:

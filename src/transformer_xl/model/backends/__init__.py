@@ -53,6 +53,14 @@ def choose_backend(name: str, device: torch.device, *, dtype: torch.dtype = torc
     return _load(*_FUNCTIONS[name])
 
 
+def check_no_backend(name: str, what: str) -> None:
+    """Refuse a choice of backend for `what`, which has none."""
+    if name != "auto":
+        raise ConfigError(
+            f"train.attention ({name}) chooses an attention backend, and {what} has none; use train.attention=auto"
+        )
+
+
 def choose_ranked_backend(name: str, device: torch.device, *, in_compiled: bool = False) -> Attention:
     """Return the attention function of a name for an XLNet; its arguments are those of `ranked_attention`.
 
