@@ -93,15 +93,17 @@ _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 100
 
 
-def system_message(error: OSError) -> str:
-    """Return what the system refused, why, and what to do about it; a missing file comes with the nearest name beside it.
+def message_of(error: Exception) -> str:
+    """Return an error's message. One of the system says what was refused, why, what to do, and what lies beside a missing file.
 
     Example:
-        >>> system_message(OSError(errno.ENOSPC, "No space left on device", "model.pt"))
+        >>> message_of(OSError(errno.ENOSPC, "No space left on device", "model.pt"))
         "'model.pt': No space left on device; free disk space"
-        >>> system_message(FileNotFoundError(errno.ENOENT, "No such file or directory", "nowhere/a.txt"))
+        >>> message_of(FileNotFoundError(errno.ENOENT, "No such file or directory", "nowhere/a.txt"))
         "'nowhere/a.txt': No such file or directory; there is no directory 'nowhere'"
     """
+    if not isinstance(error, OSError):
+        return str(error)
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes, os.PathLike))]
     remedy = SYSTEM_REMEDIES.get(error.errno or 0, "")
     if error.errno == errno.ENOENT and names:

@@ -26,8 +26,8 @@ from transformer_xl.errors import (
     ToldElsewhereError,
     TrainingError,
     TxlError,
+    message_of,
     one_line,
-    system_message,
 )
 from transformer_xl.process import note_meeting
 
@@ -122,7 +122,7 @@ class World:
             raise
         except (TxlError, OSError) as error:
             own = error
-        messages = self.exchange(own and (system_message(own) if isinstance(own, OSError) else str(own)))
+        messages = self.exchange(own and message_of(own))
         failed = [rank for rank, message in enumerate(messages) if message is not None]
         if not failed:
             return

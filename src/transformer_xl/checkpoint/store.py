@@ -26,7 +26,7 @@ from transformer_xl.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from transformer_xl.console import short
-from transformer_xl.errors import CheckpointError, one_line, system_message
+from transformer_xl.errors import CheckpointError, message_of, one_line
 from transformer_xl.files import (
     canonical_json,
     discard_directory,
@@ -117,12 +117,9 @@ class CheckpointStore:
         """Load one of `steps()` to the CPU, after verifying every byte of it.
 
         Raises:
-            CheckpointError: there is no such step, or a file is damaged (the message says which and how).
-            OSError: a file of it is missing or cannot be read.
+            CheckpointError: a file is damaged (the message says which and how).
+            OSError: there is no such step, or a file of it is missing or cannot be read.
         """
-        if step not in (known := self.steps()):
-            have = f"it has steps {', '.join(map(str, known))}" if known else "it has none"
-            raise CheckpointError(f"no checkpoint of step {step} in {str(self.directory)!r}; {have}")
         return read_checkpoint(self._readable_path(step), step=step)
 
     def newest_copies(self) -> dict[str, bytes]:
@@ -278,11 +275,8 @@ class CheckpointStore:
         for step in steps:
             try:
                 checkpoint = self.load(step)
-            except CheckpointError as error:
-                reasons.append(str(error).removesuffix(REMEDY))
-                continue
-            except OSError as error:
-                reasons.append(one_line(system_message(error)))
+            except (CheckpointError, OSError) as error:
+                reasons.append(one_line(message_of(error)).removesuffix(REMEDY))
                 continue
             for reason in reasons:
                 on_damaged(f"{reason}; step {step:,} is loaded instead")

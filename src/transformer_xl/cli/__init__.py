@@ -32,9 +32,9 @@ from transformer_xl.errors import (
     ToldElsewhereError,
     TxlError,
     lacks_memory,
+    message_of,
     no_memory,
     one_line,
-    system_message,
 )
 from transformer_xl.process import have_met, local_rank, rank
 from transformer_xl.version import __version__
@@ -117,7 +117,7 @@ def _call(arguments: list[str] | None) -> None:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.exit(0)
     except OSError as error:
-        _complain(error, system_message(error))
+        _complain(error, message_of(error))
         sys.exit(1)
     except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
         if not lacks_memory(error):
@@ -134,7 +134,7 @@ def _written(status: str | int | None) -> str | int | None:
         except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # discard it
             if stream is sys.stdout and not status and not isinstance(error, BrokenPipeError):
-                say(f"txl: error: cannot write to standard output: {system_message(error)}")
+                say(f"txl: error: cannot write to standard output: {message_of(error)}")
                 status = 1
     return status
 

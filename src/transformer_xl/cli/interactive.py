@@ -14,7 +14,7 @@ from transformer_xl.cli.generate_options import Choice, Remembered
 from transformer_xl.cli.printers import StreamPrinter, describe_decoder, reading_bar
 from transformer_xl.cli.prompts import beginning, nothing, typed
 from transformer_xl.console import say
-from transformer_xl.errors import ConfigError, TxlError, did_you_mean, one_line, system_message
+from transformer_xl.errors import ConfigError, TxlError, did_you_mean, message_of, one_line
 from transformer_xl.generation.job import Interrupts, Job, StoppedReading
 from transformer_xl.generation.requests import Prompt, check_seed, text_seed
 from transformer_xl.generation.session import TextSession
@@ -80,7 +80,7 @@ class Conversation:
                 with interrupts:
                     goes_on = self._answer(line)
             except (TxlError, OSError) as error:
-                say(f"error: {system_message(error) if isinstance(error, OSError) else one_line(error)}")
+                say(f"error: {one_line(message_of(error))}")
                 goes_on = True
             except KeyboardInterrupt:  # a second one, in the middle of something: the session may hold half of it
                 say(f"\nstopped{f'; {self._file} is unchanged' if self._saves else ''}")

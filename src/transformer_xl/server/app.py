@@ -19,7 +19,7 @@ from starlette.routing import Match
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.console import say
-from transformer_xl.errors import TxlError, one_line, system_message
+from transformer_xl.errors import TxlError, message_of, one_line
 from transformer_xl.server import routes, session_routes, text_routes
 from transformer_xl.server.guard import Guard, refused
 from transformer_xl.server.jobs import RefusalError, refusal_of
@@ -78,7 +78,7 @@ def make_app(
 
 async def _failed(_: Request, error: Exception) -> JSONResponse:
     if isinstance(error, OSError):
-        say(f"txl serve: {system_message(error)}")
+        say(f"txl serve: {message_of(error)}")
     return refused(refusal_of(error))
 
 

@@ -27,7 +27,7 @@ from transformer_xl.data.labelled import LabelledStream, LabelledTexts, Layout, 
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import ConfigError, TrainingError, system_message
+from transformer_xl.errors import ConfigError, TrainingError, message_of
 from transformer_xl.model.build import make_blueprint, make_model
 from transformer_xl.model.pretrained import RUNS
 from transformer_xl.model.sequence_model import SequenceModel
@@ -513,5 +513,5 @@ def _scored(run: TaskRun, received: list[int]) -> dict[str, Any]:
         try:
             pictures.append(draw_confusion(path / "confusion.png", valid.confusion, run.head.labels, name=path.absolute().name))
         except OSError as error:  # the model matters more
-            run.display.warn(f"no picture of confusions: {system_message(error)}")
+            run.display.warn(f"no picture of confusions: {message_of(error)}")
     return {"valid": valid, "test": test, "pictures": tuple(pictures)}

@@ -17,7 +17,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, copies
 from transformer_xl.checkpoint.store import Checkpoint
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, lacks_memory, no_memory, system_message
+from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, lacks_memory, message_of, no_memory
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.process import stop_signals
@@ -319,8 +319,7 @@ def save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
     except (CheckpointError, TrainingError, ToldElsewhereError, OSError) as error:
         if must:
             raise
-        what = f"step {trainer.step} is not saved: {system_message(error)}" if isinstance(error, OSError) else str(error)
-        run.display.warn(f"{what}; training goes on")
+        run.display.warn(f"step {trainer.step} is not saved: {message_of(error)}; training goes on")
         return None
     run.best = newest_best
     return trainer.step

@@ -17,7 +17,7 @@ from transformer_xl.console import in_bytes
 from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, one_line, system_message
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, message_of, one_line
 from transformer_xl.model.adapters import add_adapters
 from transformer_xl.model.build import make_blueprint, make_model
 from transformer_xl.model.language_model import LanguageModel
@@ -260,7 +260,7 @@ def begin(
         except (ConfigError, OSError) as error:
             if warn is None:
                 raise
-            warn(system_message(error) if isinstance(error, OSError) else str(error))
+            warn(message_of(error))
     check_weights(config, world, device)
     if with_weights:
         torch.manual_seed(config.train.seed)
