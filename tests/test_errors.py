@@ -23,28 +23,20 @@ FULL = torch.OutOfMemoryError(
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (FULL, "not enough memory on GPU 1 (1.58 GiB of 14.57 GiB free, 966.00 MiB held by this process)"),
-        (torch.OutOfMemoryError("CUDA out of memory."), "not enough memory on the GPU"),
-        (
-            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-            "not enough memory on the GPU",
-        ),
-        (MemoryError(), "not enough memory"),
-    ],
+    "error",
+    [FULL, RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), MemoryError()],
 )
-def test_of_a_gpu_it_says_which_and_who_holds_how_much(error: Exception, said: str) -> None:
+def test_a_lack_of_memory_is_told_in_torchs_words(error: Exception) -> None:
     assert lacks_memory(error)
-    assert no_memory(error) == said
+    words = str(error).partition(". Process")[0]
+    assert no_memory(error) == f"not enough memory{words and f' ({words})'}"
 
 
 @pytest.mark.gpu
 def test_a_real_gpu_says_so_in_these_words() -> None:
     with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.zeros(10**13, device="cuda:0")
-    # who holds it, not every driver knows
-    assert re.match(r"not enough memory on GPU 0 \([\d.]+ \w+ of [\d.]+ \w+ free", no_memory(caught.value))
+    assert re.search(r"GPU 0 has a total capacity of [\d.]+ \w+ of which [\d.]+ \w+ is free", no_memory(caught.value))
 
 
 @pytest.mark.parametrize(

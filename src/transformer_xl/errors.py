@@ -7,7 +7,6 @@ exits with status 1, so a traceback always means a bug in the package.
 import difflib
 import errno
 import os
-import re
 import reprlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 _LONGEST = 600  # characters of a message
 _MOST_NAMES = 12  # that a message lists
 
-SYSTEM_REMEDIES = {
+_REMEDIES = {
     errno.ENAMETOOLONG: "give a shorter name",
     errno.ENOSPC: "free disk space",
     errno.EDQUOT: "free disk space or raise the quota",
@@ -33,7 +32,6 @@ SYSTEM_REMEDIES = {
     errno.ENOTEMPTY: "choose another name",
     errno.EADDRINUSE: "choose another port",
 }
-"""What to do about errors of the system."""
 
 
 class TxlError(Exception):
@@ -105,7 +103,7 @@ def message_of(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes, os.PathLike))]
-    remedy = SYSTEM_REMEDIES.get(error.errno or 0, "")
+    remedy = _REMEDIES.get(error.errno or 0, "")
     if error.errno == errno.ENOENT and names:
         path = Path(names[0])
         gone = next((each for each in reversed(path.parents) if not os.path.lexists(each)), path)
@@ -169,20 +167,12 @@ def lacks_memory(error: BaseException) -> bool:
     return isinstance(error, (MemoryError, OverflowError)) or any(sign in str(error) for sign in _SIGNS)
 
 
-_OF_GPU = re.compile(r"(GPU \d+) has a total capacity of ([\d.]+ \w+) of which ([\d.]+ \w+) is free")
-_OWN = re.compile(r"this process has ([\d.]+ \w+) memory in use")
-
-
-def no_memory(error: Exception) -> str:
-    """Return that memory ran out and, if torch says it of a GPU, of which one, and how much of it is whose.
+def no_memory(error: BaseException) -> str:
+    """Return that memory ran out, and torch's own words about it: of a GPU, how much of it is free.
 
     Example:
-        >>> no_memory(RuntimeError("CUDA out of memory. GPU 0 has a total capacity of 14.57 GiB of which 1.58 GiB is free."))
-        'not enough memory on GPU 0 (1.58 GiB of 14.57 GiB free)'
+        >>> no_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 1 GiB free. Process 7 has"))
+        'not enough memory (CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has 1 GiB free)'
     """
-    text = str(error)
-    if not (gpu := _OF_GPU.search(text)):
-        return f"not enough memory{' on the GPU' if 'CUDA' in text or 'CUBLAS' in text else ''}"
-    own = _OWN.search(text)
-    held = f", {own[1]} held by this process" if own else ""
-    return f"not enough memory on {gpu[1]} ({gpu[3]} of {gpu[2]} free{held})"
+    said = ". ".join(one_line(error).split(". ")[:3]).rstrip(".")
+    return f"not enough memory{said and f' ({said})'}"
