@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer_xl.data.text_files import CONVERT
+from transformer_xl.data.text_files import not_utf8
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.generation.beam import beam_search
@@ -57,7 +57,7 @@ def read_sources(lines: Iterable[bytes], place: str, tokenizer: Tokenizer) -> It
                 raise CorpusError(f"{place}, line {number} has a tab, where its translation would begin; give sources alone")
             yield Source(text, np.append(tokenizer.encode(text), tokenizer.tab))
         except UnicodeDecodeError as error:
-            raise CorpusError(f"{place}, line {number} is not UTF-8 ({error.reason}); {CONVERT}") from None
+            raise CorpusError(f"{place}, line {number}: {not_utf8(error)}") from None
         except TokenizerError as error:
             raise CorpusError(f"{place}, line {number}: {error}") from None
 

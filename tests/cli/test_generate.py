@@ -370,7 +370,7 @@ def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbe
         ("run --prompt-file empty.txt", "the prompt is empty; give at least one token"),
         ("run --prompt-file gone.txt", "'gone.txt': No such file"),
         ("run --prompts empty.txt", "'empty.txt' holds no prompt; write one a line"),
-        ("run --prompts latin.txt", "'latin.txt': byte 3 is not UTF-8; convert it (if it is Latin-1: iconv"),
+        ("run --prompts latin.txt", "'latin.txt': byte 3 (0xe9) is not UTF-8; convert it (if it is Latin-1: iconv"),
         ("run --prompts bad2.jsonl", "'bad2.jsonl', line 3: 'sed' is not known; did you mean 'seed'?"),
         ("run --prompts bad3.jsonl", "'bad3.jsonl', line 1: it has no \"prompt\" that is text"),
         ("run --prompts bad4.jsonl", "'bad4.jsonl', line 1: seed ('1') must be a whole number"),

@@ -202,8 +202,8 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
     names = "name them sentence_good and sentence_bad"
     for command, complaint in {
         "empty.txt": "'empty.txt' has no text; give another",
-        "latin.txt": "'latin.txt' is not UTF-8 at byte 12 (0xe9); convert it",
-        "latin.txt --memory reset": "'latin.txt' is not UTF-8 at byte 12 (0xe9); convert it",
+        "latin.txt": "'latin.txt': byte 12 (0xe9) is not UTF-8; convert it",
+        "latin.txt --memory reset": "'latin.txt': byte 12 (0xe9) is not UTF-8; convert it",
         "strange.txt --memory reset": "'strange.txt', from byte 8 on: character 'z' (U+007A) is not in the tokenizer's",
         "empty.txt --pairs": "'empty.txt' has no text; give another",
         "three.tsv --pairs": "'three.tsv': which column holds the text? its columns are '1', '2', '3'",

@@ -199,7 +199,7 @@ def test_standard_input_is_translated_line_by_line(txl: Txl, run: Path, monkeypa
     ("content", "complaint"),
     [
         (b"fine\nred\tdog\n", "'bad.txt', line 2 has a tab, where its translation would begin; give sources alone"),
-        (b"r\xe9d\n", "'bad.txt', line 1 is not UTF-8 (invalid continuation byte); convert it (if it is Latin-1: iconv"),
+        (b"r\xe9d\n", "'bad.txt', line 1: byte 1 (0xe9) is not UTF-8; convert it (if it is Latin-1: iconv"),
     ],
 )
 def test_a_bad_line_is_named(txl: Txl, run: Path, content: bytes, complaint: str) -> None:

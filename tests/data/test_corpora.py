@@ -149,7 +149,7 @@ def test_shrunk_while_reading(tmp_path) -> None:
 def test_not_utf8(tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"ok\n" * 400_000 + b"\xff" + b"ok\n" * 100)
-    message = r"a.txt' is not UTF-8 at byte 1200000 \(0xff\); convert it .*, or use tokenizer.kind=byte"
+    message = r"a.txt': byte 1200000 \(0xff\) is not UTF-8; convert it .*, or use tokenizer.kind=byte"
     with pytest.raises(CorpusError, match=message):
         for chunk in _corpus(path, split=(1, 0, 0)).chunks("train"):
             chunk.text()

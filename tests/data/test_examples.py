@@ -113,7 +113,7 @@ class TestTables:
             ("t.tsv", "text\tlabel\n\t0\n", "line 2: 'text' is an empty text"),
             ("t.tsv", "text\tlabel\na\t1\nb\t\n", "line 3: it has no label"),
             ("t.tsv", "text\tlabel\n\nb\t0\n", "line 2: it is empty"),
-            ("t.tsv", b"text\tlabel\nb\xff\t0\n", r"line 2: byte 2 is not UTF-8 \(0xff\); convert it"),
+            ("t.tsv", b"text\tlabel\nb\xff\t0\n", r"line 2: byte 1 \(0xff\) is not UTF-8; convert it"),
             ("t.tsv", b"PAR1\0\0\1\2\n", "line 1: it is binary, not text: give another file"),
             ("t.tsv", "", "is empty; give a file with texts"),
             (

@@ -350,7 +350,7 @@ def test_text_that_is_not_utf8(text: Path) -> None:
     text.write_bytes(b"ok\n" * 10 + b"\xff")
     assert _prepare(text).splits["test"].ids[-1] == 0xFF
     with pytest.raises(
-        CorpusError, match=r"text.txt' is not UTF-8 at byte 30 \(0xff\); convert it .*, or use tokenizer.kind=byte"
+        CorpusError, match=r"text.txt': byte 30 \(0xff\) is not UTF-8; convert it .*, or use tokenizer.kind=byte"
     ):
         _prepare(text, "bpe", n_workers=2, data={"split": (1, 0, 0)})
 

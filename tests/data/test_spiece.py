@@ -53,7 +53,9 @@ PIECES = {
 
 
 def few(**others: Any) -> SentencePieceTokenizer:
-    return unigram([*PIECES], [*PIECES.values()], **{"control": ["<s>"], "user_defined": ["<eop>"], **others})
+    return unigram(
+        **{"pieces": [*PIECES], "scores": [*PIECES.values()], "control": ["<s>"], "user_defined": ["<eop>"], **others}
+    )
 
 
 def rows(name: str) -> list[dict[str, Any]]:
@@ -329,11 +331,9 @@ def test_any_damage_is_an_error_or_a_model(data: st.DataObject, tmp_path_factory
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_0_2_gives_the_same_ids_and_is_saved_as_it_was(tmp_path: Path) -> None:
-    values = few(normalization="xlnet", line_end="<eop>").to_dict()
-    tokenizer = tokenizer_from_dict(json.loads(json.dumps(values)))
-    assert tokenizer.to_dict() == values
-    assert tokenizer_from_dict(values | {"unknown_text": "?"}).decode([2, 0]) == "the?"
+def test_a_file_of_0_2_is_saved_as_one_of_0_3(tmp_path: Path) -> None:
+    tokenizer = few(normalization="xlnet", line_end="<eop>", unknown_text="?")
+    assert tokenizer.decode([2, 0]) == "the?"
     tokenizer.save(tmp_path / "tokenizer.json")
     assert load_tokenizer(tmp_path / "tokenizer.json").fingerprint == tokenizer.fingerprint
 
@@ -344,7 +344,7 @@ def test_a_file_of_0_2_gives_the_same_ids_and_is_saved_as_it_was(tmp_path: Path)
         ({"pieces": []}, "zip"),
         ({"scores": ["0"] * 12}, "scores.0 .'0'. must be a valid number"),
         ({"unknown": "<UNK>"}, "unk is not defined"),
-        ({"rules": "é"}, "unusable tokenizer"),
+        ({"rules": "é"}, "damaged tokenizer: .* ASCII"),
         ({"rules": "AAAA"}, "normalization rule is broken"),
         ({"lower_case": True}, "lower_case and keep_accents need 'xlnet'"),
         ({"line_end": "<unk>"}, "line_end stands for unknown text"),
@@ -353,7 +353,7 @@ def test_a_file_of_0_2_gives_the_same_ids_and_is_saved_as_it_was(tmp_path: Path)
 )
 def test_inconsistent_values_of_0_2(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(TokenizerError, match=message) as error:
-        tokenizer_from_dict(few().to_dict() | changes)
+        few(**changes)
     assert "\n" not in str(error.value)
 
 

@@ -42,7 +42,7 @@ SAVED_UNIGRAM: dict[str, Any] = {
 
 
 def unigram(pieces: list[str], scores: list[float], **others: Any) -> SentencePieceTokenizer:
-    """A tokenizer of a few pieces."""
+    """A tokenizer of a few pieces, as 0.2 saved it."""
     tokenizer = tokenizer_from_dict(SAVED_UNIGRAM | {"pieces": pieces, "scores": scores} | others)
     assert isinstance(tokenizer, SentencePieceTokenizer)
     return tokenizer

@@ -653,7 +653,7 @@ def test_failed_starts_leave_no_directory(start: Start, tmp_path: Path) -> None:
     refuse(start, CorpusError, "corpus '.*empty.txt' is empty; give a file", corpus=str(empty))
     refuse(start, CorpusError, "1,957 tokens, and 5,001 are needed, for train.batch_size", "train.batch_size=1000")
     char = "tokenizer.kind=char"
-    refuse(start, CorpusError, r"latin.txt' is not UTF-8 at byte 3 \(0xe9\); convert it \(.*iconv", char, corpus=str(latin))
+    refuse(start, CorpusError, r"latin.txt': byte 3 \(0xe9\) is not UTF-8; convert it \(.*iconv", char, corpus=str(latin))
     refuse(start, CorpusError, "gone.txt': no such file or name", corpus=str(tmp_path / "gone.txt"))
     refuse(start, ConfigError, r"d_model \(9\) must be even, because its sinusoids come in pairs; use 10", "model.d_model=9")
     refuse(start, ConfigError, "must increase and stay between 0 and vocab_size", "model.cutoffs=[20,10]")

@@ -56,13 +56,12 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
     Raises:
         CorpusError: as for `from_file`, or a line is not a prompt.
     """
-    from transformer_xl.data.text_files import not_utf8_remedy
+    from transformer_xl.data.text_files import not_utf8
 
     try:
         text = _content(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        remedy = not_utf8_remedy(error.object[error.start :])
-        raise CorpusError(f"{_name(path)}: byte {error.start} is not UTF-8; {remedy}") from None
+        raise CorpusError(f"{_name(path)}: {not_utf8(error)}") from None
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise CorpusError(f"{_name(path)} holds no prompt; write one a line, or leave --prompts out")

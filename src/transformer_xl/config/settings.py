@@ -66,9 +66,9 @@ class Settings(BaseModel):
 
 def _problem(settings: type[BaseModel], problem: Any) -> str:
     """Return one problem in words: its key, its value and what would be right."""
-    key = ".".join(str(part) for part in problem["loc"])
+    key = shown(".".join(map(str, problem["loc"])))[1:-1]
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {shown(key)}; {did_you_mean(key[:100], settings.model_fields, listed_by='txl settings')}"
+        return f"unknown key '{key}'; {did_you_mean(key[:100], settings.model_fields, listed_by='txl settings')}"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     value = problem["input"]
     if isinstance(value, dict | BaseModel):  # a section, whose own message names the key, or a rule about several keys

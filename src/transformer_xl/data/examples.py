@@ -22,7 +22,7 @@ from transformer_xl.data.text_files import (
     COMPRESSED,
     MAX_LINE_BYTES,
     Piece,
-    not_utf8_remedy,
+    not_utf8,
     numbered_lines,
     read_blocks,
 )
@@ -359,13 +359,11 @@ def _is_true(value: Any, name: str, place: str) -> bool:
 
 def _decoded(data: bytes, place: str) -> str:
     if b"\0" in data:
-        raise CorpusError(f"{place}: {not_utf8_remedy(data)}")
+        raise CorpusError(f"{place}: it is binary, not text: give another file")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"{place}: byte {error.start + 1} is not UTF-8 (0x{data[error.start]:02x}); {not_utf8_remedy(data[error.start :])}"
-        ) from None
+        raise CorpusError(f"{place}: {not_utf8(error)}") from None
 
 
 def _without_mark(blocks: Iterable[bytes]) -> Iterator[bytes]:

@@ -65,10 +65,7 @@ class Chunk(NamedTuple):
         try:
             return self.data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CorpusError(
-                f"'{self.path}' is not UTF-8 at byte {self.offset + error.start} (0x{self.data[error.start]:02x}); "
-                f"{not_utf8_remedy(self.data[error.start :])}, or use tokenizer.kind=byte"
-            ) from None
+            raise CorpusError(f"'{self.path}': {not_utf8(error, offset=self.offset)}, or use tokenizer.kind=byte") from None
 
 
 def read_blocks(piece: Piece) -> Iterator[bytes]:
@@ -237,11 +234,11 @@ def kind_of_file(path: Path) -> Literal["UTF-8", "another encoding", "binary"]:
     return kind_of_bytes(next(read_blocks(Piece(path)), b""))
 
 
-def not_utf8_remedy(data: bytes) -> str:
-    """Return what to do about bytes that are not UTF-8."""
-    if kind_of_bytes(data) == "binary":
-        return "it is binary, not text: give another file"
-    return CONVERT
+def not_utf8(error: UnicodeDecodeError, *, offset: int = 0) -> str:
+    """Return where bytes are not UTF-8, and what to do about it; `offset` bytes stand before them."""
+    data = error.object[error.start :]
+    remedy = "it is binary, not text: give another file" if kind_of_bytes(data) == "binary" else CONVERT
+    return f"byte {offset + error.start} (0x{data[0]:02x}) is not UTF-8; {remedy}"
 
 
 def _cut_point(buffer: bytes, start: int, limit: int) -> int:

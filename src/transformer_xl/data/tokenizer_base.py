@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from transformer_xl.data.text_files import not_utf8_remedy
+from transformer_xl.data.text_files import not_utf8
 from transformer_xl.errors import TokenizerError
 from transformer_xl.files import json_sha256, whole_file
 
@@ -143,10 +143,7 @@ class Tokenizer(ABC):
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise TokenizerError(
-                f"byte {error.start} (0x{data[error.start]:02x}) is not UTF-8; {not_utf8_remedy(data[error.start :])}, "
-                "or use tokenizer.kind=byte"
-            ) from None
+            raise TokenizerError(f"{not_utf8(error)}, or use tokenizer.kind=byte") from None
         return self.encode(text)
 
     @abstractmethod

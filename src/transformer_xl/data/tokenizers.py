@@ -20,7 +20,7 @@ from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolT
 from transformer_xl.data.ids import IdTokenizer
 from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.tokenizer_base import FORMAT, Tokenizer, require
-from transformer_xl.data.unigram_files import SavedUnigram
+from transformer_xl.data.unigram_files import read_unigram
 from transformer_xl.data.unigram_training import train_unigram
 from transformer_xl.data.words import WordTokenizer, train_words
 from transformer_xl.errors import TokenizerError, did_you_mean, one_line, shown
@@ -102,7 +102,7 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
     if type(file_format) is not int or file_format != FORMAT:
         raise TokenizerError(f"tokenizer format {shown(file_format)} is not {FORMAT}; use the version of txl that wrote it")
     if kind == "unigram" and "pieces" in fields:
-        return SavedUnigram(values)
+        return read_unigram(values)
     try:
         tokenizer = _KINDS[kind](**fields)
         is_same = tokenizer.to_dict() == values

@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 from transformer_xl.config.settings import Settings
 from transformer_xl.data.spiece import SentencePieceTokenizer
-from transformer_xl.data.tokenizer_base import require
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, TokenizerError, one_line
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # types of pieces
 _UNIGRAM = 1
@@ -36,35 +35,19 @@ class _Values(Settings):
     line_end: str | None
 
 
-class SavedUnigram(SentencePieceTokenizer):
-    """A tokenizer of what 0.2 saved, which saves the same again.
-
-    Args:
-        values: of the file.
+def read_unigram(values: dict[str, Any]) -> SentencePieceTokenizer:
+    """Return the tokenizer of what a file of 0.2 holds.
 
     Raises:
         TokenizerError: values that are wrong, or do not fit together.
     """
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-        try:
-            known = _Values(**values)
-            model = b64encode(_model(known)).decode()
-        except (ConfigError, ValueError, OverflowError, struct.error) as error:
-            require(False, str(error))
-            raise
-        super().__init__(
-            model,
-            normalization=known.normalization,
-            lower_case=known.lower_case,
-            keep_accents=known.keep_accents,
-            line_end=known.line_end,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the values."""
-        return self._values
+    try:
+        known = _Values(**values)
+        model = b64encode(_model(known)).decode()
+    except (ConfigError, ValueError, OverflowError, struct.error) as error:
+        raise TokenizerError(f"damaged tokenizer: {one_line(error)}; restore it from a copy") from None
+    options = ("normalization", "lower_case", "keep_accents", "line_end")
+    return SentencePieceTokenizer(model, **{name: getattr(known, name) for name in options})
 
 
 def _model(values: _Values) -> bytes:
