@@ -16,6 +16,8 @@ from transformer_xl.model.build import make_model
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.room import check_room, free_bytes
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.reading.cache import Cache
+from transformer_xl.reading.dynamic import Dynamic, LearningState
 from transformer_xl.reading.evaluation import evaluate
 
 IDS = torch.arange(12) % 13
@@ -98,3 +100,14 @@ def test_what_is_counted_is_at_least_what_is_allotted() -> None:
         mems = model.init_mems(3)
         assert isinstance(mems, Mems)
         assert 2 * sum(x.nbytes for x in mems.hidden) <= 3 * model.mem_len * model.config.numbers_per_position * 4
+
+
+def test_a_cache_and_a_copy_of_the_weights_are_compared_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    with pytest.raises(ConfigError, match=r"^a cache of size 1,000,000,000,000 and batch_size 1 takes [0-9.e+]+ [TP]B, and"):
+        evaluate(model, IDS, cache=Cache(10**12))
+    monkeypatch.setattr(room, "_SMALL", 0)
+    n_bytes = 4 * sum(parameter.nbytes for parameter in model.parameters())
+    monkeypatch.setattr(room, "free_bytes", lambda device: n_bytes - 1)
+    with pytest.raises(ConfigError, match=r"^dynamic evaluation takes"):
+        LearningState(model, Dynamic(), tgt_len=4, precision="fp32")

@@ -284,6 +284,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens 0 scores a prompt, which needs echo"),
     ("completions", {"prompt": "a", "stop": [""]}, 400, "a stop string ('') is empty"),
     ("completions", {"prompt": "a", "logit_bias": {"999": 1}}, 400, "logit_bias has token id 999"),
+    ("completions", {"prompt": "a", "stop_token_ids": [300]}, 400, "stop token id 300 is outside the vocabulary (256)"),
     ("completions", {"prompt": "a", "seed": -1}, 400, "seed: Input should be greater than or equal to 0"),
     ("completions", {"prompt": "a", "session_id": "w1-" + "0" * 32}, 404, "no such session"),
     ("completions", {"prompt": "\ud800"}, 400, "half of a character"),
@@ -396,7 +397,10 @@ def test_a_disk_that_is_full_costs_nothing_but_the_file(serve: Serve, monkeypatc
         client.post(f"{one}/append", json={"text": "more"})
         refused = client.post(f"{one}/save", json={"name": "x"})
         assert refused.status_code == 507 and "No space left on device" in refused.json()["error"]["message"]
+        (live,) = client.service.sessions.live.values()
+        live.used = 0.0  # so that it rests, and is saved by itself
         client.portal.call(client.service._look)
+        assert live.is_changed, "it goes on in memory"
     assert client.get(one).json()["n_tokens"] == len(PROMPT) + 4
     assert client.get("/v1/saved").json()["data"][0]["n_tokens"] == len(PROMPT)
     assert client.post(f"{one}/save", json={"name": "x"}).status_code == 200
