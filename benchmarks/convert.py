@@ -9,6 +9,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from common.machine import describe
 from common.report import facts
@@ -76,7 +77,7 @@ def write_checkpoint(folder: Path, form: str, tiny: bool) -> None:
     from transformer_xl.config.model import TransformerXLConfig
     from transformer_xl.conversion.key_maps import huggingface
 
-    values = {**huggingface.DEFAULTS, "model_type": "transfo-xl"}
+    values: dict[str, Any] = {"model_type": "transfo-xl"}  # and the defaults of their program
     if tiny:
         values |= {
             "vocab_size": 99,

@@ -80,7 +80,6 @@ class Mistral(Rival):
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Window:
         """Return an empty cache of fixed size; more positions than the trained window has would not be seen."""
         length = min(self.mem_len if length is None else length, self.config.mem_len)
-        self.check_memory()
         shape = (batch_size, self.config.n_head, length, self.config.d_head)
         zeros = (torch.zeros(shape, dtype=self.dtype, device=self.device),) * self.config.n_layer
         return Window(zeros, zeros, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
