@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.helpers import Lines, write_recipe, write_text
+from tests.training.helpers import Lines, write_recipe
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import prepare
@@ -33,19 +33,16 @@ def check_says_what_training_would(config: RunConfig, tmp_path: Path) -> None:
         ("model.cutoffs=[300]",),
     ],
 )
-def test_a_check_says_what_training_would(overrides: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
-    recipe, text = str(write_recipe(tmp_path / "tiny.toml")), str(write_text(tmp_path / "text.txt"))
+def test_a_check_says_what_training_would(overrides: tuple[str, ...], recipe: str, text: Path, tmp_path: Path) -> None:
     config = load_recipe(recipe, [f"data.corpus={text}", *overrides])
     check_says_what_training_would(config, tmp_path)
 
 
-def test_a_recipe_with_a_head_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
+def test_a_recipe_with_a_head_is_refused(text: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "tiny.toml")
     recipe.write_text(recipe.read_text() + '[model.head]\nkind = "regression"\n')
     with pytest.raises(ConfigError, match=r"^model.head is what txl finetune sets; leave it out, a model is trained on text w"):
-        train(str(recipe), out=tmp_path / "run", corpus=str(write_text(tmp_path / "text.txt")), display=Display(quiet=True))
+        train(str(recipe), out=tmp_path / "run", corpus=str(text), display=Display(quiet=True))
     assert not (tmp_path / "run" / "config.json").exists()
 
 
@@ -63,35 +60,27 @@ def test_a_recipe_with_a_head_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_sizes_beyond_the_machine_are_refused_before_anything_is_written(
-    override: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    override: str, match: str, recipe: str, text: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
-    recipe, text = str(write_recipe(tmp_path / "tiny.toml")), str(write_text(tmp_path / "text.txt"))
     with pytest.raises(ConfigError, match=match):
-        train(recipe, out=tmp_path / "run", corpus=text, overrides=[override])
+        train(recipe, out=tmp_path / "run", corpus=str(text), overrides=[override])
     assert not (tmp_path / "run").exists()
 
 
-def test_a_check_finds_that_the_recipe_for_comparison_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
-    recipe, text = str(write_recipe(tmp_path / "tiny.toml")), str(write_text(tmp_path / "text.txt"))
+def test_a_check_finds_that_the_recipe_for_comparison_is_missing(recipe: str, text: Path, tmp_path: Path) -> None:
     config = load_recipe(recipe, [f"data.corpus={text}"]).model_copy(update={"compared_with": "nothing"})
     check_says_what_training_would(config, tmp_path)
 
 
-def test_a_check_lets_pass_what_can_be_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
-    recipe, text = str(write_recipe(tmp_path / "tiny.toml")), str(write_text(tmp_path / "text.txt"))
+def test_a_check_lets_pass_what_can_be_trained(recipe: str, text: Path) -> None:
     config = load_recipe(recipe, [f"data.corpus={text}"])
     check_start(config, prepare(config.data, config.tokenizer))
 
 
 def test_a_new_run_has_no_more_threads_than_cores_and_a_resumed_one_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(start, "cores", lambda: 2)
-    recipe, text = str(write_recipe(tmp_path / "tiny.toml")), str(write_text(tmp_path / "text.txt"))
     config = load_recipe(recipe, [f"data.corpus={text}", "train.threads=3", "train.max_steps=1"])
     check_says_what_training_would(config, tmp_path)
     with pytest.raises(
