@@ -72,14 +72,14 @@ def predict(
     return predictions(model, tokenizer, map(example_of, given), batch_size=batch_size, precision=precision)
 
 
-def example_of(text: Text) -> Example:
+def example_of(text: Any) -> Example:
     """Return a text as an example."""
     if isinstance(text, Example):
         return text
-    parts = (text,) if isinstance(text, str) else text
-    if not all(part.strip() for part in parts):
+    first, pair = (text, None) if isinstance(text, str) else text
+    if not first.strip() or (pair is not None and not pair.strip()):
         raise CorpusError(f"the text {shown(text)} is empty; give one, or leave it out")
-    return Example(*parts)
+    return Example(first, pair)
 
 
 def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool = False) -> Iterator[Example]:

@@ -13,9 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from transformer_xl.data.examples import MAX_LINE_BYTES
 from transformer_xl.data.labels import Example
-from transformer_xl.data.text_files import Chunk, cut_chunks
+from transformer_xl.data.text_files import Chunk, cut_chunks, numbered_lines
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.model.language_model import LanguageModel
@@ -84,7 +83,7 @@ def alone(
         CorpusError: as `carried`, or a line that is too long.
     """
     n_done = 0
-    lines = _lines(_whole_lines(blocks, path), path, tokenizer)
+    lines = _lines((line for _, line in numbered_lines(blocks, f"'{path}'")), path, tokenizer)
     for window in windows(lines, batch_size, is_ready, size=lambda line: len(line.text)):
         n_done += len(window)
         if n_done > skip:
@@ -97,25 +96,19 @@ def rows(scored: Iterable[tuple[Line, np.ndarray]], per: Per, tokenizer: Tokeniz
     """Yield a row for each line, word or token, in order; lines, words and tokens have the same sums.
 
     A word has the tokens that begin in it or in the space before it. A line end is a word of its own.
-
-    Raises:
-        CorpusError: a line is too long to be shown.
     """
     parts: list[tuple[Line, np.ndarray]] = []  # of a line that is not shown yet
-    index = size = 0
+    index = 0
     for line, nats in scored:
         if per == "line":
             parts.append((line, nats))
-            size += len(line.text)
-            if size > MAX_LINE_BYTES:
-                raise CorpusError(f"line {line.number} has more than {MAX_LINE_BYTES:,} characters; use --per word or token")
         else:
             for row in _words(line, nats) if per == "word" else _tokens(line, nats, tokenizer):
                 index += 1
                 yield {"line": line.number, per: index, **row}
         if line.text.endswith("\n"):
             yield from _whole(parts)
-            parts, index, size = [], 0, 0
+            parts, index = [], 0
     yield from _whole(parts)
 
 
@@ -187,20 +180,6 @@ def _encoded(chunk: Chunk, tokenizer: Tokenizer, *, keeps: bool) -> tuple[str, n
     lines = _LINES.findall(text)
     ids = [tokenizer.encode_bytes(line.encode("utf-8", "surrogateescape")) for line in lines]
     return text, np.concatenate(ids), np.repeat(np.cumsum([0, *map(len, lines[:-1])]), list(map(len, ids)))
-
-
-def _whole_lines(blocks: Iterable[bytes], path: Path) -> Iterator[bytes]:
-    begun = bytearray()
-    for block in blocks:
-        *whole, rest = block.split(b"\n")
-        for part in whole:
-            yield bytes(begun + part + b"\n")
-            begun.clear()
-        begun += rest
-        if len(begun) > MAX_LINE_BYTES:
-            raise CorpusError(f"'{path}' has a line of more than {MAX_LINE_BYTES:,} bytes; divide it, or carry memory on")
-    if begun:
-        yield bytes(begun)
 
 
 def line_end(tokenizer: Tokenizer) -> np.ndarray:

@@ -24,7 +24,6 @@ from transformer_xl.server.text_routes import (
     some_ids,
 )
 from transformer_xl.server.wire import (
-    MOST_PLACE,
     Answer,
     AppendRequest,
     AskRequest,
@@ -134,7 +133,7 @@ async def append(
     request: Request,
     service: Serving,
     session: Opened,
-    at: Annotated[int | None, Query(ge=0, lt=MOST_PLACE, description="of a streamed text")] = None,
+    at: Annotated[int | None, Query(ge=0, description="of a streamed text")] = None,
     score: Annotated[Literal["no", "sum"], Query(description="of a streamed text")] = "no",
 ) -> Response:
     """Read on: a text or tokens in JSON, or a text of any length as it comes."""

@@ -36,8 +36,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
 TokenIds = list[TokenId]
 MaxTokens = Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
 Seed = Annotated[int, Field(ge=0, lt=1 << 64, strict=True)]
-MOST_PLACE = 1 << 62
-Place = Annotated[int, Field(ge=0, lt=MOST_PLACE, strict=True)]
+Place = Annotated[int, Field(ge=0, strict=True)]
 
 
 class Answer(BaseModel):
@@ -305,7 +304,7 @@ class AskRequest(TextFields, CompletionFields):
 class RewindRequest(Body):
     """`POST /v1/sessions/{id}/rewind`."""
 
-    n: Annotated[int, Field(ge=1, le=1 << 40, strict=True)]
+    n: Annotated[int, Field(ge=1, strict=True)]
     at: Place | None = None
 
 
