@@ -481,6 +481,8 @@ class ReadAgain(Stream):
     def take(self, row: int) -> dict[str, Tensor]:
         """Return the memory of the row and its open segment, filled up with -1."""
         memory = {name: x[0].clone() for name, x in self._mems[row].state_dict().items()}
+        if "open" in memory:
+            raise ValueError("a tensor of the model's memory cannot be called 'open'; give it another name")
         return {**memory, "open": torch.tensor(self._open[row] + [-1] * (self.tgt_len - len(self._open[row])))}
 
     def check(self, state: dict[str, Tensor]) -> None:
