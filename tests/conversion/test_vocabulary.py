@@ -180,7 +180,7 @@ def test_pieces_of_sentencepiece_are_read_as_xlnet_reads_them(tmp_path):
     assert isinstance(tokenizer, SentencePieceTokenizer)
     assert (tokenizer.lower_case, tokenizer.keep_accents) == (True, True)
     path.write_bytes(b"\x0a\xff")
-    with pytest.raises(CheckpointError, match=r"spiece.model' is no usable spiece.model: sentencepiece cannot read it"):
+    with pytest.raises(CheckpointError, match=r"spiece.model': unusable tokenizer: sentencepiece cannot read it"):
         read_vocabulary(path)
 
 

@@ -300,15 +300,8 @@ def test_what_is_no_such_model_is_refused(data: bytes, message: str, tmp_path: P
     with pytest.raises(TokenizerError, match=message) as error:
         read(data, tmp_path)
     assert "\n" not in str(error.value)
-    assert str(error.value).startswith(f"'{tmp_path / 'spiece.model'}' is no usable spiece.model: ")
+    assert str(error.value).startswith("unusable tokenizer: ")
     assert capfd.readouterr().err == "", "the library says nothing by itself"
-
-
-def test_a_huge_file_is_refused(tmp_path: Path) -> None:
-    with (tmp_path / "spiece.model").open("wb") as file:
-        file.truncate(17 << 20)
-    with pytest.raises(TokenizerError, match="its model is no text of at most 8,388,608 bytes"):
-        read_spiece(tmp_path / "spiece.model")
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -360,7 +353,7 @@ def test_inconsistent_values_of_0_2(changes: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": 1}, "its model is no text"),
+        ({"model": 1}, "damaged tokenizer: .*not .int"),
         ({"model": "é"}, "sentencepiece cannot read it"),
         ({"model": b64encode(b"x").decode()}, "damaged, or of another kind"),
         ({"normalization": "nfkc"}, "is not one of none, spaces, xlnet"),

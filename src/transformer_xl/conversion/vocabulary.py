@@ -101,10 +101,8 @@ def read_vocabulary(path: Path, *, moses: str | None = None) -> Tokenizer:
     if path.suffix == ".model":
         beside = ("do_lower_case", "keep_accents")
         lower_case, keep_accents = (_beside(path, "tokenizer_config.json", key, bool) or False for key in beside)
-        try:
+        with _naming(path):
             return read_spiece(path, lower_case=lower_case, keep_accents=keep_accents)
-        except TokenizerError as error:
-            raise CheckpointError(str(error)) from None
     if path.suffix == ".txt":
         text = _text_of(path)
         lower_case = _beside(path, "tokenizer_config.json", "lower_case", bool) or False
@@ -318,7 +316,7 @@ def _words(state: Mapping[str, Any]) -> list[str]:
 
 
 def _unknown(state: Mapping[str, Any], words: Sequence[str]) -> str | None:
-    index = state.get("unk_idx")
+    index: int | None = state.get("unk_idx")
     if index is None:
         return next((word for word in ("<unk>", "<UNK>") if word in words), None)
     if not 0 <= index < len(words):

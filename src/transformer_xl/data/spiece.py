@@ -21,9 +21,6 @@ from transformer_xl.untrusted import is_unicode
 SPACE = "\u2581"
 """What stands for a space inside of pieces."""
 
-MAX_BYTES = 8 << 20
-"""The largest model that is read; XLNet's have 0.8 MB, and those of 256,000 pieces 4.3 MB."""
-
 _ASCII_STARTS = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')  # ' = > are not among them in XLNet's own code
 _SPACES = re.compile(r"\s")
 _PLACE_IN_LIBRARY = re.compile(r"^[A-Z_]+: (src/\S+ \[.*\] ?)?")
@@ -247,25 +244,18 @@ def read_spiece(
         line_end: the piece put after each line; None: nothing is.
 
     Raises:
-        TokenizerError: the file is damaged or too large, or holds a model that cannot be used.
+        TokenizerError: the file is damaged, or holds a model that cannot be used.
     """
     model = b64encode(Path(path).read_bytes()).decode()
-    try:
-        return SentencePieceTokenizer(
-            model, normalization=normalization, lower_case=lower_case, keep_accents=keep_accents, line_end=line_end
-        )
-    except TokenizerError as error:
-        reason = str(error).removeprefix("unusable tokenizer: ").partition("; restore the file")[0]
-        raise TokenizerError(f"'{path}' is no usable spiece.model: {reason}; restore it from a copy") from None
+    return SentencePieceTokenizer(
+        model, normalization=normalization, lower_case=lower_case, keep_accents=keep_accents, line_end=line_end
+    )
 
 
 def _loaded(model: str) -> tuple[Any, tuple[str, ...]]:
     """Return the library's processor and its pieces."""
     from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor
 
-    require(
-        isinstance(model, str) and len(model) <= MAX_BYTES * 4 / 3 + 4, f"its model is no text of at most {MAX_BYTES:,} bytes"
-    )
     try:
         data = b64decode(model, validate=True)
         library = SentencePieceProcessor.from_proto(data)
