@@ -93,3 +93,21 @@ def test_a_new_run_has_no_more_threads_than_cores_and_a_resumed_one_may(
     display = Lines()
     assert train(out=tmp_path / "run", resume=True, overrides=["train.max_steps=2"], display=display).step == 2
     assert any(line.startswith("train.threads (3) is more than the 2 cores") for line in display.warned)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.attention=shav"], r"^attention 'shav' is not registered \(did you mean 'shaw'\?\)"),
+        (["model.attention=rotary", "train.attention=sdpa"], r"^train.attention \(sdpa\) chooses .* 'rotary' has none"),
+        (["model.kind=vanilla", "eval.ext_len=1"], r"together \(6\) must be at most model.max_len \(5\)"),
+        (["model.kind=lstm", "eval.clamp_len=9"], r"^clamp_len \(9\) needs a memory of positions"),
+    ],
+)
+def test_what_a_model_cannot_be_is_refused_before_a_text_is_prepared(
+    overrides: list[str], message: str, recipe: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer_xl.training.run.prepare", lambda *_: pytest.fail("the text is prepared"))
+    with pytest.raises(ConfigError, match=message):
+        train(recipe, out=tmp_path / "run", corpus=str(text), overrides=overrides, display=Display(quiet=True))
+    assert not (tmp_path / "run").exists()
