@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from transformer_xl.console import clock, progress
+from transformer_xl.console import clock, progress, warn
 
 
 def test_on_a_terminal_it_says_what_and_how_fast(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -106,3 +106,8 @@ def test_without_a_terminal_nothing_is_imported_to_draw_with() -> None:
     code = "import sys; from transformer_xl.console import progress\nwith progress('x'): print('rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_warning_is_one_line_that_no_terminal_acts_on(capfd: pytest.CaptureFixture[str]) -> None:
+    warn("'\x1b[31mred\nline' is strange")
+    assert capfd.readouterr().err == "warning: '\\x1b[31mred line' is strange\n"
