@@ -196,7 +196,7 @@ def test_sessions_of_others_are_refused_and_nothing_is_lost(model: TransformerXL
     before = (list(other.text.tail), other.text.n_tokens, other.decoder.scores.full())
     with pytest.raises(CheckpointError, match="was read with another tokenizer; use that one, or start anew"):
         other.load(tmp_path / "a")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(FileNotFoundError):
         other.load(tmp_path / "gone")
     assert before[:2] == (list(other.text.tail), other.text.n_tokens)
     assert torch.equal(before[2], other.decoder.scores.full())

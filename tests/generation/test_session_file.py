@@ -446,7 +446,7 @@ FOR_GOOD = [(name, True) for name in ("write-ENOSPC", "unlink-EPERM")]  # what i
 
 @pytest.mark.parametrize(("name", "for_good"), [*ONCE, *FOR_GOOD])
 def test_a_fault_at_any_call_keeps_the_old_file(tmp_path: Path, name: str, for_good: bool) -> None:
-    install, code, _ = FAULTS[name]
+    install, code = FAULTS[name]
     path, (old, new) = tmp_path / "a.safetensors", two_sessions()
     old.save(path)
     before = path.read_bytes()

@@ -476,7 +476,8 @@ class Decoder:
             The note.
 
         Raises:
-            CheckpointError: no such file, a damaged one, or a session of another model, decoder or precision (numbers would
+            OSError: the file cannot be read; the decoder is then as it was.
+            CheckpointError: a damaged file, or a session of another model, decoder or precision (numbers would
                 differ even if its keys could be converted); the decoder is then as it was.
         """
         rows, note = self.session_format().load(path)
