@@ -100,8 +100,10 @@ def main(arguments: list[str] | None = None) -> None:
 def _call(arguments: list[str] | None) -> None:
     try:
         app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
-    except TxlError as error:
-        _complain(error, str(error))
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.exit(0)
+    except (TxlError, OSError) as error:
+        _complain(error, message_of(error))
         if isinstance(error, LostContactError):  # threads still wait for lost processes, and would abort the exit
             sys.stderr.flush()
             os._exit(1)
@@ -114,11 +116,6 @@ def _call(arguments: list[str] | None) -> None:
     except KeyboardInterrupt:
         say("")
         sys.exit(130)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.exit(0)
-    except OSError as error:
-        _complain(error, message_of(error))
-        sys.exit(1)
     except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
         if not lacks_memory(error):
             raise
