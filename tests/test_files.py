@@ -70,6 +70,17 @@ def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    pipe, device = tmp_path / "pipe", tmp_path / "device"
+    os.mkfifo(pipe)
+    device.symlink_to(os.devnull)
+    for path in (pipe, device):
+        before = path.lstat()
+        with pytest.raises(FileExistsError, match="it is a device or pipe"), whole_file(path):
+            pytest.fail("it is written")
+        assert path.lstat() == before
+
+
 def test_who_is_refused_leaves_the_lock_to_its_owner(tmp_path: Path) -> None:
     def refuse() -> None:
         raise BlockingIOError

@@ -90,8 +90,10 @@ def whole_file(path: Path, stray: Path | None = None) -> Iterator[Path]:
         stray: the temporary file, in the same directory; None: one with the same ending, whose name no other process uses.
 
     Raises:
-        OSError: the file cannot be moved to `path`, which keeps its old content.
+        OSError: the file cannot be moved to `path`, which keeps its old content; or `path` is a device or pipe.
     """
+    if path.exists() and not path.is_file() and not path.is_dir():  # a directory refuses to be replaced, but these do not
+        raise FileExistsError(errno.EEXIST, "it is a device or pipe, which would be replaced", str(path))
     stray = stray or path.with_name(f"{path.name}.{os.getpid()}{STRAY_SUFFIX}{path.suffix}")
     stray.unlink(missing_ok=True)  # of a process that was killed
     try:
