@@ -141,6 +141,7 @@ STATE = '{"bit_generator": "PCG64", "state": {"state": 1, "inc": 3}, "has_uint32
     [
         *({"random": text} for text in (None, "x", "[]", "{}", '{"bit_generator": "PCG64"}')),
         *({"random": STATE.replace("1", text)} for text in ("x", "-1", "1" + "0" * 60)),
+        *({"random": text} for text in ("[" * 100_000, STATE.replace("3}", "4}"))),
         *({"seed": text} for text in (None, "-1", str(2**64))),
     ],
 )

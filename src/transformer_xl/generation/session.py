@@ -16,6 +16,7 @@ from transformer_xl.generation.requests import Chosen, Event, Finished, Read, Re
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.writing import write
+from transformer_xl.untrusted import parse_json
 
 _TAIL = 512
 """Last tokens that are kept as ids: for a repetition penalty, and for how the text goes on (spaces, parts of characters)."""
@@ -192,10 +193,11 @@ def _random_of(note: Mapping[str, str]) -> _Random | None:
     """Return seed and generator from a note; None if it holds none."""
     seed, bits = note.get("seed", ""), np.random.PCG64(0)
     try:
-        bits.state = json.loads(note.get("random", ""))
+        bits.state = parse_json(note.get("random", "").encode())
     except (KeyError, OverflowError, TypeError, ValueError):
         return None
-    return (int(seed), np.random.Generator(bits)) if _is_whole(seed, 1 << 64) else None
+    is_sound = bits.state["state"]["inc"] % 2 == 1  # O'Neill 2014 (PCG, HMC-CS-2014-0905)
+    return (int(seed), np.random.Generator(bits)) if is_sound and _is_whole(seed, 1 << 64) else None
 
 
 def _is_whole(text: str, end: int) -> bool:
