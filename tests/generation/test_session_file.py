@@ -428,6 +428,14 @@ def test_what_is_no_session(path: Path, monkeypatch: pytest.MonkeyPatch, name: s
     assert not Path("executed").exists()
 
 
+@pytest.mark.parametrize("note", [{"a": 1}, {2: "b"}])
+def test_a_note_is_text(path: Path, note: Any) -> None:
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match="must map text to text"):
+        decoder_of().save(path, note=note)
+    assert path.read_bytes() == before
+
+
 # --- faults while saving ----------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from transformer_xl.generation.inputs import (
     row_mask,
 )
 from transformer_xl.generation.scores import Scores
-from transformer_xl.generation.session_file import LAST, RowState, SessionFormat, model_sha256
+from transformer_xl.generation.session_file import LAST, Origin, RowState, SessionFormat, check_origin, model_sha256
 from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
 from transformer_xl.model.softmax import check_ids
@@ -367,7 +367,7 @@ class Decoder:
                 is then as it was.
         """
         self._check_row(row)
-        RowState({}, self._terms(), model_sha256(self.model)).check_origin(state.model, state.terms)
+        check_origin(Origin(state.model, state.terms), Origin(model_sha256(self.model), self._terms()))
         self._check_state(state.tensors)
         rest, hidden = dict(state.tensors), self._hidden.clone()
         hidden[row] = rest.pop(LAST)
@@ -458,7 +458,8 @@ class Decoder:
             note: text to keep with it, such as a tokenizer's name.
 
         Raises:
-            OSError: the file cannot be written; what the path held before is intact.
+            CheckpointError: the note is not text.
+            OSError: the file cannot be written, or the path is a device or pipe; what it held before is intact.
         """
         self.session_format().save(path, [self.take(row) for row in range(self.batch_size)], note=note)
 

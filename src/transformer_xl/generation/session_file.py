@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,7 +34,6 @@ _ABOUT = "transformer_xl.session"
 LAST = "last"
 """Name of the hidden state (D,) from which the scores of a row's next token are computed."""
 
-
 _MISSING = object()
 
 
@@ -52,14 +51,22 @@ class RowState:
     terms: dict[str, Any]
     model: str
 
-    def check_origin(self, model: str, terms: Mapping[str, Any]) -> None:
-        """Refuse, with a ValueError, what another model has read, or a decoder with other settings."""
-        if model != self.model:
-            hashes = f"{_quoted(model[:12])} there, {self.model[:12]!r} here"
-            raise ValueError(f"it was read by another model ({hashes}: SHA-256 of configuration and weights)")
-        if different := [name for name in self.terms if terms.get(name, _MISSING) != self.terms[name]]:
-            values = ", ".join(f"{name} ({_quoted(terms.get(name))} there, {self.terms[name]!r} here)" for name in different)
-            raise ValueError(f"it is of another decoder: {values}")
+
+class Origin(NamedTuple):
+    """What has read a row: `model_sha256` of a decoder's model, and the decoder's settings, which are JSON."""
+
+    model: str
+    terms: Mapping[str, Any]
+
+
+def check_origin(there: Origin, here: Origin) -> None:
+    """Refuse, with a ValueError, what another model has read, or a decoder with other settings."""
+    if there.model != here.model:
+        hashes = f"{_quoted(there.model[:12])} there, {here.model[:12]!r} here"
+        raise ValueError(f"it was read by another model ({hashes}: SHA-256 of configuration and weights)")
+    if different := [name for name in here.terms if there.terms.get(name, _MISSING) != here.terms[name]]:
+        values = (f"{name} ({_quoted(there.terms.get(name))} there, {here.terms[name]!r} here)" for name in different)
+        raise ValueError(f"it is of another decoder: {', '.join(values)}")
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,10 @@ class SessionFormat:
 
     def save(self, path: str | Path, rows: Sequence[RowState], *, note: Mapping[str, str] | None = None) -> None:
         """Write what one or more rows have read to one file; see `Decoder.save`."""
-        path = Path(path)
-        content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": dict(note or {})}
+        path, note = Path(path), dict(note or {})
+        if not _is_note(note):
+            raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
+        content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": note}
         about = canonical_json(content | {"model": rows[0].model}).decode()
         stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # no user's file has this name
         with whole_file(path, stray), stray.open("xb") as file:
@@ -91,7 +100,7 @@ class SessionFormat:
         path = Path(path)
         file, about = _open_session(path)
         try:
-            self.own.check_origin(about["model"], about["decoder"])
+            check_origin(Origin(about["model"], about["decoder"]), Origin(self.own.model, self.own.terms))
             check_names(file.tensors, self.own.tensors)
             tensors = file.load()
             rows = [RowState(row, self.own.terms, self.own.model) for row in _unpack(tensors, self.own, self.by_position)]
@@ -176,11 +185,15 @@ def _decode_about(path: Path, about: str) -> dict[str, Any]:
             f"session {str(path)!r} has version {_quoted(content.get('version'))} and this program reads {VERSION}; "
             "upgrade transformer_xl, or start anew"
         )
-    model, decoder, note = (content.get(name) for name in ("model", "decoder", "note"))
-    texts = [text for item in note.items() for text in item] if isinstance(note, dict) else [None]
-    if not (isinstance(model, str) and isinstance(decoder, dict) and all(isinstance(text, str) for text in texts)):
+    if not (
+        isinstance(content.get("model"), str) and isinstance(content.get("decoder"), dict) and _is_note(content.get("note"))
+    ):
         raise CheckpointError(f"session {str(path)!r} does not say what it belongs to; start anew")
     return content
+
+
+def _is_note(note: object) -> bool:
+    return isinstance(note, dict) and all(isinstance(text, str) for item in note.items() for text in item)
 
 
 def _unpack(tensors: dict[str, Tensor], own: RowState, by_position: Collection[str]) -> list[dict[str, Tensor]]:
