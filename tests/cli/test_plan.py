@@ -96,6 +96,12 @@ def test_a_dry_run_says_what_a_run_needs_and_does_nothing(txl: Txl, workbench: P
     assert not (workbench / "new").exists()
 
 
+@pytest.mark.parametrize("recipe", ["tiny.toml", "lstm-ptb"])
+def test_the_name_of_a_run_does_not_act_on_the_terminal(txl: Txl, recipe: str) -> None:
+    answer = txl("train", recipe, "--dry-run", "--set", "name=\x1b[31mred")
+    assert answer.out.startswith(r"\x1b[31mred: ")
+
+
 def test_a_dry_run_has_the_parameters_of_the_run(txl: Txl) -> None:
     said = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=1").err.split()[1]
     assert f" {said}\n" in txl("train", "tiny.toml", "--dry-run").out

@@ -94,6 +94,18 @@ def test_how_far_a_scoring_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -
     display(quiet=True)[0].scoring("scoring", 10)(10)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_and_paths_do_not_act_on_the_terminal(terminal: bool) -> None:
+    out = io.StringIO()
+    shown = Display(console=Console(file=out, force_terminal=terminal, color_system=None, width=60), name="\x1b[1mme")
+    shown.say("in '\x1b[31mred'")
+    shown.warn("no '\x9b5m'")
+    shown.advance(step=1, progress=1.0, loss=1.0, tokens_per_second=1.0, final=True)
+    said, warned, last = out.getvalue().splitlines()
+    assert (said, warned) == (r"in '\x1b[31mred'", r"warning: \x1b[1mme: no '\x9b5m'")
+    assert r" · \x1b[1mme: step 1 " in last
+
+
 def test_a_sample_does_not_act_on_the_terminal_and_needs_no_right_border() -> None:
     """Terminals do not agree how wide some of these are, so nothing may stand after them."""
     shown, out = display(terminal=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Imports, Overrides, Repeated, import_kinds
-from transformer_xl.console import say
+from transformer_xl.console import printable, say
 from transformer_xl.errors import ConfigError, beside, did_you_mean
 from transformer_xl.process import is_reporter
 
@@ -228,7 +228,7 @@ def _dry_run(
         size, origin = vocabulary(config)
         model = config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)
         known = f"vocabulary of {size:,} ({origin})"
-        print(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind}, {known}")
+        print(printable(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind}, {known}"))
     if config.train.lora_rank is not None:
         print(f"this plan is of all weights; with train.lora_rank={config.train.lora_rank} gradients and optimizer take less")
     comparison = compare_parameters(config, model)

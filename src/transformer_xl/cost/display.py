@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.console import in_bytes, short, table
+from transformer_xl.console import in_bytes, printable, short, table
 from transformer_xl.cost.plan import USABLE, Plan
 from transformer_xl.pictures import new_figure, save_picture
 
@@ -151,7 +151,7 @@ def plan_table(plan: Plan) -> str:
     where = plan.hardware.name if layout.gpus == 1 else f"{layout.gpus} × {plan.hardware.name}"
     machines = f" on {layout.machines} machines" if layout.machines > 1 else ""
     title = f"{plan.recipe}: {shape}, memory {model.mem_len:,}; {where}{machines}, {plan.precision}"
-    return "\n".join([title, *lines, "", *wrapped])
+    return "\n".join([printable(title), *lines, "", *wrapped])
 
 
 def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:

@@ -28,7 +28,7 @@ class Display:
         self.console.on_broken_pipe = self._lose  # rich would end the process
         self.is_lost = False
         self.quiet = quiet
-        self._name = f"{name}: " if name else ""
+        self._name = f"{printable(name)}: " if name else ""
         self._bar: Progress | None = None
         self._task: Any = None
         self._began: tuple[float, float] | None = None
@@ -55,13 +55,13 @@ class Display:
         return self._began is not None
 
     def say(self, text: str) -> None:
-        """Show a line."""
+        """Show a line, with control characters spelled out."""
         if not self.quiet:
-            self._print(Text(text))
+            self._print(Text(printable(text)))
 
     def warn(self, text: str) -> None:
-        """Show a warning, in quiet runs too."""
-        self._print(Text(f"warning: {self._name}{text}", style="yellow"))
+        """Show a warning likewise, in quiet runs too."""
+        self._print(Text(f"warning: {self._name}{printable(text)}", style="yellow"))
 
     def show(self, text: str, *, title: str) -> None:
         """Show a piece of generated text between two lines, with control characters spelled out.
