@@ -185,9 +185,8 @@ def _decode_about(path: Path, about: str) -> dict[str, Any]:
             f"session {str(path)!r} has version {_quoted(content.get('version'))} and this program reads {VERSION}; "
             "upgrade transformer_xl, or start anew"
         )
-    if not (
-        isinstance(content.get("model"), str) and isinstance(content.get("decoder"), dict) and _is_note(content.get("note"))
-    ):
+    model, decoder, note = (content.get(name) for name in ("model", "decoder", "note"))
+    if not (isinstance(model, str) and isinstance(decoder, dict) and _is_note(note)):
         raise CheckpointError(f"session {str(path)!r} does not say what it belongs to; start anew")
     return content
 
