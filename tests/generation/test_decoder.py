@@ -417,6 +417,7 @@ def test_lists_and_arrays_may_stand_for_tensors(name: str) -> None:
         ({"batch_size": 0}, r"batch_size \(0\)"),
         ({"tgt_len": 0}, r"tgt_len \(0\)"),
         ({"mem_len": -1}, r"mem_len \(-1\)"),
+        ({"compile": "off"}, r"compile \('off'\) must be True, False or 'auto'"),
         ({"mem_len": 0, "precision": "int8"}, r"precision \(int8\) needs keys that stay the same, .* mem_len \(0\)"),
         ({"mem_len": 0, "compile": True}, r"compile \(True\) needs keys that stay the same, .* mem_len \(0\)"),
     ],

@@ -78,11 +78,12 @@ class Decoder:
             if size is not None and size < 1:
                 raise ConfigError(f"{name} ({size}) must be at least 1")
         check_precision(precision)
+        if compile not in (True, False, "auto"):
+            raise ConfigError(f"compile ({compile!r}) must be True, False or 'auto'")
         same_length = False if mem_len == 0 else None  # without memory there is no window
         self.model = model.eval().with_context(mem_len=mem_len, same_length=same_length, ext_len=0)
         self.mem_len, self.batch_size = self.model.mem_len, batch_size
-        # positions that count from the end are right only in segments as long as in training
-        self.tgt_len = tgt_len or (0 if self.model.keeps_keys else max(model.learned_length or 0, 0)) or _TGT_LEN
+        self.tgt_len = tgt_len or model.trained_length or _TGT_LEN
         if self.model.keeps_keys and self.mem_len > 0 and model.device.type == "cuda":
             self._stream, self.reason = captured_stream(
                 lambda chosen: cast(KeptKeys, self._open(chosen)),

@@ -37,6 +37,11 @@ class LanguageModel(SequenceModel):
         return None
 
     @property
+    def trained_length(self) -> int | None:
+        """Tokens of a segment, if positions are right only in segments as long as in training; None: they are in any."""
+        return None
+
+    @property
     def adds_losses(self) -> bool:
         """Whether other losses are added to that of the next token in training."""
         return False

@@ -106,7 +106,12 @@ class TransformerXL(LanguageModel):
     @property
     def learned_length(self) -> int | None:
         """Tokens of a segment that it has learned positions for; None: any number."""
-        return (self.config.max_klen or 0) - self.config.mem_len if self.block_class.learns_positions else None
+        return max(0, (self.config.max_klen or 0) - self.config.mem_len) if self.block_class.learns_positions else None
+
+    @property
+    def trained_length(self) -> int | None:
+        """Tokens of a segment, if learned positions count from its end."""
+        return self.learned_length if self.block_class.counts_from_end else None
 
     @property
     def window(self) -> int | None:

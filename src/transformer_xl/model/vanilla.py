@@ -81,6 +81,11 @@ class Vanilla(LanguageModel):
         return self.config.max_len
 
     @property
+    def trained_length(self) -> int | None:
+        """The most tokens that can be read at once."""
+        return self.learned_length
+
+    @property
     def adds_losses(self) -> bool:
         """Whether earlier layers, or more tokens than the next, are predicted."""
         return self.config.intermediate_losses or self.config.n_target > 1
