@@ -23,7 +23,7 @@ def test_dollar_signs_in_names_are_no_formulas(tmp_path: Path) -> None:
 
 
 def test_a_picture_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    for path, complaint in ((tmp_path / "a.txt", "must end in"), (tmp_path / "no" / "a.png", "does not exist")):
+    for path, complaint in ((tmp_path / "a.txt", "must end in"), (tmp_path / "no" / "a.png", "is not there")):
         with pytest.raises(ConfigError, match=complaint):
             check_picture(path)
 

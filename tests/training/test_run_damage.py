@@ -142,7 +142,7 @@ def verdict(read: Callable[[Callable[[str], None]], Any], sound: Any, file: Path
     said: list[str] = []
     try:
         same = read(said.append) == sound
-    except TxlError as error:
+    except (TxlError, OSError) as error:  # a file that is gone
         said.append(str(error))
         same = False
     assert all("\n" not in message and len(message) < 900 for message in said), said
