@@ -102,6 +102,12 @@ def test_the_name_of_a_run_does_not_act_on_the_terminal(txl: Txl, recipe: str) -
     assert answer.out.startswith(r"\x1b[31mred: ")
 
 
+def test_nor_does_the_name_of_a_recipe_to_compare_with(txl: Txl, workbench: Path) -> None:
+    (workbench / "other.toml").write_text('name = "o\\u001b[1m"' + (workbench / "tiny.toml").read_text())
+    compared = txl("train", "tiny.toml", "--corpus", "text.txt", "--dry-run", "--set", "compared_with=other.toml").out
+    assert r"compared with the recipe o\x1b[1m: " in compared
+
+
 def test_a_dry_run_has_the_parameters_of_the_run(txl: Txl) -> None:
     said = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=1").err.split()[1]
     assert f" {said}\n" in txl("train", "tiny.toml", "--dry-run").out

@@ -233,6 +233,6 @@ def _dry_run(
         print(f"this plan is of all weights; with train.lora_rank={config.train.lora_rank} gradients and optimizer take less")
     comparison = compare_parameters(config, model)
     if comparison:
-        print(comparison)
+        print(printable(str(comparison)))
     if not is_counted(model):
         print(f"memory, operations and time cannot be planned for models of kind {model.kind}")
