@@ -309,7 +309,13 @@ def test_shared_projections_have_two_names(form, div_val, expected):
         ({"model_type": "gpt2"}, r"model_type \('gpt2'\) must be 'transfo-xl'; only Transformer-XL"),
         ({"auto_map": {"AutoModel": "evil--module.Model"}}, "unknown key 'auto_map'; "),
         ({"n_layers": 3}, "unknown key 'n_layers'; did you mean 'n_layer'"),
-        ({"attn_type": 1}, r"attn_type \(1\) must be 0"),
+        ({"attn_type": 1}, r"attn_type \(1\) must be less than or equal to 0"),
+        ({"attn_type": False}, r"attn_type \(False\) must be a valid integer"),
+        ({"untie_r": "off"}, r"untie_r \('off'\) must be a valid boolean"),
+        ({"untie_r": 0.0}, r"untie_r \(0.0\) must be a valid boolean"),
+        ({"untie_r": 2}, r"untie_r \(2\) must be a valid boolean"),
+        ({"vocab_size": 10, "n_token": 12}, r"vocab_size is 10 and, under another name, 12; keep one of them"),
+        ({"perm_size": None}, "unknown key 'perm_size'; "),
         ({"sample_softmax": 5}, r"sample_softmax \(5\) must be less than or equal to 0"),
         ({"init": "evil"}, r"init \('evil'\) must be 'normal' or 'uniform'"),
         ({"tie_projs": True}, r"tie_projs \(True\) must be a valid tuple"),
@@ -407,6 +413,7 @@ def test_old_names_and_short_forms_of_hugging_face():
     config = huggingface.config_of({**old, "clamp_len": 0, "mem_len": -1, "adaptive": True, "torch_dtype": "float32"})
     assert (config.vocab_size, config.tie_weight, config.tie_projs) == (9, False, (False, False, False))
     assert (config.clamp_len, config.mem_len, config.same_length) == (None, 0, False)
+    assert huggingface.config_of(old | {"vocab_size": 9, "n_token": 9}).vocab_size == 9
     short = {**old, "tie_projs": [True]}
     assert huggingface.config_of(short).tie_projs == (True, False, False)
 
@@ -417,7 +424,8 @@ FLAGS = authors.flags_of(TransformerXLConfig(vocab_size=9, n_layer=1, tie_projs=
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"attn_type": 4}, r"attn_type \(4\) must be 0, 1, 2 or 3"),
+        ({"attn_type": 4}, r"attn_type \(4\) must be less than or equal to 3"),
+        ({"attn_type": 1.0}, r"attn_type \(1.0\) must be a valid integer"),
         ({"n_token": 9.0}, r"n_token \(9.0\) must be a valid integer"),
     ],
 )

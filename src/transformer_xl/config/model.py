@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
-from transformer_xl.config.settings import Natural, Positive, Probability, Settings
+from transformer_xl.config.settings import Natural, Positive, Probability, Section
 from transformer_xl.errors import ConfigError, did_you_mean, shown
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2"]
@@ -20,7 +20,7 @@ GateKind = Literal["sum", "gru"]
 """How a layer joins its states and what a block found for them; see `model/gates.py`."""
 
 
-class TextSettings(Settings):
+class TextSettings(Section):
     """How texts are read for a head: the settings of a task, which its model keeps."""
 
     summary: Literal["last", "mean"] = Field(
@@ -68,7 +68,7 @@ class HeadConfig(TextSettings):
         return self
 
 
-class ModelConfig(Settings):
+class ModelConfig(Section):
     """Sizes and options that all kinds of model have: vocabulary, embedding, softmax, dropout, initialization, memory.
 
     What a kind does with them says the class of its models.

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FieldSerializationInfo, PositiveFloat, field_serializer, field_validator, model_validator
 
 from transformer_xl.config.model import ModelConfig, TextSettings, TransformerXLConfig, model_config
-from transformer_xl.config.settings import Natural, Positive, Probability, Settings
+from transformer_xl.config.settings import Natural, Positive, Probability, Section
 
 Parallelism = Literal["ddp", "fsdp"]
 
 
-class TokenizerConfig(Settings):
+class TokenizerConfig(Section):
     """How text becomes ids."""
 
     kind: Literal["byte", "char", "word", "bpe", "unigram", "ids"] = Field(
@@ -33,7 +33,7 @@ class TokenizerConfig(Settings):
     keep_accents: bool = Field(default=False, description="unigram: with normalization xlnet, leave characters as they are")
 
 
-class DataConfig(Settings):
+class DataConfig(Section):
     """Where the text comes from and how it is divided."""
 
     corpus: str = Field(default="python-stdlib", min_length=1, description="name, file, directory or glob, of text or of ids")
@@ -70,7 +70,7 @@ class DataConfig(Settings):
         return split
 
 
-class OptimConfig(Settings):
+class OptimConfig(Section):
     """The optimizer and its learning-rate schedule."""
 
     optimizer: Literal["adamw", "adam", "sgd", "muon", "lamb"] = Field(
@@ -123,7 +123,7 @@ class OptimConfig(Settings):
         return self
 
 
-class TrainConfig(Settings):
+class TrainConfig(Section):
     """The loop: how much, how often, on what."""
 
     batch_size: Positive = Field(default=16, description="parallel lanes of text (in all processes together)")
@@ -207,7 +207,7 @@ class TrainConfig(Settings):
         return self
 
 
-class EvalConfig(Settings):
+class EvalConfig(Section):
     """How validation and `txl eval` read; `None` means as in training."""
 
     tgt_len: Positive | None = Field(default=None, description="tokens per segment")
@@ -253,7 +253,7 @@ def merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-class RunConfig(Settings):
+class RunConfig(Section):
     """Everything that defines a run."""
 
     name: str = Field(default="run", description="name of the recipe")

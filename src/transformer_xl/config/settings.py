@@ -47,6 +47,10 @@ class Settings(BaseModel):
         except ValidationError as error:
             raise ConfigError("; ".join(_problem(type(self), problem) for problem in error.errors()[:3])) from None
 
+
+class Section(Settings):
+    """A section of a run's settings, which files of 0.2 hold, too."""
+
     @model_validator(mode="before")
     @classmethod
     def _without_removed(cls, values: Any) -> Any:

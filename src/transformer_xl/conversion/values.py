@@ -4,11 +4,12 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from transformer_xl.config.settings import Settings
+from transformer_xl.errors import ConfigError, shown
 
-Flag = Annotated[bool, Field(strict=False)]
+Flag = Annotated[bool, BeforeValidator(lambda value: value == 1 if type(value) is int and value in (0, 1) else value)]
 """True or false, which some programs write as 1 or 0."""
 
 Clusters = Annotated[tuple[int, ...], Field(strict=False, max_length=100)]
@@ -32,5 +33,11 @@ class Values(Settings):
         old_names: Mapping[str, str] = MappingProxyType({}),
     ) -> Self:
         """Return all that a file holds, except those without effect; others are refused. Old names become the newest ones."""
-        renamed = {old_names.get(name, name): value for name, value in values.items()}
-        return cls(**{name: value for name, value in renamed.items() if name not in without_effect})
+        renamed: dict[str, Any] = {}
+        for old, value in values.items():
+            name = old_names.get(old, old)
+            if name in renamed and renamed[name] != value:
+                raise ConfigError(f"{name} is {shown(renamed[name])} and, under another name, {shown(value)}; keep one of them")
+            if name not in without_effect:
+                renamed[name] = value
+        return cls(**renamed)

@@ -5,7 +5,9 @@ The last class of their head is the first tail, so the rows of `cluster_weight` 
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps import pytorch
@@ -29,7 +31,7 @@ class Flags(PyTorchValues):
 
     n_token: int
     tie_weight: Flag
-    attn_type: Literal[0, 1, 2, 3]
+    attn_type: Annotated[int, Field(ge=0, le=3)]
     tgt_len: int = 0
     ext_len: int = 0
     max_klen: int | None = None

@@ -37,7 +37,7 @@ class TransfoXLValues(PyTorchValues):
     same_length: Flag = True
     proj_share_all_but_first: Flag = True
     tie_word_embeddings: Flag = True
-    attn_type: Literal[0] = 0
+    attn_type: Annotated[int, Field(ge=0, le=0)] = 0
     sample_softmax: Annotated[int, Field(le=0)] = -1
     dropout: float = 0.1
     dropatt: float = 0.0
