@@ -299,6 +299,13 @@ def test_deterministic_runs_are_equal_to_the_bit(start: Start, tmp_path: Path, m
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def test_a_run_without_a_table_of_positions_has_no_length_of_one(start: Start, tmp_path: Path) -> None:
+    start("run", "train.max_steps=1")
+    config = RunDirectory(tmp_path / "run").config().model
+    assert isinstance(config, TransformerXLConfig)
+    assert config.max_klen is None
+
+
 def test_random_segments_lengthen_the_table_of_positions(start: Start, tmp_path: Path) -> None:
     start("run", "model.attention=shaw", "train.varlen=true", "train.max_steps=2")
     config = RunDirectory(tmp_path / "run").config().model

@@ -218,6 +218,7 @@ def _dry_run(
     from transformer_xl.cost.hardware import this_machine
     from transformer_xl.cost.plan import make_plan
     from transformer_xl.cost.work import is_counted, vocabulary
+    from transformer_xl.model.build import completed
     from transformer_xl.training.comparison import compare_parameters, count_parameters
 
     if is_counted(config.model):
@@ -226,7 +227,7 @@ def _dry_run(
         print(plan_table(plan))
     else:
         size, origin = vocabulary(config)
-        model = config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)
+        model = completed(config.model, vocab_size=size, tgt_len=config.train.tgt_len)
         known = f"vocabulary of {size:,} ({origin})"
         print(printable(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind}, {known}"))
     if config.train.lora_rank is not None:

@@ -164,7 +164,7 @@ class ModelConfig(Section):
     @property
     def begins_with_zeros(self) -> bool:
         """True if a stream begins with a memory of zeros that is attended to."""
-        return getattr(self, "zero_first_memory", False)
+        return False
 
     @property
     def longest_segment(self) -> int | None:
@@ -302,9 +302,10 @@ class TransformerXLConfig(AttentionConfig):
         """How many tokens before the first of a segment its n-grams reach back."""
         return len(self.ngram_rows)
 
-    def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
-        """Return these settings with the vocabulary, and as many positions as memory and segment have."""
-        return self._with(vocab_size=vocab_size, max_klen=self.max_klen or tgt_len + self.mem_len)
+    @property
+    def begins_with_zeros(self) -> bool:
+        """True if a stream begins with a memory of zeros that is attended to."""
+        return self.zero_first_memory
 
 
 class VanillaConfig(AttentionConfig):
@@ -399,6 +400,11 @@ class XLNetConfig(AttentionConfig):
     def embedding_scale(self) -> float:
         """1: the vectors of tokens are taken as they are."""
         return 1.0
+
+    @property
+    def begins_with_zeros(self) -> bool:
+        """True if a stream begins with a memory of zeros that is attended to."""
+        return self.zero_first_memory
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
         """Return these settings with the vocabulary, and with the layout of a row of `tgt_len` tokens."""

@@ -19,7 +19,7 @@ from transformer_xl.model.attention.relative import RelativeAttention
 from transformer_xl.model.attention.rotary import RotaryAttention
 from transformer_xl.model.attention.shaw import ShawAttention
 from transformer_xl.model.backends import KEPT_BYTES
-from transformer_xl.model.build import make_blueprint
+from transformer_xl.model.build import completed, make_blueprint
 from transformer_xl.model.kinds import MODELS
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
@@ -155,7 +155,7 @@ def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
         planned = ", ".join(name for name, settings in KINDS.items() if is_counted(settings))
         raise ConfigError(f"only {planned} models can be planned, and '{config.name}' is of kind '{config.model.kind}'")
     size, origin = vocabulary(config)
-    return cast(TransformerXLConfig, config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)), origin
+    return cast(TransformerXLConfig, completed(config.model, vocab_size=size, tgt_len=config.train.tgt_len)), origin
 
 
 def vocabulary(config: RunConfig) -> tuple[int, str]:

@@ -1,12 +1,29 @@
 """Building a model of any kind from its settings."""
 
+from typing import TypeVar
+
 import torch
 
-from transformer_xl.config.model import ModelConfig
+from transformer_xl.config.model import ModelConfig, TransformerXLConfig
 from transformer_xl.errors import ConfigError, one_line
+from transformer_xl.model.attention.kinds import attention_kind
 from transformer_xl.model.kinds import make_backbone
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.task_model import TaskModel
+
+Config = TypeVar("Config", bound=ModelConfig)
+
+
+def completed(config: Config, *, vocab_size: int, tgt_len: int) -> Config:
+    """Return `config.completed(…)`, and where attention learns positions, as many of them as memory and segment have.
+
+    Raises:
+        ConfigError: no such kind of attention, or a value that cannot work.
+    """
+    config = config.completed(vocab_size=vocab_size, tgt_len=tgt_len)
+    if not isinstance(config, TransformerXLConfig) or config.max_klen or not attention_kind(config.attention).learns_positions:
+        return config
+    return type(config)(**{**config.model_dump(), "max_klen": tgt_len + config.mem_len})
 
 
 def make_model(config: ModelConfig) -> SequenceModel:
@@ -14,7 +31,7 @@ def make_model(config: ModelConfig) -> SequenceModel:
 
     Raises:
         ConfigError: the kind of model or of attention cannot have these settings, those that only a run knows are missing
-            (`ModelConfig.completed`), or there is no room for so many layers.
+            (`completed`), or there is no room for so many layers.
     """
     return make_backbone(config) if config.head is None else TaskModel(config)
 

@@ -6,7 +6,7 @@ from transformer_xl.config.model import ModelConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.build import make_blueprint
+from transformer_xl.model.build import completed, make_blueprint
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def compare_parameters(config: RunConfig, model: ModelConfig) -> Comparison | No
     assert model.vocab_size is not None
     own = count_parameters(model)
     try:
-        completed = other.model.completed(vocab_size=model.vocab_size, tgt_len=other.train.tgt_len)
+        compared = completed(other.model, vocab_size=model.vocab_size, tgt_len=other.train.tgt_len)
     except ConfigError as error:  # clusters of a larger vocabulary
         return Comparison(other.name, own, None, str(error))
-    return Comparison(other.name, own, count_parameters(completed))
+    return Comparison(other.name, own, count_parameters(compared))

@@ -19,7 +19,7 @@ from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, message_of, one_line
 from transformer_xl.model.adapters import add_adapters
-from transformer_xl.model.build import make_blueprint, make_model
+from transformer_xl.model.build import completed, make_blueprint, make_model
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
 from transformer_xl.model.pretrained import CONFIG_FILE, read_config, resolve
@@ -249,7 +249,7 @@ def begin(
     """
     device, precision, reason = check_machine(config, world, warn=warn)
     longest = SegmentLengths(config.train).longest
-    model_config = config.model.completed(vocab_size=corpus.tokenizer.vocab_size, tgt_len=longest)
+    model_config = completed(config.model, vocab_size=corpus.tokenizer.vocab_size, tgt_len=longest)
     config = config.changed(model=model_config.model_dump(), train={"precision": precision})
     comparison = None
     with world.agreed():
@@ -350,7 +350,7 @@ def check_model(config: RunConfig) -> None:
     """
     longest = SegmentLengths(config.train).longest
     vocab_size = config.model.vocab_size or max(config.model.cutoffs, default=0) + 1  # any will do
-    model = make_blueprint(config.model.completed(vocab_size=vocab_size, tgt_len=longest))
+    model = make_blueprint(completed(config.model, vocab_size=vocab_size, tgt_len=longest))
     model.check_backend(config.train.attention, choose_device(config.train.device))
     if not isinstance(model, LanguageModel):
         return

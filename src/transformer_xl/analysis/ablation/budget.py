@@ -16,6 +16,7 @@ from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
+from transformer_xl.model.build import completed
 from transformer_xl.training.comparison import count_parameters
 from transformer_xl.training.feed import SegmentLengths
 from transformer_xl.training.start import begin
@@ -97,7 +98,7 @@ def steps_in(minutes: float, pace: float) -> int:
 
 def n_parameters(config: RunConfig, vocab_size: int) -> int:
     """Return the number of a run's parameters, without making them."""
-    return count_parameters(config.model.completed(vocab_size=vocab_size, tgt_len=SegmentLengths(config.train).longest))
+    return count_parameters(completed(config.model, vocab_size=vocab_size, tgt_len=SegmentLengths(config.train).longest))
 
 
 def _take_turn(config: RunConfig, corpus: PreparedCorpus, seen: dict[float, list[float]]) -> None:
