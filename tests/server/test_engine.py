@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.server.engine import Engine
-from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Writing
+from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Ticket, Writing
 from transformer_xl.server.sessions import Session
 
 OWNER = "a" * 64
@@ -287,6 +288,24 @@ def test_a_text_whose_reader_is_far_behind_ends(start: Start, model: Transformer
     oracle.append(ids("ab"))
     oracle.written(shown)
     same(service.engine, session, oracle)
+
+
+def test_a_reader_who_has_taken_all_is_not_behind(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    service, tickets = start(), list[Ticket]()
+    submit = service.engine.submit
+
+    def kept(job: Job, tell: Callable[[Answer], object]) -> Ticket:
+        tickets.append(submit(job, tell))
+        return tickets[-1]
+
+    async def take(job: Job) -> list[Answer | None]:
+        return [answer async for answer in service.run(job)]
+
+    monkeypatch.setattr(service.engine, "submit", kept)
+    for streams in (True, False):
+        answers = asyncio.run(take(Job(owner=OWNER, prompt=ids("ab"), writing=writing(20), streams=streams)))
+        assert sum(isinstance(answer, Piece) for answer in answers) == 20
+    assert [ticket.n_ahead for ticket in tickets] == [0, 0]
 
 
 def test_an_answer_that_is_not_streamed_has_no_slow_reader(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
+from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Event, Failed, Finished, FinishReason, Read, Request, seeded_generator
 from transformer_xl.generation.session import TextState, Turn
@@ -28,11 +29,8 @@ from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.stopping import Transcript
 from transformer_xl.generation.writing import Scheduler
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Ticket, no_session, refusal_of
+from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.sessions import Session
-
-if TYPE_CHECKING:
-    from transformer_xl.data.tokenizers import Tokenizer
-    from transformer_xl.server.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -96,10 +94,10 @@ class Engine:
     def __init__(
         self,
         decoder: Decoder,
-        tokenizer: "Tokenizer",
+        tokenizer: Tokenizer,
         *,
         queue: int,
-        metrics: "Metrics",
+        metrics: Metrics,
         per_owner: int | None = None,
     ) -> None:
         self.decoder, self.tokenizer, self.metrics = decoder, tokenizer, metrics
@@ -492,7 +490,7 @@ class Engine:
             self.release(session)
 
     def _tell(self, ticket: Ticket, answer: Answer) -> None:
-        if isinstance(answer, Piece) and ticket.job.streams:
+        if isinstance(answer, Piece):
             ticket.n_ahead += 1
         ticket.tell(answer)
 
@@ -528,7 +526,7 @@ class Engine:
         with self._wake:
             cancelled, self._cancelled = self._cancelled, set()
         for ticket in self._open_tickets() - cancelled:
-            is_slow = ticket.n_ahead > _AHEAD * ticket.n_text
+            is_slow = ticket.job.streams and ticket.n_ahead > _AHEAD * ticket.n_text
             if is_slow or now - ticket.submitted > ticket.job.timeout:
                 ticket.cancelled = "slow_reader" if is_slow else "timeout"
                 cancelled.add(ticket)

@@ -137,7 +137,7 @@ class Ticket:
         job: what was asked.
         tell: called in the engine's thread with each answer; must return at once.
         cancelled: set by `Engine.cancel`; by whom.
-        n_ahead: tokens of a stream that were told and not yet taken by who reads them.
+        n_ahead: tokens that were told and not yet taken by who reads them.
     """
 
     job: Job

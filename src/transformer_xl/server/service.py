@@ -9,10 +9,11 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState
@@ -21,9 +22,6 @@ from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progres
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.sessions import ID, Session, Sessions, Store, note_of, number_of
 from transformer_xl.server.wire import SessionAnswer, Source, ids_of
-
-if TYPE_CHECKING:
-    from transformer_xl.data.tokenizers import Tokenizer
 
 T = TypeVar("T")
 
@@ -80,7 +78,7 @@ class Service:
         return sum(each.state == state for each in list(self.sessions.live.values()))
 
     @property
-    def tokenizer(self) -> "Tokenizer":
+    def tokenizer(self) -> Tokenizer:
         """Of the model."""
         return self.engine.tokenizer
 
@@ -128,7 +126,7 @@ class Service:
                 if isinstance(answer, (Piece, Progress)):
                     _require_numbers(answer)
                 if isinstance(answer, Piece):
-                    ticket.n_ahead -= job.streams
+                    ticket.n_ahead -= 1
                     now = time.perf_counter()
                     (self.metrics.between if last else self.metrics.first).observe(now - (last or begin))
                     last = now

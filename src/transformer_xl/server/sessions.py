@@ -13,18 +13,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from filelock import FileLock, Timeout
 
+from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, make_directory, sync_directory
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState, SessionFormat, describe_session
 from transformer_xl.server.jobs import RefusalError, Ticket
-
-if TYPE_CHECKING:
-    from transformer_xl.data.tokenizers import Tokenizer
 
 ID = re.compile(r"[A-Za-z0-9]{1,16}-[0-9a-f]{32}")
 
@@ -100,7 +98,7 @@ class Store:
         who: names this process in leases.
     """
 
-    def __init__(self, directory: Path, format: SessionFormat, tokenizer: "Tokenizer", *, who: str) -> None:
+    def __init__(self, directory: Path, format: SessionFormat, tokenizer: Tokenizer, *, who: str) -> None:
         self.directory, self._format, self._tokenizer, self._who = directory, format, tokenizer, who
         make_directory(directory, mode=0o700)
 
