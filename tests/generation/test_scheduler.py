@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -326,7 +325,7 @@ def test_a_tick_is_not_called_from_inside_and_nothing_changes() -> None:
 def test_a_prompt_may_be_changed_after_it_was_submitted() -> None:
     scheduler = Scheduler(decoder_of())
     expected = of((scheduler.submit(Request(prompt=TEXT[:11], seed=3)), finish(scheduler))[1], 0)
-    prompt = np.array(TEXT[:11])
+    prompt = torch.tensor(TEXT[:11])
     scheduler = Scheduler(decoder_of())
     scheduler.submit(Request(prompt=prompt, seed=3))
     prompt[:] = 0

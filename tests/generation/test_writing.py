@@ -181,6 +181,40 @@ def test_rows_that_go_on_wait_for_the_others_as_they_are() -> None:
         assert_close(f"row {row}", decoder.scores.full()[row : row + 1], expected, 1e-5)
 
 
+def test_reading_may_be_stopped_between_pieces() -> None:
+    """What `on_read` raises leaves a decoder that has read exactly what it was told of."""
+    torch.manual_seed(0)
+    model, prompt, n_read = tiny_model(mem_len=9), np.arange(5000) % 13, 0
+    decoder = Decoder(model, batch_size=2)
+
+    def on_read(text: int, n: int) -> None:
+        nonlocal n_read
+        assert text == 0
+        n_read += n
+        if n_read > 2000:
+            raise KeyboardInterrupt
+
+    request = Request(prompt=prompt, seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        list(write(decoder, [request], sampling=Sampling(), on_read=on_read))
+    assert 2000 < n_read < 5000
+    assert_close("memory", decoder.scores.full()[:1], Decoder(model).feed([prompt[:n_read].tolist()]), 1e-5)
+
+
+def test_a_long_prompt_does_not_stop_the_others() -> None:
+    """Between two steps it reads one piece."""
+    torch.manual_seed(0)
+    wanted = [Request(prompt=[1, 2], seed=0, max_new_tokens=12), Request(prompt=[i % 13 for i in range(640)], seed=1)]
+    gaps, since = [], 0
+    seen: list[tuple[int, int]] = []
+    decoder = Decoder(tiny_model(), batch_size=2)
+    for event in write(decoder, wanted, sampling=Sampling(), on_read=lambda text, n: seen.append((text, n))):
+        if isinstance(event, Chosen) and event.text == 0:
+            gaps.append(sum(n for text, n in seen[since:] if text == 1))
+            since = len(seen)
+    assert gaps == [64] * 10 + [0] * 2
+
+
 def test_each_text_may_be_sampled_in_its_own_way() -> None:
     torch.manual_seed(0)
     model = tiny_model()

@@ -208,6 +208,9 @@ def test_states_of_other_settings_are_refused() -> None:
     for settings in ({"dynamic": Dynamic()}, {"cache": Cache(3)}):
         with pytest.raises(ValueError, match="are missing or unknown"):
             evaluate(model, some_ids(20), state=plain, **settings, **how)
+        richer = state_of(evaluate(model, some_ids(20), **settings, **how))
+        with pytest.raises(ValueError, match="are missing or unknown"):
+            evaluate(model, some_ids(20), state=richer, **how)
     shorter = state_of(evaluate(model, some_ids(20), cache=Cache(3), **how))
     with pytest.raises(ValueError, match=r"tensor 'states' is torch.float32 \(3, \d+\) and should be torch.float32 \(4, "):
         evaluate(model, some_ids(20), cache=Cache(4), state=shorter, **how)
@@ -215,6 +218,9 @@ def test_states_of_other_settings_are_refused() -> None:
     other = {**taught, "weights.softmax.bias": torch.zeros(3)}
     with pytest.raises(ValueError, match=r"tensor 'softmax.bias' is torch.float32 \(3,\) and should be"):
         evaluate(model, some_ids(20), dynamic=Dynamic(), state=other, **how)
+    longer = state_of(evaluate(model, some_ids(20), mem_len=model.mem_len + 1, **how))
+    with pytest.raises(ValueError, match=r"impossible lengths|and should be"):
+        evaluate(model, some_ids(20), state=longer, **how)
 
 
 def test_zero_mean_squares_and_wrong_texts_are_refused() -> None:
