@@ -139,9 +139,12 @@ def test_pairs_count_ties_half(txl: Txl, workbench: Path) -> None:
     objects = [{"good": good, "bad": bad, "UID": "x"} for good, bad in pairs]
     Path("pairs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in objects))
     Path("named.tsv").write_text("bad\tx\tgood\n" + "".join(f"{bad}\t0\t{good}\n" for good, bad in pairs))
+    beside = [{"sentence_good": good, "sentence_bad": bad, "sentence": "The"} for good, bad in pairs]
+    Path("beside.jsonl").write_text("".join(json.dumps(each) + "\n" for each in beside))
+    Path("two.csv").write_text("bad,good\n" + "".join(f"{bad},{good}\n" for good, bad in pairs))
     Path("plain.tsv").write_text("".join(f"{good}\t{bad}\n" for good, bad in pairs))
     Path("plain.csv").write_text("".join(f"{good},{bad}\n" for good, bad in pairs))
-    for name in ("pairs.jsonl", "named.tsv", "plain.tsv", "plain.csv"):
+    for name in ("pairs.jsonl", "beside.jsonl", "named.tsv", "two.csv", "plain.tsv", "plain.csv"):
         answer = txl("score", "model", name, "--pairs", "--batch-size", "2", "--out", f"{name}.out", *EXACT)
         assert answer.out.startswith(f"accuracy {sum(expected) / 4:.4f} (4 pairs, 1 ties counted half, fp32"), answer
         rows = table(Path(f"{name}.out").read_text())
@@ -171,7 +174,7 @@ def test_lambada_asks_for_the_last_word(txl: Txl, workbench: Path, tmp_path: Pat
     assert isinstance(model, TransformerXL)
     texts = ["A dog\nand the cat", "the end", "to the dog and ran"]
     (tmp_path / "data/lambada").mkdir(parents=True)
-    content = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    content = "".join(json.dumps({"sentence": "A cat", "text": text}) + "\n" for text in texts)
     (tmp_path / "data/lambada/test.jsonl.xz").write_bytes(lzma.compress(content.encode()))
     found = json.loads(txl("score", "model", "lambada", "--json", "--out", "words.jsonl", *EXACT).out)
     expected, right = [], []
@@ -199,17 +202,23 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
     Path("strange.txt").write_text("The cat\nz\n")
     Path("pairs.jsonl").write_text('{"good": "a", "worse": "b"}\n')
     Path("gap.tsv").write_text("A\tdog\nA\n")
-    names = "name them sentence_good and sentence_bad"
+    Path("mnli.csv").write_text("premise,hypothesis,label\nA dog,The cat,neutral\n")
+    Path("qqp.jsonl").write_text('{"sentence1": "A dog", "sentence2": "The cat"}\n')
+    which = "'{}': which sentence is the better one? its columns are"
+    remedy = "give two sentences a line, the better first, or name them sentence_good and sentence_bad"
     for command, complaint in {
         "empty.txt": "'empty.txt' has no text; give another",
         "latin.txt": "'latin.txt': byte 12 (0xe9) is not UTF-8; convert it",
         "latin.txt --memory reset": "'latin.txt': byte 12 (0xe9) is not UTF-8; convert it",
         "strange.txt --memory reset": "'strange.txt', from byte 8 on: character 'z' (U+007A) is not in the tokenizer's",
         "empty.txt --pairs": "'empty.txt' has no text; give another",
-        "three.tsv --pairs": "'three.tsv': which column holds the text? its columns are '1', '2', '3'",
-        "one.tsv --pairs": f"'one.tsv' line 1: it has one sentence; give two a line, the better first, or {names}",
+        "three.tsv --pairs": f"{which.format('three.tsv')} 'a', 'b', 'c'; {remedy}",
+        "one.tsv --pairs": f"{which.format('one.tsv')} 'a'",
+        "mnli.csv --pairs": f"{which.format('mnli.csv')} 'premise', 'hypothesis', 'label'",
+        "qqp.jsonl --pairs": f"{which.format('qqp.jsonl')} 'sentence1', 'sentence2'",
+        ". --pairs": "'.' is a directory, pipe or device; give a file",
         "gap.tsv --pairs": "'gap.tsv' line 2: it has 1 column, but line 1 has 2; is a tab missing?",
-        "pairs.jsonl --pairs": "'pairs.jsonl': which column holds the text? its columns are 'good', 'worse'",
+        "pairs.jsonl --pairs": f"{which.format('pairs.jsonl')} 'good', 'worse'",
         "blimp --data nowhere": "blimp: no .jsonl files in 'nowhere'; get them from https://github.com/",
         "text.txt --data x": "--data is for blimp and lambada; give one of these names instead of 'text.txt'",
         "three.tsv --pairs --per word": "--per is for the lines of a text; leave it out with --pairs",

@@ -20,9 +20,8 @@ _TEXTS = (  # and second texts, in small letters
     ("premise", "hypothesis"),  # MNLI of Hugging Face
     ("sentence", None),  # SST-2
     ("text", None),  # IMDB of Hugging Face, and others
-    ("sentence_good", "sentence_bad"),  # BLiMP
-    ("good", "bad"),
 )
+_BETTER_FIRST = (("sentence_good", "sentence_bad"), ("good", "bad"))  # the first are BLiMP's
 _LABELS = ("gold_label", "label", "labels", "score", "is_duplicate", "quality")
 _CHOICES = {
     "text": ("article", "text"),
@@ -151,6 +150,34 @@ class ColumnFinder:
             f"{self._file}: which column holds the {what}? its columns are {_some(names)}; give the name of one by --{what} "
             f"(task.{what}), or its number if the first line holds no names"
         )
+
+
+class PairFinder:
+    """Finds two sentences of which one is better: columns with names that say so, or the only two of a table, the better first.
+
+    Args:
+        file: its name, for messages.
+    """
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def in_table(self, first: Sequence[str], kind: str) -> tuple[list[str], Columns, bool]:
+        """Return what `ColumnFinder.in_table` does; the ending `kind` does not matter."""
+        names = [cell.strip() for cell in first]
+        if len(names) == 2 and set(names) not in map(set, _BETTER_FIRST):
+            return ["1", "2"], Columns("1", "2"), False
+        return names, self.named(names), True
+
+    def named(self, names: Sequence[str]) -> Columns:
+        """Return the columns that are read of those with these names."""
+        pair = next((pair for pair in _BETTER_FIRST if set(pair) <= set(names)), None)
+        if pair is None:
+            raise CorpusError(
+                f"{self._file}: which sentence is the better one? its columns are {_some(names)}; give two sentences a line, "
+                f"the better first, or name them {' and '.join(_BETTER_FIRST[0])}"
+            )
+        return Columns(*pair)
 
 
 def counted(n: int) -> str:

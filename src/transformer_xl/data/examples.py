@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from transformer_xl.config.run import TaskConfig
-from transformer_xl.data.columns import ColumnFinder, Columns, counted
+from transformer_xl.data.columns import ColumnFinder, Columns, PairFinder, counted
 from transformer_xl.data.labels import Example, Label, label_number
 from transformer_xl.data.text_files import (
     BLOCK_BYTES,
@@ -51,6 +51,7 @@ def read_examples(
     *,
     labelled: bool = True,
     reads_labels: bool = True,
+    better_first: bool = False,
 ) -> Iterator[Example]:
     """Yield the examples of a file, of a directory with one directory per class, or of standard input, in constant memory.
 
@@ -62,17 +63,18 @@ def read_examples(
         task: its kind, and the names of columns, where they are told.
         labelled: every example must have a label; False: it may.
         reads_labels: False: labels are left out, whatever they are.
+        better_first: of two sentences the first one is better, see `PairFinder`; a directory is no such source.
 
     Raises:
         CorpusError: what cannot be read, or lacks a text or label, with its line.
     """
     path = source if isinstance(source, Path) else None
-    reader = _Reader(path, task, labelled=labelled, reads_labels=reads_labels)
+    reader = _Reader(path, task, labelled=labelled, reads_labels=reads_labels, better_first=better_first)
     if not isinstance(source, Path):
         if hasattr(source, "readline"):  # which takes no more than it is told, unlike iteration
             source = iter(partial(cast("BinaryIO", source).readline, BLOCK_BYTES), b"")
         return reader.lines(source)
-    if source.is_dir():
+    if source.is_dir() and not better_first:
         if not labelled and not is_race(source):
             return reader.files(source)
         return reader.race(_race_files(source)) if is_race(source) else reader.directories(source)
@@ -101,27 +103,24 @@ def read_pairs(source: Path | Iterable[bytes]) -> Iterator[Example]:
     Raises:
         CorpusError: what cannot be read or has other columns, with its line.
     """
-    for example in read_last_words(source):
-        if example.pair is None:
-            raise CorpusError(
-                f"{example.place}: it has one sentence; give two a line, the better first, or name them sentence_good and "
-                "sentence_bad"
-            )
-        yield example
+    task = TaskConfig(kind="classification")
+    return read_examples(source, task, labelled=False, reads_labels=False, better_first=True)
 
 
 def read_last_words(source: Path | Iterable[bytes]) -> Iterator[Example]:
     """Yield the texts of LAMBADA: JSON lines with a `text`."""
-    return read_examples(source, TaskConfig(kind="classification"), labelled=False, reads_labels=False)
+    return read_examples(source, TaskConfig(kind="classification", text="text"), labelled=False, reads_labels=False)
 
 
 class _Reader:
     """Reads one source; `path` None is standard input."""
 
-    def __init__(self, path: Path | None, task: TaskConfig, *, labelled: bool, reads_labels: bool) -> None:
+    def __init__(
+        self, path: Path | None, task: TaskConfig, *, labelled: bool, reads_labels: bool, better_first: bool = False
+    ) -> None:
         self._name = STDIN if path is None else f"'{path}'"
         self._kind, self._labelled, self._reads_labels = task.kind, labelled, reads_labels
-        self._finder = ColumnFinder(self._name, task, labelled=labelled)
+        self._finder = PairFinder(self._name) if better_first else ColumnFinder(self._name, task, labelled=labelled)
         self._n_choice = 0
 
     # what is read
