@@ -19,13 +19,15 @@ from pydantic import ValidationError
 
 from transformer_xl.analysis.ablation.budget import Pace
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.files import locked, make_directories, replace_file
 from transformer_xl.untrusted import read_json_object
 
 _REMEDY = "restore it, or choose another --out"
 
 PLAN_FILE, PACE_FILE, RESULTS, LOCK_FILE = "ablation.json", "pace.json", "results", ".lock"
+
+_OF_A_DONE_RUN = ("parameters", "steps", "tokens", "seconds", "scores", "text", "tokenizer", "unit", "loses")
 
 
 class _ClaimedError(Exception):
@@ -102,7 +104,10 @@ class Ablation:
         path = self.directory / PACE_FILE
         if not path.exists():
             return {}
-        return {name: Pace(**pace) for name, pace in read_json_object(path, remedy=_REMEDY).items()}
+        try:
+            return {name: Pace(**pace) for name, pace in read_json_object(path, remedy=_REMEDY).items()}
+        except TypeError:
+            raise CheckpointError(f"'{path}' does not hold the times of steps; delete it to measure them again") from None
 
     def save_paces(self, paces: dict[str, Pace]) -> None:
         """Store measured times."""
@@ -110,8 +115,16 @@ class Ablation:
 
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """Return the result of a trained run; None: there is none yet."""
-        path = self.result_path(trial)
-        return read_json_object(path, remedy="delete it to score again") if path.exists() else None
+        path, remedy = self.result_path(trial), "delete it to score again"
+        if not path.exists():
+            return None
+        values = read_json_object(path, remedy=remedy)
+        if values.get("run") != trial.name:
+            raise CheckpointError(f"'{path}' is of another run, {shown(values.get('run'))}; {remedy}")
+        missing = [name for name in _OF_A_DONE_RUN if values.get(name) in (None, [])]
+        if values.get("done") and missing:
+            raise CheckpointError(f"'{path}' has no {missing[0]} of a run that is done; {remedy}")
+        return values
 
     def results(self, variant: Variant) -> list[dict[str, Any]]:
         """Return the results that the runs of a variant have so far."""
