@@ -145,6 +145,13 @@ def test_a_graph_of_a_fixed_batch_has_its_shapes(tmp_path: Path) -> None:
     assert shapes == {"ids": [2, 1], "n_pad": [2], "n_valid": [2], "mems.0": [2, 7, 10]}
 
 
+@pytest.mark.parametrize("sizes", [{"tgt_len": 0}, {"batch_size": 0}, {"tgt_len": -1, "batch_size": 2}])
+def test_sizes_below_one_are_refused(tmp_path: Path, sizes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=r"^tgt_len \(.+\) and batch_size \(.+\) must be at least 1$"):
+        export_onnx(tiny_model(n_layer=1), tmp_path / "model.onnx", **sizes)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_without_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no segments to go on from"):
         export_onnx(tiny_model(mem_len=0), tmp_path / "model.onnx")

@@ -48,13 +48,15 @@ def export_onnx(model: TransformerXL, path: str | Path, *, batch_size: int | Non
         tgt_len: T. Export twice, for example with 128 and with 1, to read a prompt fast and then write text fast.
 
     Raises:
-        ConfigError: the extra `onnx` is not installed, or the model has no memory.
+        ConfigError: the extra `onnx` is not installed, a size is below 1, or the model has no memory.
     """
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"export to ONNX needs onnx and onnxscript ({error}); in a clone: pip install -e '.[onnx]'") from None
+    if tgt_len < 1 or (batch_size is not None and batch_size < 1):
+        raise ConfigError(f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1")
     if model.mem_len < 1:
         raise ConfigError("a model without memory (mem_len 0) has no segments to go on from; give it one by with_context")
     path = Path(path)
