@@ -283,7 +283,7 @@ def test_two_steps_at_full_depth_from_each_seed(name: str, seed: int) -> None:
     ids = torch.randint(59, (4 * config.train.tgt_len * config.train.tbptt_segments * 2 + 1,)).numpy()
     stream: AnyStream = SegmentStream(ids, batch_size=4, tgt_len=config.train.tgt_len)
     if isinstance(model, XLNetConfig):
-        rows = {"reuse_len": 12, "perm_size": 12, "num_predict": 4, "word_starts": np.ones(59, bool), "sep": 57, "cls": 58}
+        rows = {"reuse_len": 12, "num_predict": 4, "word_starts": np.ones(59, bool), "sep": 57, "cls": 58}
         stream = PairStream(ids, batch_size=4, tgt_len=config.train.tgt_len, **rows)
     trainer = Trainer(make_model(model), stream, train=config.train, optim=config.optim, precision="fp32")
     results = [trainer.train_step() for _ in range(2)]

@@ -149,6 +149,14 @@ def _places(drawn, half: slice) -> np.ndarray:
     return places[(places >= half.start) & (places < half.stop)]
 
 
+def test_a_half_has_one_order_unless_told_otherwise() -> None:
+    ids_BT = np.random.default_rng(0).integers(3, 50, (1, 32))
+    ranks = [
+        _sampler(perm_size=perm_size).draw(ids_BT, np.array([False]), [_draws(5)]).rank.tolist() for perm_size in (None, 16, 8)
+    ]
+    assert ranks[0] == ranks[1] != ranks[2]
+
+
 def test_draws_never_change() -> None:
     """Written down once; a run that is resumed years later has to draw on."""
     draws = Draws(3, 1, epoch=2, row=5, step=7)

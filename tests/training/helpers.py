@@ -101,7 +101,7 @@ def tiny_stream(
         return LabelledStream(RandomTexts(head), batch_size=train.batch_size, seed=0, rank=world.rank, world_size=world.size)
     if kind != "xlnet":
         return SegmentStream(ids, **sizes, **lanes)
-    targets = {"reuse_len": 6, "perm_size": 6, "num_predict": 3, "word_starts": np.ones(11, bool), "sep": 9, "cls": 10}
+    targets = {"reuse_len": 6, "num_predict": 3, "word_starts": np.ones(11, bool), "sep": 9, "cls": 10}
     return PairStream(ids, **sizes, **lanes, **targets, seed=train.seed)
 
 

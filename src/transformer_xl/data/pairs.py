@@ -88,7 +88,7 @@ class PairStream(Lanes):
 
     Example:
         >>> starts = np.ones(100, bool)
-        >>> layout = {"batch_size": 2, "tgt_len": 12, "reuse_len": 6, "perm_size": 6, "num_predict": 3}
+        >>> layout = {"batch_size": 2, "tgt_len": 12, "reuse_len": 6, "num_predict": 3}
         >>> segment = next(PairStream(np.arange(50), **layout, word_starts=starts, sep=98, cls=99))
         >>> segment.ids[:, :6].tolist(), segment.ids[:, -1].tolist()
         ([[0, 1, 2, 3, 4, 5], [49, 48, 47, 46, 45, 44]], [99, 99])

@@ -88,7 +88,8 @@ class TargetSampler:
     Args:
         tgt_len: tokens of a row, T.
         reuse_len: tokens of its first half.
-        perm_size: places of a random order; it divides both halves, whose parts of this length are all ordered alike.
+        perm_size: places of a random order; it divides both halves, whose parts of this length are all ordered alike; None:
+            reuse_len.
         num_predict: targets of a row, K.
         word_starts: (V,) bool, the tokens with which a word begins; punctuation and special tokens are words.
         sep: id of <sep>; None if the vocabulary has none.
@@ -108,11 +109,11 @@ class TargetSampler:
         *,
         tgt_len: int,
         reuse_len: int,
-        perm_size: int,
         num_predict: int,
         word_starts: np.ndarray,
         sep: int | None,
         cls: int | None,
+        perm_size: int | None = None,
         mask_alpha: int = 6,
         mask_beta: int = 1,
         max_gram: int = 5,
@@ -124,6 +125,7 @@ class TargetSampler:
                 f"model.reuse_len ({reuse_len}) must be at least 1 and below train.tgt_len ({tgt_len}); half of it"
             )
         halves = (reuse_len, tgt_len - reuse_len)
+        perm_size = reuse_len if perm_size is None else perm_size
         if perm_size < 1 or any(length % perm_size for length in halves):
             raise ConfigError(
                 f"{perm_size} tokens, which are ordered together, must divide model.reuse_len ({reuse_len}) and the rest of "

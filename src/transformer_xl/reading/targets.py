@@ -63,7 +63,6 @@ def pair_stream(
         batch_size=batch_size,
         tgt_len=config.train.tgt_len,
         reuse_len=model.reuse_len,
-        perm_size=model.reuse_len,
         num_predict=model.num_predict,
         word_starts=tokenizer.starts_word(),
         sentence_ends=np.array(ends),
