@@ -41,6 +41,11 @@ def test_numbers_that_json_lacks_are_null(record: Record) -> None:
     assert read_metrics(record.directory)[-1] == expected
 
 
+def test_a_line_of_version_0_2_has_a_checksum(record: Record) -> None:
+    record.path.write_text(json.dumps(SOUND | {"crc": "2c689bba"}) + "\n")
+    assert read_metrics(record.directory)[0]["loss"] == 0.25
+
+
 def test_a_line_cut_anywhere_is_dropped(record: Record) -> None:
     whole = record.path.read_bytes()
     begin = whole[:-1].rindex(b"\n") + 1
@@ -58,6 +63,8 @@ SOUND: dict[str, Any] = {"kind": "train", "step": 4, "loss": 0.25, "tokens": 40,
     "bad",
     [
         *(json.dumps(SOUND | {name: value}) for name, value in (("step", "4"), ("kind", "trian"), ("kind", ["train"]))),
+        *(json.dumps(SOUND | {name: value}) for name in ("loss", "tokens", "seconds", "skipped") for value in ("1", [1], True)),
+        *(json.dumps(SOUND | {name: None}) for name in ("tokens", "seconds")),
         *(json.dumps({name: value for name, value in SOUND.items() if name != left}) for left in SOUND),
         *("text", "[]", '{"loss": NaN}', "[" * 100_000, "\0"),
     ],

@@ -29,12 +29,14 @@ METRICS_FILE = "metrics.jsonl"
 PROJECT = "transformer_xl"
 
 _LOGGERS = ("tensorboard", "wandb")
-_FIELDS = {  # that an entry of a kind has besides kind and step
+_FIELDS = {  # that an entry of a kind has besides kind and step; it may have more
     "train": {"loss", "tokens", "seconds"},
     "valid": {"loss", "bpc", "tokens", "seconds"},
     "sample": {"text"},
     "final": {"loss", "bpc"},
 }
+_NO_NUMBERS = {"kind", "text", "crc"}  # version 0.2 wrote a checksum of the line
+_NEVER_NULL = {"step", "tokens", "seconds"}
 
 Warn = Callable[[str], None]  # shows a line of warning
 
@@ -152,6 +154,9 @@ def _entry(line: bytes, place: str) -> dict[str, Any]:
             raise ValueError(f"{min(missing)} is missing")
         if entry["kind"] not in _FIELDS or type(entry["step"]) is not int:
             raise ValueError("of an unknown kind or step")
+        for name in entry.keys() - _NO_NUMBERS:
+            if type(entry[name]) not in (int, float) and (entry[name] is not None or name in _NEVER_NULL):
+                raise ValueError(f"{name} is no number")
     except (ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{place} is no entry of a log ({one_line(error)[:100]}); delete that line") from None
     return entry
