@@ -512,7 +512,7 @@ def test_files_are_on_the_disk_before_their_name(tmp_path: Path, monkeypatch: py
 class Kill(Fault):
     """Ends the process at a call, as a power cut would."""
 
-    def strike(self) -> None:
+    def strike(self, path: object = None) -> None:
         self.n_calls += 1
         if self.fired:
             os.kill(os.getpid(), signal.SIGKILL)
