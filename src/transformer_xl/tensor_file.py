@@ -123,7 +123,13 @@ def encode_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | 
     Tensors may be on any device, strided, overlapping or tied. Each is written in full, so other tools need not know which ones
     are tied. At most one tensor is copied at a time.
 
+    Raises:
+        CheckpointError: a tensor is none that such a file can hold; no byte has been yielded then.
     """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in CODES or tensor.layout != torch.strided or tensor.is_meta:
+            what = f"{tensor.dtype}, {tensor.layout}, on {tensor.device}"
+            raise CheckpointError(f"tensor {name!r} ({what}) cannot be stored; make it real, dense numbers")
     content = {name: TensorSpec(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
     return encode_lazily(content, tensors.__getitem__, metadata)
 

@@ -146,10 +146,24 @@ def test_a_file_that_is_missing_names_itself(store: CheckpointStore) -> None:
         store.load(1)
 
 
-def test_what_json_cannot_hold_leaves_nothing(store: CheckpointStore) -> None:
+@pytest.mark.parametrize(
+    ("checkpoint", "reason"),
+    [
+        (only(state={"lr": float("nan")}), "the state cannot be stored as JSON: .*JSON compliant"),
+        (only(state={"w": torch.ones(1)}), "the state cannot be stored as JSON: .*Tensor"),
+        (only(state={"a": {1: 2}}), "the state cannot be stored as JSON: it would come back changed"),
+        (only(state={"betas": (0.9, 0.99)}), "the state cannot be stored as JSON: it would come back changed"),
+        (only({"w": torch.ones(2, 2).to_sparse()}), r"tensor 'w' \(torch.float32, torch.sparse_coo, on cpu\) cannot be stored"),
+        (only({"w": torch.ones(2, device="meta")}), r"tensor 'w' \(torch.float32, torch.strided, on meta\)"),
+        (only({"w": torch.ones(2, dtype=torch.complex64)}), r"tensor 'w' \(torch.complex64, torch.strided, on cpu\)"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_and_leaves_nothing(
+    store: CheckpointStore, checkpoint: Checkpoint, reason: str
+) -> None:
     store.save(numbered(1))
-    with pytest.raises(ValueError, match="JSON compliant"):
-        store.save(only(state={"lr": float("nan")}))
+    with pytest.raises(CheckpointError, match=reason):
+        store.save(checkpoint)
     assert names(store) == ["step-00000001"]
     assert_same(store.load(1), numbered(1))
 

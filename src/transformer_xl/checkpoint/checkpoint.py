@@ -43,17 +43,33 @@ class Checkpoint:
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint into a directory that must not exist, and force it to the disk."""
+    """Write a checkpoint into a directory that must not exist, and force it to the disk.
+
+    Raises:
+        CheckpointError: a tensor or the state cannot be stored.
+        OSError: a file cannot be written.
+    """
     directory.mkdir()
     content = {
         MODEL_FILE: encode_tensors(checkpoint.model),
         TRAINING_FILE: encode_tensors(checkpoint.training),
-        STATE_FILE: [canonical_json(checkpoint.state)],
+        STATE_FILE: [_encode_state(checkpoint.state)],
         **{name: [data] for name, data in checkpoint.copies.items()},
     }
     records = {name: write_file(directory / name, chunks) for name, chunks in content.items()}
     write_file(directory / MANIFEST_FILE, [encode_manifest(records, format=FORMAT, step=checkpoint.step)])
     sync_directory(directory)
+
+
+def _encode_state(state: Mapping[str, Any]) -> bytes:
+    """Return the state as JSON; refuse what JSON cannot hold or would change, such as tuples and keys that are no text."""
+    try:
+        data = canonical_json(state)
+        if parse_json(data) != state:
+            raise ValueError("it would come back changed; use lists, and text as keys")
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"the state cannot be stored as JSON: {one_line(error)}") from None
+    return data
 
 
 def read_checkpoint(directory: Path, *, step: int) -> Checkpoint:
