@@ -10,7 +10,7 @@ import torch
 from tests.checkpoint.helpers import as_bytes, assert_same, corrupt, names, never, numbered, only
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.console import short
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, ConfigError
 
 # --- which are kept, and which are found -------------------------------------------------------------------------------------
 
@@ -20,6 +20,11 @@ def test_a_store_without_a_directory_is_empty(store: CheckpointStore) -> None:
     assert store.steps() == []
     assert store.best_step is None
     assert not store.directory.exists()
+
+
+def test_a_store_keeps_at_least_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"keep \(0\) must be at least 1"):
+        CheckpointStore(tmp_path, keep=0)
 
 
 def test_the_newest_and_the_best_are_kept(store: CheckpointStore) -> None:

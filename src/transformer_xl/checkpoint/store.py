@@ -26,7 +26,7 @@ from transformer_xl.checkpoint.checkpoint import (
     write_checkpoint,
 )
 from transformer_xl.console import short
-from transformer_xl.errors import CheckpointError, message_of, one_line
+from transformer_xl.errors import CheckpointError, ConfigError, message_of, one_line
 from transformer_xl.files import (
     canonical_json,
     discard_directory,
@@ -52,6 +52,9 @@ class CheckpointStore:
         directory: the first save creates it if its parent exists.
         keep: how many of the newest checkpoints to keep; the best is kept, too.
 
+    Raises:
+        ConfigError: `keep` is below 1.
+
     Example:
         >>> import tempfile, torch
         >>> store = CheckpointStore(Path(tempfile.mkdtemp()), keep=1)
@@ -65,6 +68,8 @@ class CheckpointStore:
     """
 
     def __init__(self, directory: Path, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise ConfigError(f"keep ({keep}) must be at least 1; without a checkpoint no run can resume")
         self.directory = Path(directory)
         self.keep = keep
 
@@ -75,7 +80,8 @@ class CheckpointStore:
         before. A step that exists already is replaced. `best` records it as the best so far.
 
         Raises:
-            OSError: the checkpoint cannot be written; earlier checkpoints are intact.
+            CheckpointError: a tensor or the state cannot be stored.
+            OSError: the checkpoint cannot be written; in both cases earlier checkpoints are intact.
         """
         final = self._path(checkpoint.step)
         self._write(checkpoint, final)
