@@ -128,6 +128,22 @@ def test_what_does_not_fit_a_base_is_refused(start: Start, base: Path, exported:
     refuse(start, ConfigError, r"lora_rank \(2\) cannot be combined", LORA, "train.parallel=fsdp", base=base)
 
 
+def test_an_empty_path_is_not_the_working_directory(
+    start: Start, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("run", "train.max_steps=2")
+    monkeypatch.chdir(base)
+    for attempt in (
+        lambda: load(""),
+        lambda: start("other", base=""),
+        lambda: start("other", recipe=None, base=""),
+        lambda: start("run", base="", resume=True),
+        lambda: finetune("", task="classification", data="texts.csv", out=tmp_path / "tuned"),
+    ):
+        with pytest.raises(ConfigError, match="the path of a run is empty"):
+            attempt()
+
+
 def test_a_run_goes_on_only_with_its_own_base(start: Start, base: Path, exported: Path, tmp_path: Path) -> None:
     start("run", "train.max_steps=2", base=base)
     start("other", "train.max_steps=2")

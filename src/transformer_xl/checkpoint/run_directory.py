@@ -22,7 +22,7 @@ from typing import Any, Literal
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore, averaged_weights
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
-from transformer_xl.errors import CheckpointError, beside, one_line
+from transformer_xl.errors import CheckpointError, ConfigError, beside, one_line
 from transformer_xl.files import locked, make_directories, replace_file, stray_name
 from transformer_xl.model.adapters import merged
 from transformer_xl.model.build import make_model
@@ -46,6 +46,8 @@ class RunDirectory:
     """The files of one run; the directory need not exist."""
 
     def __init__(self, path: str | Path) -> None:
+        if path == "":  # as of a variable that is not set; `Path` makes the working directory of it
+            raise ConfigError("the path of a run is empty; name a run, an exported directory or a hub id")
         self.path = Path(path)
 
     @property
@@ -157,6 +159,7 @@ def load(
 
     Raises:
         CheckpointError: there is nothing, everything is damaged, parts do not fit together, or weights are not finite numbers.
+        ConfigError: `source` is empty.
     """
     run = RunDirectory(source)
     if run.holds_run:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ def new_settings(
     recipe: str | RunConfig | None, overrides: Sequence[str] = (), corpus: str | None = None, base: str | None = None
 ) -> RunConfig:
     """Return the settings of a new run; the arguments are those of `train`."""
-    base = absolute_base(base)
+    base = None if base is None else absolute_base(base)
     if base is not None:
         config = _settings_with_base(base, recipe, overrides)
     elif isinstance(recipe, RunConfig):
@@ -64,9 +63,10 @@ def new_settings(
     return config if base is not None or isinstance(recipe, RunConfig) else choose_tokenizer(config, overrides)
 
 
-def absolute_base(base: str | None) -> str | None:
+def absolute_base(base: str) -> str:
     """Return what a run begins with; of a directory, the path by which it is found from anywhere."""
-    return str(Path(base).expanduser().resolve()) if base is not None and Path(base).expanduser().is_dir() else base
+    path = RunDirectory(base).path.expanduser()
+    return str(path.resolve()) if path.is_dir() else base
 
 
 def _settings_with_base(base: str, recipe: str | RunConfig | None, overrides: Sequence[str]) -> RunConfig:
@@ -130,7 +130,7 @@ def resumed_settings(
             "leave the recipe out, or choose another --out"
         )
     config = apply_overrides(before.model_dump(), list(overrides))
-    _check_same_base(directory, before.base, absolute_base(base) if base else config.base)
+    _check_same_base(directory, before.base, config.base if base is None else absolute_base(base))
     config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
     _check_unchanged(directory, before, config)
     return config
