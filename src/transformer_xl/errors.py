@@ -43,7 +43,7 @@ class ConfigError(TxlError, ValueError):
 
 
 class CorpusError(TxlError):
-    """A text that is missing, empty, unreadable or not what its name promises."""
+    """A corpus that is unknown, or a text that is empty, damaged or not what its name promises."""
 
 
 class TokenizerError(TxlError, ValueError):
@@ -51,7 +51,7 @@ class TokenizerError(TxlError, ValueError):
 
 
 class CheckpointError(TxlError):
-    """A run, model or checkpoint that is missing, damaged or does not fit, or a file that cannot be written."""
+    """A run, model or checkpoint that is missing, damaged, does not fit or cannot be stored."""
 
 
 class TrainingError(TxlError):

@@ -31,7 +31,7 @@ def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
     """Return a whole file, plain or compressed, of text or ids, as a prompt; `-` is standard input.
 
     Raises:
-        CorpusError: the file is missing, unreadable or damaged, or the tokenizer cannot represent its text.
+        CorpusError: the file is damaged, or the tokenizer cannot represent its text.
     """
     import numpy as np
 

@@ -134,6 +134,7 @@ def finetune(
 
     Raises:
         TxlError: any of the package's errors, each one line.
+        OSError: a file cannot be read or written.
     """
     texts = {"text": text, "pair": pair, "label": (label,) if isinstance(label, str) else label and tuple(label)}
     columns = {name: value for name, value in (texts | {"data": data and str(data)}).items() if value is not None}

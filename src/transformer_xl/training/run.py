@@ -74,6 +74,7 @@ def train(
 
     Raises:
         TxlError: any of the package's errors, each one line.
+        OSError: a file cannot be read or written.
     """
     with joined() as world:
         display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
