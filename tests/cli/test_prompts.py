@@ -16,6 +16,12 @@ def test_a_first_line_that_begins_as_json_is_no_text(tmp_path: Path) -> None:
         prompts.many(path, ByteTokenizer())
 
 
+@pytest.mark.parametrize("line", ['{"prompt": "a"}', ' { "prompt" : "a" }', '{\t"prompt": "a"}'])
+def test_json_may_have_spaces(tmp_path: Path, line: str) -> None:
+    (tmp_path / "prompts.txt").write_text(line + "\n")
+    assert [prompt.origin for prompt in prompts.many(tmp_path / "prompts.txt", ByteTokenizer())] == [{"prompt": "a"}]
+
+
 def test_braces_alone_make_no_json(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("{curly} text\nmore\n")
     assert len(prompts.many(tmp_path / "prompts.txt", ByteTokenizer())) == 2

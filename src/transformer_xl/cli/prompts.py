@@ -1,6 +1,7 @@
 """Prompts of `txl generate`: from the command line, files, or standard input."""
 
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -65,7 +66,7 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise CorpusError(f"{_name(path)} holds no prompt; write one a line, or leave --prompts out")
-    as_json = path.suffix in (".jsonl", ".ndjson", ".json") or lines[0][1].lstrip().startswith('{"')
+    as_json = path.suffix in (".jsonl", ".ndjson", ".json") or re.match(r'\s*\{\s*"', lines[0][1]) is not None
     prompts = []
     for number, line in lines:
         try:
