@@ -59,7 +59,6 @@ def test_questions_come_with_answers_at_their_places(tmp_path: Path) -> None:
         "id": "q2",
         "question": "When?",
         "is_impossible": True,
-        "answers": QUESTION["answers"],
         "plausible_answers": [{"text": "May"}],
     }
     path = tmp_path / "dev.json.xz"
@@ -80,6 +79,7 @@ def test_questions_come_with_answers_at_their_places(tmp_path: Path) -> None:
         ),
         ({"answers": [{"answer_start": 0}]}, r"answers.0.text: Field required"),
         ({"answers": []}, r"question 'q1': it has no answers; add one, or set is_impossible"),
+        ({"is_impossible": True}, r"question 'q1': it has answers although is_impossible is true; remove one of the two"),
         ({"question": " \n"}, r"question: String should match"),
     ],
 )

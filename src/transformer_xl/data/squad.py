@@ -147,9 +147,11 @@ def read_squad(path: Path, *, labelled: bool = True) -> list[Question]:
 
 def _question(entry: _Question, passage: str, article: int, path: Path, *, labelled: bool) -> Question:
     place = f"'{path}', question {shown(entry.id)}"
+    if entry.is_impossible and entry.answers:
+        raise CorpusError(f"{place}: it has answers although is_impossible is true; remove one of the two")
     if labelled and not entry.is_impossible and not entry.answers:
         raise CorpusError(f"{place}: it has no answers; add one, or set is_impossible to true")
-    answers = () if entry.is_impossible else tuple(Answer(answer.text, answer.answer_start) for answer in entry.answers)
+    answers = tuple(Answer(answer.text, answer.answer_start) for answer in entry.answers)
     for answer in answers:
         if (stands := passage[answer.start : answer.end]) != answer.text:
             raise CorpusError(
