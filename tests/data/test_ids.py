@@ -257,6 +257,14 @@ def test_what_is_wrong_in_an_archive_is_named(tmp_path: Path) -> None:
         prepared(path, tmp_path)
     np.savez(path, np.arange(3000, dtype=np.int64))
     data = bytearray(path.read_bytes())
+    entry = data.rindex(b"PK\x01\x02")  # of the directory at the end
+    for place, value in ((8, 1), (10, 97)):  # the flag of encryption, and a method of compression
+        other = bytearray(data)
+        for begin in (entry + place, place - 2):
+            other[begin] |= value
+        path.write_bytes(other)
+        with pytest.raises(CorpusError, match=r"it.npz', array arr_0.npy is encrypted or packed in an unknown way"):
+            documents_of([Piece(path)])
     data[2000] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorpusError, match=r"it.npz' is damaged \(Bad CRC-32"):

@@ -241,7 +241,13 @@ def _members(path: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
         return
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            with archive.open(member) as file:
+            try:
+                file = archive.open(member)
+            except RuntimeError:
+                raise CorpusError(
+                    f"'{path}', array {member.filename} is encrypted or packed in an unknown way; save it with np.savez"
+                ) from None
+            with file:
                 yield member.filename.removesuffix(".npy"), member.file_size, file
 
 
