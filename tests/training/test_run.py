@@ -747,26 +747,32 @@ def test_two_processes_cannot_train_into_one_directory(start: Start, short: Path
 # a disk that refuses
 
 
-def fill_the_disk(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
-    """Let the checkpoints of these steps find no room."""
+FULL = OSError(28, "No space left on device")
+
+
+def fill_the_disk(monkeypatch: pytest.MonkeyPatch, *steps: int, error: Exception = FULL) -> None:
+    """Let the checkpoints of these steps find no room, or fail by another error."""
     write = CheckpointStore._write
 
     def full(self: CheckpointStore, checkpoint: Any, final: Path) -> None:
         if checkpoint.step in steps:
-            raise OSError(28, "No space left on device")
+            raise error
         write(self, checkpoint, final)
 
     monkeypatch.setattr(CheckpointStore, "_write", full)
 
 
-def test_a_full_disk_at_a_checkpoint_is_a_warning_and_training_goes_on(
-    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "reason"), [(FULL, "No space left on device; free disk space"), (CheckpointError("no JSON"), "no JSON")]
+)
+def test_a_checkpoint_that_cannot_be_saved_is_a_warning_and_training_goes_on(
+    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
-    fill_the_disk(monkeypatch, 16, 24)
+    fill_the_disk(monkeypatch, 16, 24, error=error)
     display = Lines()
     assert start(display=display).finished
     assert len(display.warned) == 2
-    assert display.warned[0] == "step 16 is not saved: No space left on device; free disk space; training goes on"
+    assert display.warned[0] == f"step 16 is not saved: {reason}; training goes on"
     assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
 
