@@ -1,8 +1,10 @@
 """A small finished run, made once, and `txl` called in this process as a person would call it; no curve is drawn."""
 
 import math
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,16 @@ def train_once(home: Path, recipe: str, corpus: str, out: Path, *options: str) -
 def save(model: SequenceModel, tokenizer: Tokenizer, where: str | Path) -> None:
     """Export a model with its tokenizer."""
     model.save_pretrained(where, tokenizer=tokenizer)
+
+
+@contextmanager
+def pipe_of(content: bytes) -> Iterator[str]:
+    """Yield the path of a pipe that holds this, as the shell's `<(…)` does."""
+    read, write = os.pipe()
+    os.write(write, content)
+    os.close(write)
+    yield f"/dev/fd/{read}"
+    os.close(read)
 
 
 def change_settings(run: Path, section: str, **values: Any) -> None:

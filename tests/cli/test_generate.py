@@ -21,9 +21,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests import forked
-from tests.cli.conftest import Txl, train_once
+from tests.cli.conftest import Txl, pipe_of, train_once
 from tests.forked import Child
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.cli.arriving import open_pipe
 from transformer_xl.cli.printers import BeamPrinter
 from transformer_xl.console import Bar
 from transformer_xl.data.tokenizers import ByteTokenizer
@@ -94,6 +95,8 @@ def test_a_prompt_is_piped_in(txl: Txl, workbench: Path, monkeypatch: pytest.Mon
         with (workbench / "piped").open() as file:
             monkeypatch.setattr(sys, "stdin", file)
             assert txl("generate", "run", *arguments, *options).out == expected
+    with pipe_of(b"the\n") as path:
+        assert txl("generate", "run", "--prompt-file", path, *options).out == expected
     nothing = txl("generate", "run", "--prompt", "\n", "--no-echo", *options).out
     for empty in (Path(os.devnull), workbench / "empty"):
         (workbench / "empty").touch()
@@ -103,6 +106,10 @@ def test_a_prompt_is_piped_in(txl: Txl, workbench: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "stdin", None)
     assert txl("generate", "run", *options).out == nothing
     assert "standard input is closed" in txl("generate", "run", "--prompt-file", "-").complaint
+    with pipe_of(b"") as path, os.fdopen(open_pipe(Path(path))) as pipe:
+        assert os.get_blocking(pipe.fileno()), "who is late to write is waited for"
+    os.mkfifo("unused")
+    assert txl("generate", "run", "--prompts", "unused").complaint.startswith("'unused' holds no prompt")
 
 
 def test_several_texts_come_in_order_with_their_seeds(txl: Txl, workbench: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.conftest import Txl, save
+from tests.cli.conftest import Txl, pipe_of, save
 from tests.helpers import TINY, random_weights
 from tests.reading.test_tasks import task_model
 from transformer_xl.checkpoint.run_directory import load
@@ -104,6 +104,8 @@ def test_standard_input_and_bytes_that_are_no_text(txl: Txl, workbench: Path, mo
         with Path("text.txt").open() as file:
             monkeypatch.setattr("sys.stdin", file)
             assert txl("score", "model", "-", *how, *EXACT).out == expected
+        with pipe_of(Path("text.txt").read_bytes()) as path:
+            assert txl("score", "model", path, *how, *EXACT).out == expected
 
 
 @pytest.mark.parametrize("memory", ["carried", "reset"])
@@ -152,6 +154,8 @@ def test_pairs_count_ties_half(txl: Txl, workbench: Path) -> None:
         assert [(row["good"], row["bad"]) for row in rows] == pairs
         assert float(rows[0]["nats_good"]) == pytest.approx(nats_alone(pairs[0][0]), rel=1e-5)
     assert json.loads(txl("score", "model", "plain.tsv", "--pairs", "--json", *EXACT).out)["ties"] == 1
+    with pipe_of(Path("plain.tsv").read_bytes()) as path:
+        assert json.loads(txl("score", "model", path, "--pairs", "--json", *EXACT).out)["ties"] == 1
 
 
 def test_blimp_is_the_mean_of_its_files(txl: Txl, workbench: Path) -> None:

@@ -5,6 +5,7 @@ import select
 import sys
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 from transformer_xl.console import say
 from transformer_xl.errors import CorpusError
@@ -19,6 +20,13 @@ def lines_of_stdin(*, instead: str = "a file", quiet: bool) -> "Arriving":
     if is_typed := sys.stdin.isatty():
         say("type a text and Enter; Ctrl-D ends", quiet=quiet)
     return Arriving(sys.stdin.fileno(), skip_blank=is_typed)
+
+
+def open_pipe(path: Path) -> int:
+    """Open a named pipe, such as the shell's `<(…)`; one that nobody writes to is empty, and not waited for."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 class Arriving(Iterator[bytes]):

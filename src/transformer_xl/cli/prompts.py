@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformer_xl.cli.arriving import open_pipe
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
 from transformer_xl.generation.requests import Prompt, check_seed
@@ -112,6 +113,9 @@ def is_piped() -> bool:
 def _content(path: Path) -> bytes:
     from transformer_xl.data.text_files import Piece, read_blocks
 
+    if path != STDIN and path.is_fifo():
+        with os.fdopen(open_pipe(path), "rb") as pipe:
+            return pipe.read()
     if path != STDIN:
         return b"".join(read_blocks(Piece(path)))
     if sys.stdin is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.arriving import Arriving
+from transformer_xl.cli.arriving import Arriving, open_pipe
 from transformer_xl.cli.options import Flag, Json, Natural, Opening, Positive, Precision
 from transformer_xl.cli.predict import JSON_LINES, check_out
 from transformer_xl.cli.printers import show
@@ -65,6 +65,7 @@ def score(
         txl score runs/mine essay.txt --per word
         txl score runs/mine sentences.txt --memory reset --json
         tail -f log.txt | txl score runs/mine - --memory reset
+        txl score runs/mine <(zcat essay.Z)
         txl score runs/mine book.txt.xz --per token --out book.tsv
         txl score runs/mine pairs.tsv --pairs
         txl score runs/mine blimp --data blimp/data
@@ -72,7 +73,7 @@ def score(
 
     Args:
         run: directory of a run or of an exported model, or a hub id.
-        file: a text, - (standard input), two sentences a line (with --pairs; the better one first), blimp or lambada.
+        file: a text, a pipe, - (standard input), two sentences a line (with --pairs; the better one first), blimp or lambada.
         per: what has a row: line, word or token. Default: line.
         memory: carried through the text, or reset before each line. Default: carried.
         pairs: say how often the better sentence is more probable; ties count half.
@@ -168,12 +169,12 @@ class _Job:
 
         (file,) = self.files
         model, tokenizer = self.opened.model, self.opened.tokenizer
-        stdin = _stdin() if file == STDIN else None
-        blocks, path = stdin or read_blocks(Piece(file)), Path("standard input") if stdin else file
-        if not stdin and tokenizer.reads_bytes:
+        piped = _arriving(file) if _is_piped(file) else None
+        blocks, path = piped or read_blocks(Piece(file)), Path("standard input") if file == STDIN else file
+        if not piped and tokenizer.reads_bytes:
             warn_of_bytes(file)
         if self.memory == "reset":
-            how = {"batch_size": self.batch_size, "skip": skip, "is_ready": stdin and stdin.is_ready}
+            how = {"batch_size": self.batch_size, "skip": skip, "is_ready": piped and piped.is_ready}
             found = alone(blocks, path, self.scorer, tokenizer, **how)
         elif self.reading.ext_len:
             why = f"'{self.opened.source}' reads {self.reading.ext_len} tokens again before each segment"
@@ -193,14 +194,21 @@ class _Job:
             if self.compares == "lambada":
                 rows = last_word_rows(read_last_words(file), scorer, tokenizer, n=self.batch_size)
             else:
-                source = _stdin() if file == STDIN else file
+                source = _arriving(file) if _is_piped(file) else file
                 rows = pair_rows(read_pairs(source), scorer, tokenizer, n=self.batch_size)
             for row in rows:
                 yield {"file": file.name.partition(".")[0] if file != STDIN else "-", **row}
                 bar.advance()
 
 
-def _stdin() -> Arriving:
+def _is_piped(file: Path) -> bool:
+    return file == STDIN or file.is_fifo()
+
+
+def _arriving(file: Path) -> Arriving:
+    """Return the lines of standard input or of a named pipe."""
+    if file != STDIN:
+        return Arriving(open_pipe(file))
     if sys.stdin is None:
         raise CorpusError("standard input is closed; give a file")
     return Arriving(sys.stdin.fileno())
@@ -242,14 +250,14 @@ def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json:
     put, n_line = (_nowhere if job.compares else show), 0
     with ExitStack() as stack:
         if out is not None:
-            texts = None if file == STDIN or len(job.files) > 1 else file
+            texts = None if _is_piped(file) or len(job.files) > 1 else file
             how = {"json": is_json, "precision": job.precision, "batch_size": job.batch_size}
             origin = origin_of(job.opened.source, job.opened.model, texts, **how)
             computed = f"{origin['computed']} --per {job.per} --memory {job.memory} ({job.reading}, {job.compares})"
             lines, n_line = stack.enter_context(prediction_file(out, {**origin, "computed": computed}, resume=resume))
             put = partial(_append, lines)
         n_kept = n_line if is_json else max(n_line - 1, 0)
-        size = None if job.compares or file == STDIN or file.suffix in COMPRESSED else file.stat().st_size
+        size = None if job.compares or _is_piped(file) or file.suffix in COMPRESSED else file.stat().st_size
         unit = "texts" if job.compares else "bytes"
         bar = stack.enter_context(progress("scoring", size, unit=unit, hidden=quiet or put is show))
         try:
