@@ -230,6 +230,8 @@ def test_a_busy_session_refuses_another_call_and_answers_questions(start: Start)
         pass
     with pytest.raises(RefusalError, match="the session is busy; wait until its call has ended"):
         service.engine.submit(Job(owner=OWNER, prompt=ids("x"), session=session), print)
+    with pytest.raises(RefusalError, match="the session is busy; wait until its call has ended"):
+        service.engine.call(lambda: service.engine.rewind(session, 1)).result(30)
     asked = Waiter(service.engine, Job(owner=OWNER, prompt=ids("x?"), writing=writing(3), session=session, forks=True))
     assert len(asked.tokens()) == 3
     service.engine.cancel(waiter.ticket, "stopped")
