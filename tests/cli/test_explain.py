@@ -61,6 +61,8 @@ def test_options_say_how_it_is_read(txl, workbench):
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
+        ("The cat".encode("utf-16"), "'it' is not text but binary; explain shows text"),
+        (b"\x1f\x8b\x08\x9c\xff\x01\x1a" * 20, "'it' is not text but binary; explain shows text"),
         (b"t", "'it' has 1 token; at least 2 are needed"),
         (None, "'it': No such file"),
     ],

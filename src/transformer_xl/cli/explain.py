@@ -10,7 +10,7 @@ from cyclopts.validators import Number
 
 from transformer_xl.cli.options import FloatPrecision, Json, Natural, Opening, Positive
 from transformer_xl.console import say
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, CorpusError
 
 _Top = Annotated[int, Parameter(validator=Number(gte=1, lte=100))]
 """Likely tokens that a page shows of each token: it stores them all."""
@@ -58,12 +58,15 @@ def explain(
     from transformer_xl.analysis.explain.explanation import remembers
     from transformer_xl.analysis.explain.page import check_output, write_explanation
     from transformer_xl.console import progress, warn
+    from transformer_xl.data.text_files import kind_of_file
     from transformer_xl.model.precision import choose_precision
     from transformer_xl.process import keep_freed_memory
 
     out = Path(f"{file.name}.explained") if out is None else out
     check_output(out)
     opened = opening.open(run)
+    if opened.tokenizer.counts != "id" and kind_of_file(file) == "binary":
+        raise CorpusError(f"'{file}' is not text but binary; explain shows text")
     text = opened.text(file=file)
     chosen, _ = choose_precision(precision, opened.device)
     reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len)
