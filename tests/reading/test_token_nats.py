@@ -1,15 +1,18 @@
 """Nats are those of `evaluate` however a text is divided, and those of a text alone however many are read together."""
 
+import errno
 from copy import deepcopy
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from tests.reading.test_stream import KINDS, model_of
+from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CorpusError, TrainingError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.reading.evaluation import Reading, evaluate
+from transformer_xl.reading.evaluation import Reading, evaluate, write_token_nats
 from transformer_xl.reading.token_nats import SideBySide, nats_in_parts, score_answers
 
 TEXTS = [np.array([(7 * i * i + 3 * i + n) % 13 for i in range(n)], np.int64) for n in (1, 2, 30, 5, 9, 2, 17, 4)]
@@ -107,3 +110,15 @@ def test_the_likeliest_token_is_that_of_all_scores() -> None:
         best.append(int(decoder.feed(torch.tensor([[token]])).argmax()))
     assert found.likeliest.tolist() == (np.array(best) == text[1:]).tolist()
     assert 0 < found.likeliest.sum() < len(text) - 1
+
+
+@pytest.mark.parametrize("name", ["nats.tsv", "nats.npy"])
+def test_a_full_disk_is_named_by_the_file_and_leaves_none(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("numpy.save", full)
+    monkeypatch.setattr(ByteTokenizer, "decode", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '.*{name}'"):
+        write_token_nats(tmp_path / name, np.arange(3), np.ones(2, np.float32), ByteTokenizer())
+    assert not list(tmp_path.iterdir())

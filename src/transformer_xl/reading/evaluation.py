@@ -21,6 +21,7 @@ from transformer_xl.config.model import ModelConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.files import whole_file
 from transformer_xl.model.call import Execution
 from transformer_xl.model.captured import Told
 from transformer_xl.model.language_model import LanguageModel, check_reads_on
@@ -474,10 +475,11 @@ def write_token_nats(path: Path, ids: np.ndarray, nats: np.ndarray, tokenizer: T
         tokenizer: of the text.
     """
     if path.suffix == ".npy":
-        np.save(path, nats)
+        with whole_file(path) as stray:
+            np.save(stray, nats)
         return
     texts: dict[int, str] = {}
-    with path.open("w", encoding="utf-8") as file:
+    with whole_file(path) as stray, stray.open("w", encoding="utf-8") as file:
         file.write("position\tid\tnats\ttoken\n")
         pairs = zip(ids[1:].tolist(), nats.tolist(), strict=True)
         for position, (token, value) in enumerate(pairs, start=1):
