@@ -1,4 +1,4 @@
-"""Requests for texts, and what is reported of them; torch is not imported, so that commands start quickly."""
+"""Requests for texts, and what is reported of them; torch is not imported, so that the help of a command is quick."""
 
 import secrets
 from collections.abc import Callable, Collection, Sequence
@@ -9,6 +9,7 @@ from transformer_xl.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
     from transformer_xl.generation.sampling import Sampling
 
@@ -56,7 +57,7 @@ class Request:
         ConfigError: a negative number of tokens, or a seed out of range.
     """
 
-    prompt: "Sequence[int] | np.ndarray"
+    prompt: "Sequence[int] | np.ndarray | Tensor"
     seed: int
     sampling: "Sampling | None" = None
     max_new_tokens: int = 200
