@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
@@ -70,8 +72,8 @@ class Turn:
         prompt: of the request.
     """
 
-    def __init__(self, text: TextState, prompt: Sequence[int] | np.ndarray) -> None:
-        self._text, self._prompt, self._n_read = text, np.asarray(prompt), 0
+    def __init__(self, text: TextState, prompt: Sequence[int] | np.ndarray | Tensor) -> None:
+        self._text, self._prompt, self._n_read = text, torch.as_tensor(prompt), 0
         self._last: Chosen | None = None
 
     def add(self, event: Event) -> None:
