@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.files import check_file, files_below, locked, make_directories, whole_file
+from transformer_xl.files import check_file, files_below, locked, make_directories, replace_file, whole_file
 
 
 def test_a_waiting_process_gets_the_lock_although_its_file_is_removed(tmp_path: Path) -> None:
@@ -79,6 +79,15 @@ def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match="it is a device or pipe"), whole_file(path):
             pytest.fail("it is written")
         assert path.lstat() == before
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (link := tmp_path / "link").symlink_to("folder/file")
+    for content in (b"new", b"newer"):
+        replace_file(link, content)
+        assert link.is_symlink() and (tmp_path / "folder" / "file").read_bytes() == content
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["file"]
 
 
 def test_who_is_refused_leaves_the_lock_to_its_owner(tmp_path: Path) -> None:

@@ -80,21 +80,23 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
 
 
 @contextmanager
-def whole_file(path: Path, stray: Path | None = None) -> Iterator[Path]:
+def whole_file(path: Path, name: str | None = None) -> Iterator[Path]:
     """Yield the path of a temporary file for the block to write; it replaces `path` when the block ends.
 
-    A reader of `path` sees the old or the new file, never a mixture. If the block fails, the temporary file is removed.
+    A reader of `path` sees the old or the new file, never a mixture. If the block fails, the temporary file is removed. A link
+    stays, and the file that it leads to is replaced.
 
     Args:
         path: the file; it need not exist.
-        stray: the temporary file, in the same directory; None: one with the same ending, whose name no other process uses.
+        name: of the temporary file, in the same directory; None: one with the same ending that no other process uses.
 
     Raises:
         OSError: the file cannot be moved to `path`, which keeps its old content; or `path` is a device or pipe.
     """
     if path.exists() and not path.is_file() and not path.is_dir():  # a directory refuses to be replaced, but these do not
         raise FileExistsError(errno.EEXIST, "it is a device or pipe, which would be replaced", str(path))
-    stray = stray or path.with_name(f"{path.name}.{os.getpid()}{STRAY_SUFFIX}{path.suffix}")
+    path = Path(os.path.realpath(path))  # unlike Path, it says nothing of loops
+    stray = path.with_name(name or f"{path.name}.{os.getpid()}{STRAY_SUFFIX}{path.suffix}")
     stray.unlink(missing_ok=True)  # of a process that was killed
     try:
         with naming(path):
@@ -109,7 +111,7 @@ def whole_file(path: Path, stray: Path | None = None) -> Iterator[Path]:
 
 def replace_file(path: Path, data: bytes) -> None:
     """Replace the content of a file, which need not exist, at once; one process at a time may do so, see `whole_file`."""
-    with whole_file(path, stray_name(path)) as stray, stray.open("xb") as file:
+    with whole_file(path, stray_name(path).name) as stray, stray.open("xb") as file:
         file.write(data)
 
 

@@ -327,7 +327,7 @@ def test_a_prompt_may_be_changed_after_it_was_submitted() -> None:
     expected = of((scheduler.submit(Request(prompt=TEXT[:11], seed=3)), finish(scheduler))[1], 0)
     prompt = torch.tensor(TEXT[:11])
     scheduler = Scheduler(decoder_of())
-    scheduler.submit(Request(prompt=prompt, seed=3))  # pyright: ignore[reportArgumentType] - it is taken, too
+    scheduler.submit(Request(prompt=prompt, seed=3))
     prompt[:] = 0
     assert of(finish(scheduler), 0) == expected
 

@@ -90,8 +90,8 @@ class SessionFormat:
             raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
         content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": note}
         about = canonical_json(content | {"model": rows[0].model}).decode()
-        stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # no user's file has this name
-        with whole_file(path, stray), stray.open("xb") as file:
+        name = f".{path.name}.session{STRAY_SUFFIX}"  # no user's file has it
+        with whole_file(path, name) as stray, stray.open("xb") as file:
             for chunk in _encode(rows, about, self.by_position):
                 file.write(chunk)
 
