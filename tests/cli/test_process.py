@@ -1,5 +1,7 @@
 """`txl` as a process of its own: signals, closed pipes, full disks, and what is imported when."""
 
+import errno
+import io
 import json
 import os
 import shlex
@@ -17,6 +19,7 @@ from tests.training.helpers import differing, run_bits
 from tests.world_cases import program
 from transformer_xl import console
 from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.cli.printers import show
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and limits")
 
@@ -186,6 +189,17 @@ def test_a_disk_that_is_full_for_the_result_is_one_line(environment: dict[str, s
     (line,) = done.stderr.splitlines()
     assert (done.returncode, line.startswith(b"txl: error: ")) == (1, True)
     assert b"No space left on device; free disk space" in line
+    assert b"standard output" in line
+
+
+def test_standard_output_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sys.stdout", output := io.StringIO())
+    monkeypatch.setattr(output, "flush", full)
+    with pytest.raises(OSError, match="No space left on device: 'standard output'"):
+        show("text")
 
 
 def test_ctrl_c_while_writing(environment: dict[str, str]) -> None:

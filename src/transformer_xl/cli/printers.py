@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_xl.console import Bar, printable, progress
 from transformer_xl.errors import ConfigError
-from transformer_xl.files import check_file, replace_file, whole_file
+from transformer_xl.files import check_file, naming, replace_file, whole_file
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -27,7 +27,12 @@ _BAR_FROM = 4096
 def show(text: str) -> None:
     """Write to standard output at once; on a terminal, spell out control characters that would act on it."""
     if text:
-        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+        _write(printable(text) if sys.stdout.isatty() else text)
+
+
+def _write(text: str) -> None:
+    with naming(Path("standard output")):
+        sys.stdout.write(text)
         sys.stdout.flush()
 
 
@@ -132,8 +137,7 @@ class JsonPrinter:
         return entry(chosen.token, chosen.log_probability) | ({"likeliest": likeliest} if likeliest else {})
 
     def _print(self, line: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+        _write(json.dumps(line) + "\n")
 
 
 class BeamPrinter:
@@ -150,8 +154,7 @@ class BeamPrinter:
         """Take the hypotheses of one prompt, and show all that are next in order."""
         lines = [self._one(number, sample, hypothesis) for sample, hypothesis in enumerate(hypotheses)]
         if self._as_json:
-            sys.stdout.write("".join(lines))
-            sys.stdout.flush()
+            _write("".join(lines))
             return
         self._waiting[number] = "".join(lines)
         while self._next in self._waiting:
