@@ -445,6 +445,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
     [
         ("plot run --seed 1", "Unknown option --seed. See txl plot --help."),
         ("eval run --memlen 3", "Unknown option --memlen; did you mean --mem-len? See txl eval --help."),
+        ("eval run t.txt", "Too many arguments: nothing takes 't.txt'. See txl eval --help."),
         ("eval run --zzz=3", "Unknown option --zzz. See txl eval --help."),
         ("train tiny.toml --max-steps=3", "Unknown option --max-steps; did you mean --set train.max_steps=VALUE?"),
         ("train tiny.toml --steps 3", "Unknown option --steps; did you mean --set train.max_steps=VALUE?"),

@@ -123,6 +123,11 @@ def test_nothing_there(tmp_path) -> None:
     for name, near in (("wikitext2", "; did you mean 'wikitext-2'"), (f"{tmp_path}/*.txt", "")):
         with pytest.raises(CorpusError, match=rf"corpus '{re.escape(name)}': no such file or name{near}"):
             find_corpus(DataConfig(corpus=name))
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("/dev/null", f"{tmp_path}/pipe"):
+        with pytest.raises(CorpusError, match=rf"corpus '{re.escape(name)}': a pipe or device; give a file$"):
+            find_corpus(DataConfig(corpus=name))
+    (tmp_path / "pipe").unlink()
     for make in (lambda: DataConfig(corpus=""), lambda: choose_corpus(DataConfig(corpus="ptb"), "")):
         with pytest.raises(ConfigError, match=r"^corpus \(''\)"):
             make()

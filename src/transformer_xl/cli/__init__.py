@@ -4,7 +4,7 @@ import io
 import os
 import sys
 
-from cyclopts import App, CycloptsError, UnknownOptionError
+from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
 
 from transformer_xl.cli import (
     ablate,
@@ -35,6 +35,7 @@ from transformer_xl.errors import (
     message_of,
     no_memory,
     one_line,
+    shown,
 )
 from transformer_xl.process import have_met, local_rank, rank
 from transformer_xl.version import __version__
@@ -110,7 +111,11 @@ def _call(arguments: list[str] | None) -> None:
         sys.exit(1)
     except CycloptsError as error:
         command = " ".join(["txl", *(error.command_chain or ())])
-        what = unknown_option(error) if isinstance(error, UnknownOptionError) else error
+        what: object = error
+        if isinstance(error, UnknownOptionError):
+            what = unknown_option(error)
+        elif isinstance(error, UnusedCliTokensError):
+            what = f"Too many arguments: nothing takes {', '.join(map(shown, error.unused_tokens or ()))}."
         _complain(error, f"{what} See {command} --help.")
         sys.exit(2)
     except KeyboardInterrupt:

@@ -10,7 +10,7 @@ from cyclopts import App
 
 from transformer_xl.cli.options import Json, Natural, Opening, Positive, names_of, numbers_of
 from transformer_xl.console import progress, warn
-from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.errors import ConfigError, CorpusError, message_of
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _open(run: str, opening: Opening, file: Path | None, *, needs_text: bool = F
         except (CorpusError, OSError) as error:
             if needs_text:
                 raise
-            warn(f"random tokens are read, because the run's text cannot be: {error}")
+            warn(f"random tokens are read, because the run's text cannot be: {message_of(error)}")
     elif needs_text:
         raise ConfigError(f"--loss needs text, and '{run}' has no validation split of its own; give --file")
     random = np.random.default_rng(0).integers(0, opened.tokenizer.vocab_size, 1 << 16)

@@ -222,7 +222,8 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     if not (files or path.is_dir() or config.corpus in corpus_names()):
         named = f"; {did_you_mean(config.corpus, corpus_names())}" if len(path.parts) == 1 else ""
         near = beside(path, Path.exists, lists=False) or named
-        raise CorpusError(f"corpus '{config.corpus}': no such file or name{near}")
+        why = "a pipe or device; give a file" if path.exists() else f"no such file or name{near}"
+        raise CorpusError(f"corpus '{config.corpus}': {why}")
     if hold_ids:
         if not (files := list(filter(is_id_file, files))):
             raise CorpusError(f"corpus '{config.corpus}' has no ids, as tokenizer.kind=ids reads: .npy, .npz, .jsonl")

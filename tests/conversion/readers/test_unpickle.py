@@ -308,6 +308,7 @@ def test_what_no_checkpoint_holds(body, message, tmp_path):
         (legacy_file(whole(tensor()), {"0": bytes(16)}) + b"x", "1 bytes too many at its end"),
         (whole(storage()), "which a plain pickle cannot hold"),
         (b"", "damaged pickle, or is not a checkpoint: EOFError"),
+        (b"\xdf", "damaged pickle, or is not a checkpoint: KeyError 223; copy or download"),
     ],
 )
 def test_files_with_something_else_than_torch_save_writes(data, message, tmp_path):

@@ -129,7 +129,7 @@ def unpickle(path: Path) -> Any:
         except _RefusedError as error:
             raise CheckpointError(f"'{path}' {error}") from None
         except Exception as error:  # a damaged pickle can raise nearly anything: TypeError, IndexError, struct.error ...
-            reason = ascii(one_line(error) or type(error).__name__)[1:-1][:150]
+            reason = ascii(one_line(f"{type(error).__name__} {error}"))[1:-1][:150]
             raise CheckpointError(
                 f"'{path}' holds a damaged pickle, or is not a checkpoint: {reason}; copy or download it again"
             ) from error
