@@ -258,6 +258,11 @@ def test_mistakes(txl: Txl, model: Callable[[str], TaskModel]) -> None:
     assert txl("predict", "mood", "lines.txt", "--out", "found.tsv", "--resume").complaint == (
         "'found.tsv' has 41 lines, more than there are texts (40); choose another --out"
     )
+    Path("empty").mkdir()
+    Path("names.tsv").write_text("sentence\tlabel\n")
+    for source in ("empty", "names.tsv"):
+        for out in ((), ("--out", "none.tsv")):
+            assert txl("predict", "mood", source, *out).complaint == f"'{source}' holds no text; give another file"
     Path("lines.txt").write_text("\n\n")
     assert (
         txl("predict", "mood", "lines.txt").complaint == "'lines.txt' line 1: it is empty; give a text, or leave the line out"

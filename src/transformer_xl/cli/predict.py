@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -13,7 +14,7 @@ from transformer_xl.cli.arriving import lines_of_stdin
 from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, Positive
 from transformer_xl.cli.prompts import STDIN
 from transformer_xl.console import progress, say
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.files import check_file
 from transformer_xl.process import is_alone
 
@@ -184,7 +185,11 @@ class _Texts:
         if self.typed is not None:
             return iter([Example(self.typed, self.pair)]), None
         if self.path is not None:
-            return read_texts(self.path, opened), None
+            examples = read_texts(self.path, opened)
+            first = next(examples, None)
+            if first is None:
+                raise CorpusError(f"'{self.path}' holds no text; give another file")
+            return chain([first], examples), None
         lines = lines_of_stdin(quiet=quiet)
         return read_texts(lines, opened), lines.is_ready
 
