@@ -95,7 +95,8 @@ def whole_file(path: Path, name: str | None = None) -> Iterator[Path]:
     """
     if path.exists() and not path.is_file() and not path.is_dir():  # a directory refuses to be replaced, but these do not
         raise FileExistsError(errno.EEXIST, "it is a device or pipe, which would be replaced", str(path))
-    path = Path(os.path.realpath(path))  # unlike Path, it says nothing of loops
+    if path.is_symlink():
+        path = Path(os.path.realpath(path))  # unlike Path, it says nothing of loops
     stray = path.with_name(name or f"{path.name}.{os.getpid()}{STRAY_SUFFIX}{path.suffix}")
     stray.unlink(missing_ok=True)  # of a process that was killed
     try:
