@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import math
+import shutil
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,13 @@ def test_a_run_is_read_as_it_says_and_has_a_text_of_its_own() -> None:
     assert opened.text().what.startswith("test split of ")
     assert opened.text(split="valid").what.startswith("valid split of ")
     assert len(opened.text(limit=7).ids) == 8
+
+
+def test_a_directory_without_a_model_is_none_and_one_near_is_named(tmp_path: Path) -> None:
+    shutil.copytree("exported", tmp_path / "model")
+    (tmp_path / "models").mkdir()
+    with pytest.raises(CheckpointError, match=r"is a directory without config.json, and not that of a model; .*model'"):
+        open_run(tmp_path / "models")
 
 
 def test_an_exported_model_needs_a_text() -> None:

@@ -122,11 +122,12 @@ class PretrainedMixin:
 def local_directory(source: str | Path) -> Path | None:
     """Return a local directory, or None for what may be a hub id; refuse what is neither."""
     path = Path(source)
-    if path.is_dir():
+    if (path / CONFIG_FILE).is_file():
         return path
     is_path = path.exists() or str(source).startswith((".", "/", "~")) or path.parent == RUNS
     if is_path or str(source).count("/") != 1:
-        what = "a file, and not a directory" if path.is_file() else "not a directory"
+        missing = f"a directory without {CONFIG_FILE}, and not that" if path.is_dir() else "not a directory"
+        what = "a file, and not a directory" if path.is_file() else missing
         raise CheckpointError(
             f"'{source}' is {what} of a model; give a run, an exported directory or a hub id{_models_near(path)}"
         )
