@@ -640,6 +640,9 @@ def test_whole_numbers_have_limits_in_every_command(txl: Txl, command: str, opti
         answer = txl(*command.split(), *["run"] * required, f"{option.names[0]}={number}")
         assert answer.status == 2
         assert answer.complaint.startswith(f'Invalid value "{number}" for {option.names[0]}. Must be ')
+    answer = txl(*command.split(), *["run"] * required, f"{option.names[0]}=1.500")
+    assert answer.status == 2
+    assert answer.complaint.startswith(f'Invalid value "1.500" for {option.names[0]}. It must be a whole number.')
 
 
 COLORED = "\x1b[31m\nred\r\x9b0m"

@@ -25,7 +25,7 @@ from transformer_xl.cli import (
     translate,
 )
 from transformer_xl.cli.mistakes import unknown_option
-from transformer_xl.cli.options import refuse_empty
+from transformer_xl.cli.options import check_values
 from transformer_xl.console import say
 from transformer_xl.errors import (
     LostContactError,
@@ -54,7 +54,7 @@ Common uses:
     txl convert transfo-xl-wt103 models/wt103
 """,
     help_format="plaintext",
-    config=refuse_empty,
+    config=check_values,
 )
 app.command(train.train)
 app.command(finetune.finetune)

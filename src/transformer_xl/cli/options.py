@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from cyclopts import UNSET, App, ArgumentCollection, Parameter, ValidationError
 from cyclopts.validators import Number
@@ -181,9 +181,14 @@ def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def refuse_empty(app: App, commands: Sequence[str], arguments: ArgumentCollection) -> None:
-    """Refuse an empty value, as of an unset variable: a path would be the working directory. Only a prompt may be empty."""
+def check_values(app: App, commands: Sequence[str], arguments: ArgumentCollection) -> None:
+    """Refuse an empty value, as of an unset variable, and a whole number with a point, which the parser would round.
+
+    As a path, nothing would be the working directory. Only a prompt may be empty.
+    """
     for argument in arguments:
-        is_empty = any(token.value == "" and token.implicit_value is UNSET for token in argument.tokens)
-        if is_empty and argument.name != "--prompt":
+        typed = [token.value for token in argument.tokens if token.implicit_value is UNSET]
+        if "" in typed and argument.name != "--prompt":
             raise ValidationError(argument=argument, value="", exception_message="It must not be empty.")
+        if int in (argument.hint, *get_args(argument.hint)) and (wrong := [value for value in typed if "." in value]):
+            raise ValidationError(argument=argument, value=wrong[0], exception_message="It must be a whole number.")

@@ -153,7 +153,7 @@ class ColumnFinder:
 
 
 class PairFinder:
-    """Finds two sentences of which one is better: columns with names that say so, or the only two of a table, the better first.
+    """Finds the better and the worse of two sentences: in columns with such names, or in this order in the only two of a table.
 
     Args:
         file: its name, for messages.
