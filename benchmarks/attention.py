@@ -23,8 +23,8 @@ from torch import Tensor
 from transformer_xl.console import say, table
 from transformer_xl.cost.hardware import finish
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.equation import relative_attention
-from transformer_xl.model.backends import Attention, choose_backend
+from transformer_xl.kernels.choose import Attention, choose_backend
+from transformer_xl.kernels.equation import relative_attention
 
 BACKENDS = ("equation", "matmul", "sdpa", "triton")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -30,7 +30,7 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.console import say, table
 from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.cost.work import with_vocabulary
-from transformer_xl.model.reader import Reader
+from transformer_xl.inference.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.pictures import new_figure, save_picture

@@ -21,7 +21,7 @@ from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.console import say, table
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.precision import Precision, choose_precision
+from transformer_xl.kernels.device import Precision, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.trainer import Trainer

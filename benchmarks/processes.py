@@ -97,7 +97,7 @@ def chosen_precisions(names: list[str]) -> dict[str, str]:
     """Return precisions, and why; `auto` may be one of the others."""
     import torch
 
-    from transformer_xl.model.precision import choose_precision
+    from transformer_xl.kernels.device import choose_precision
 
     chosen = [choose_precision(name, torch.device("cpu")) for name in dict.fromkeys(names)]
     return dict(chosen)

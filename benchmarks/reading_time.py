@@ -17,7 +17,7 @@ from common.report import facts
 
 from transformer_xl.console import say, table
 from transformer_xl.errors import TrainingError
-from transformer_xl.model.precision import Precision, choose_precision
+from transformer_xl.kernels.device import Precision, choose_precision
 from transformer_xl.opening import Opened, open_run
 from transformer_xl.reading.cache import Cache
 from transformer_xl.reading.dynamic import Dynamic, mean_squares

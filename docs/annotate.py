@@ -30,10 +30,11 @@ from pygments.lexers import PythonLexer
 
 DOCS = Path(__file__).parent
 PROSE = DOCS / "annotated"
-MODEL = DOCS.parent / "src" / "transformer_xl" / "model"
+PACKAGE = DOCS.parent / "src" / "transformer_xl"
 LANGUAGES = ("en", "zh")
-FILES = ("memory.py", "attention/equation.py", "attention/block.py", "attention/relative.py", "attention/shaw.py", "layers.py",
-    "transformer_xl.py", "adaptive.py", "attention/two_streams.py", "xlnet.py")  # fmt: skip
+FILES = ("model/memory.py", "kernels/equation.py", "model/attention/block.py", "model/attention/relative.py",
+    "model/attention/shaw.py", "model/layers.py", "model/transformer_xl.py", "model/adaptive.py",
+    "model/attention/two_streams.py", "model/xlnet.py")  # fmt: skip
 HEADING = re.compile(r"^(#{1,3}) (.+?)(?: `([\w/]+\.py(?:::[^`]+)?)`)?$")
 CALLED_BY_TORCH = re.compile(r"__\w+__|forward|backward")  # who knows the class knows these
 
@@ -60,7 +61,7 @@ class Source:
     """A file of the model: its lines, and the first and the last line of each of its definitions."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.text = path, (MODEL / path).read_text(encoding="utf-8")
+        self.path, self.text = path, (PACKAGE / path).read_text(encoding="utf-8")
         self.lines = self.text.splitlines()
         self.spans: dict[str, tuple[int, int]] = {}
         self._define(ast.parse(self.text), "")

@@ -23,12 +23,12 @@ from torch import Tensor, nn
 
 import transformer_xl as txl
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.equation import first_keys
+from transformer_xl.kernels.device import at_least_fp32
+from transformer_xl.kernels.equation import first_keys
 from transformer_xl.model.build import make_model
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.memory import remembered
-from transformer_xl.model.precision import at_least_fp32
 from transformer_xl.model.sequence_model import SequenceModel
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config.model import TransformerXLConfig, XLNetConfig
-from transformer_xl.model.captured import Compute, Graphs
+from transformer_xl.kernels.graphs import Compute, Graphs
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 

@@ -13,9 +13,9 @@ from common.training_shapes import N_SEGMENT
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream
+from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.training.trainer import Trainer
 

@@ -17,7 +17,7 @@ def n_cores() -> int:
 
 def describe() -> dict[str, str]:
     """Return what a reader must know of the machine to judge a figure."""
-    from transformer_xl.model.precision import instructions, processor  # with torch; the other functions do without
+    from transformer_xl.kernels.device import instructions, processor  # with torch; the other functions do without
 
     capabilities = instructions()
     return {

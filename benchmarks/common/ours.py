@@ -15,8 +15,8 @@ from common.shapes import Shape
 from common.wire import serve
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps.huggingface import key_map
+from transformer_xl.kernels.device import Precision, autocast, choose_precision
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.precision import Precision, autocast, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
 
 CPU = torch.device("cpu")

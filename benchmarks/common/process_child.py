@@ -20,7 +20,7 @@ from common.wire import serve
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.run import OptimConfig, Parallelism, TrainConfig
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.precision import Precision
+from transformer_xl.kernels.device import Precision
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.process import keep_freed_memory
 from transformer_xl.training.trainer import Trainer

@@ -19,7 +19,7 @@ from common.wire import serve
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion.key_maps import huggingface
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.model.precision import choose_precision
+from transformer_xl.kernels.device import choose_precision
 from transformer_xl.model.pretrained import build
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading.evaluation import evaluate

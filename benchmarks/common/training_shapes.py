@@ -10,7 +10,7 @@ from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.cost.operations import count_flops
 from transformer_xl.cost.work import Work, build, with_vocabulary, zipf_shares
-from transformer_xl.model.precision import Precision
+from transformer_xl.kernels.device import Precision
 
 N_SEGMENT = 8
 

@@ -29,8 +29,8 @@ def main() -> None:
     except ImportError:
         print("skipped: Triton is not installed; pip install triton")
         return
-    from transformer_xl.model.backends import fused_kernels
-    from transformer_xl.model.backends.fused import Tile, tiles_of
+    from transformer_xl.kernels import flash_kernels as fused_kernels
+    from transformer_xl.kernels.flash import Tile, tiles_of
 
     kernels = [getattr(fused_kernels, name) for name in dir(fused_kernels) if name.endswith("_kernel")]
     rows = []

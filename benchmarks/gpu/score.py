@@ -31,7 +31,7 @@ from torch import Tensor
 import transformer_xl
 from transformer_xl.console import say, table
 from transformer_xl.cost.hardware import finish
-from transformer_xl.model.captured import Graphs, Told
+from transformer_xl.kernels.graphs import Graphs, Told
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading import stream as streams
 from transformer_xl.reading.evaluation import evaluate

@@ -40,7 +40,7 @@ import transformer_xl
 from transformer_xl.console import say, table
 from transformer_xl.cost.hardware import finish, matmul_rate
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.precision import Precision
+from transformer_xl.kernels.device import Precision
 from transformer_xl.model.transformer_xl import TransformerXL
 
 Step = OurStep | PeerStep

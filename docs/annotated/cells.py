@@ -159,7 +159,7 @@ for name, term in terms.items():
     print(name, "", row((term / config.d_head**0.5).round().int()))
 
 # %% sinusoids
-from transformer_xl.model.attention.equation import sinusoids
+from transformer_xl.kernels.equation import sinusoids
 
 R = sinusoids(torch.arange(9), 32)
 print("distance  ", row(torch.arange(9)))
@@ -167,7 +167,7 @@ print("R_0 . R_d:", row((R @ R[0]).round().int()))
 print("R_4 . R_d:", row((R @ R[4]).round().int()))
 
 # %% shift
-from transformer_xl.model.attention.equation import key_distances, rel_shift
+from transformer_xl.kernels.equation import key_distances, rel_shift
 
 distances = key_distances(5, clamp_len=None)  # T = 3, M = 2
 by_distance = distances.expand(1, 1, 3, 5)
@@ -177,7 +177,7 @@ print("after, column s is key s:")
 print(rel_shift(by_distance)[0, 0])
 
 # %% mask
-from transformer_xl.model.attention.equation import first_keys, hidden_keys
+from transformer_xl.kernels.equation import first_keys, hidden_keys
 
 
 def show(title: str, n_valid: int = 3, starts=None, window=None) -> None:

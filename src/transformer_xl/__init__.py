@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformer_xl.generation.requests import Request
     from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.writing import Scheduler
+    from transformer_xl.inference.reader import Reader
     from transformer_xl.model.attention.block import AttentionKind
     from transformer_xl.model.attention.kinds import register_attention
     from transformer_xl.model.body import TransformerXLBody
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from transformer_xl.model.language_model import LanguageModel
     from transformer_xl.model.lstm import Lstm
     from transformer_xl.model.memory import Mems
-    from transformer_xl.model.reader import Reader
     from transformer_xl.model.sequence_model import ModelOutput
     from transformer_xl.model.task_model import TaskModel
     from transformer_xl.model.transformer_xl import TransformerXL
@@ -73,7 +73,7 @@ _NAMES = {
     "model.language_model": "LanguageModel",
     "model.lstm": "Lstm",
     "model.memory": "Mems",
-    "model.reader": "Reader",
+    "inference.reader": "Reader",
     "model.sequence_model": "ModelOutput",
     "model.task_model": "TaskModel",
     "model.transformer_xl": "TransformerXL",

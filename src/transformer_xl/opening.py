@@ -21,8 +21,8 @@ from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, Piece, kind_of_file, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.kernels.device import choose_device
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.precision import choose_device
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.reading.evaluation import Reading
 

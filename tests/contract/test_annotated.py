@@ -74,7 +74,7 @@ def test_every_line_stands_there_once_and_in_order(built, language):
     page.feed(built[0][language])
     assert list(page.shown) == list(annotate.FILES)
     for path, (text,) in page.shown.items():
-        assert text == (annotate.MODEL / path).read_text(encoding="utf-8"), path
+        assert text == (annotate.PACKAGE / path).read_text(encoding="utf-8"), path
     indents = re.findall(r'<span style="--in: (\d+)ch">(?:<span class="\w+">)?( *)', built[0][language])  # of wrapped lines
     assert len(indents) > 1000 and all(int(n) == len(spaces) for n, spaces in indents)
 
@@ -131,12 +131,12 @@ def test_what_the_text_says_of_the_cells_holds(built):
 
 def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, old: str, new: str) -> str:
     """Return what the generator says when a line of the model has changed."""
-    shutil.copytree(annotate.MODEL, tmp_path / "model")
-    file = tmp_path / "model" / path
+    shutil.copytree(annotate.PACKAGE, tmp_path / "package")
+    file = tmp_path / "package" / path
     text = file.read_text(encoding="utf-8")
     assert old in text
     file.write_text(text.replace(old, new), encoding="utf-8")
-    monkeypatch.setattr(annotate, "MODEL", tmp_path / "model")
+    monkeypatch.setattr(annotate, "PACKAGE", tmp_path / "package")
     with pytest.raises(SystemExit) as caught:
         annotate.place(annotate.read_passages("en"), {name: annotate.Source(name) for name in annotate.FILES})
     return str(caught.value)
@@ -145,14 +145,14 @@ def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, old: str, 
 @pytest.mark.parametrize(
     ("path", "old", "new", "message"),
     [
-        ("memory.py", "def join(", "def joined(", "annotate: memory.py::join: memory.py defines no join"),
+        ("model/memory.py", "def join(", "def joined(", "annotate: model/memory.py::join: model/memory.py defines no join"),
         (
-            "memory.py", "class Mems(", "def forget():\n    pass\n\n\nclass Mems(",
-            "annotate: memory.py::Memory.detach: the text does not name `forget`, which its lines define",
+            "model/memory.py", "class Mems(", "def forget():\n    pass\n\n\nclass Mems(",
+            "annotate: model/memory.py::Memory.detach: the text does not name `forget`, which its lines define",
         ),
         (
-            "attention/equation.py", "    position_score = rel", "    by_position = rel",
-            "annotate: attention/equation.py::relative_weights::position_score: 0 lines of relative_weights begin so, "
+            "kernels/equation.py", "    position_score = rel", "    by_position = rel",
+            "annotate: kernels/equation.py::relative_weights::position_score: 0 lines of relative_weights begin so, "
             "and one should",
         ),
     ],
@@ -163,19 +163,23 @@ def test_it_says_where_text_and_code_part(tmp_path, monkeypatch, path, old, new,
 
 def test_it_says_which_passages_are_out_of_order():
     passages = annotate.read_passages("en")
-    at = next(i for i, p in enumerate(passages) if p.anchor == "memory.py::join")
+    at = next(i for i, p in enumerate(passages) if p.anchor == "model/memory.py::join")
     passages[at], passages[at + 1] = passages[at + 1], passages[at]
-    with pytest.raises(SystemExit, match=r"^annotate: memory\.py::join: the file's passage before it begins at a later line$"):
+    with pytest.raises(
+        SystemExit, match=r"^annotate: model/memory\.py::join: the file's passage before it begins at a later line$"
+    ):
         annotate.place(passages, {name: annotate.Source(name) for name in annotate.FILES})
 
 
 def test_a_cell_or_a_file_that_is_not_there():
     with pytest.raises(SystemExit, match=r"^annotate: nothing: docs/annotated/cells\.py has no such cell$"):
         annotate.make_renderer({}, {})("```cell nothing\n```\n")
-    with pytest.raises(SystemExit, match=r"^annotate: gates\.py: its file is not among FILES of docs/annotate\.py$"):
-        annotate.place([annotate.Passage(3, "Gates", "gates.py")], {})
-    with pytest.raises(SystemExit, match=r"^annotate: memory\.py: its first passage must have the anchor `memory\.py`$"):
-        annotate.place([], {"memory.py": annotate.Source("memory.py")})
+    with pytest.raises(SystemExit, match=r"^annotate: model/gates\.py: its file is not among FILES of docs/annotate\.py$"):
+        annotate.place([annotate.Passage(3, "Gates", "model/gates.py")], {})
+    with pytest.raises(
+        SystemExit, match=r"^annotate: model/memory\.py: its first passage must have the anchor `model/memory\.py`$"
+    ):
+        annotate.place([], {"model/memory.py": annotate.Source("model/memory.py")})
 
 
 def test_a_formula_survives_markdown():

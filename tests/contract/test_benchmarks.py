@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.training.helpers import write_recipe, write_text
-from transformer_xl.model.reader import Reader
+from transformer_xl.inference.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.training.run import train
 

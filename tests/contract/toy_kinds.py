@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import transformer_xl as txl
 from transformer_xl.config.model import ModelConfig, TransformerXLConfig
 from transformer_xl.config.settings import Natural
+from transformer_xl.kernels.equation import key_distances, masked_softmax, rel_shift
 from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
-from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory

@@ -13,7 +13,7 @@ from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.cost.decoding import MemoryWatch
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model import products
+from transformer_xl.kernels import cpu_linear as products
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.training.trainer import Trainer
 

@@ -29,7 +29,7 @@ from transformer_xl.cost.decoding import SessionBytes
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.scores import Scores
-from transformer_xl.model.reader import Reader
+from transformer_xl.inference.reader import Reader
 from transformer_xl.reading.stream import KeptKeys
 
 SLOTS = 80

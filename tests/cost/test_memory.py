@@ -22,9 +22,9 @@ from transformer_xl.cost.memory import (
 )
 from transformer_xl.cost.plan import make_plan
 from transformer_xl.cost.work import build
+from transformer_xl.kernels.device import autocast
 from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.training.muon import Muon
 from transformer_xl.training.optim import Optimizers, state_bytes

@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.cost.cases import config, tokens, work
 from tests.helpers import tiny_model
 from transformer_xl.cost.operations import Flops, count_flops, flops_per_token
+from transformer_xl.kernels.device import autocast
 from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
 
 CPU = torch.device("cpu")

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.helpers import assert_close, examples, tiny_model
-from tests.model.test_reader import graphs_only  # noqa: F401
+from tests.inference.test_reader import graphs_only  # noqa: F401
 from tests.reference.loops import read_row
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation import fastest
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.session_file import RowState
-from transformer_xl.model.reader import compiled_functions
+from transformer_xl.inference.reader import compiled_functions
 from transformer_xl.model.transformer_xl import TransformerXL
 
 IDS = torch.randint(0, 13, (1, 40), generator=torch.Generator().manual_seed(3))

@@ -12,8 +12,8 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.generation import fastest
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.fastest import Found, captured_stream, keep_compiled_code
-from transformer_xl.model import reader as reader_module
-from transformer_xl.model.precision import choose_precision
+from transformer_xl.inference import reader as reader_module
+from transformer_xl.kernels.device import choose_precision
 from transformer_xl.reading.stream import KeptKeys, open_stream
 
 FIGURES: dict[tuple[str, bool], float] = {

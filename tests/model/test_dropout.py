@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.dropout import DropConnectLinear, Dropout, WordDropout, apply_mask, keep_mask
+from transformer_xl.kernels.seeds import apply_mask, keep_mask
+from transformer_xl.model.dropout import DropConnectLinear, Dropout, WordDropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])

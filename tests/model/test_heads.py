@@ -187,7 +187,7 @@ def test_heads_compute_in_the_type_of_their_weights_under_autocast() -> None:
 
 def test_large_products_in_parts_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of the end are used in two parts, views of which oneDNN multiplies."""
-    monkeypatch.setattr("transformer_xl.model.products._prefers_onednn", lambda: True)
+    monkeypatch.setattr("transformer_xl.kernels.cpu_linear._prefers_onednn", lambda: True)
     with default_dtype(torch.float32):
         head = SpanHead(HeadConfig(kind="span", dropout=0.0), d_model=128, layer_norm_epsilon=1e-12)
         h, starts = torch.randn(2, 150, 128), torch.tensor([[3], [140]])

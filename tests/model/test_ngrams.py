@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, tiny_model
+from transformer_xl.inference.reader import Reader
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.ngrams import codes, earlier_tokens
-from transformer_xl.model.reader import Reader
 
 
 @pytest.mark.parametrize("n", [2, 3])

@@ -16,13 +16,13 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.generation.sampling import Sampling
+from transformer_xl.inference.reader import Reader
+from transformer_xl.kernels.graphs import Graphs
 from transformer_xl.model.attention.relative import RelativeAttention
 from transformer_xl.model.call import Execution
-from transformer_xl.model.captured import Graphs
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading import evaluation as evaluation_module
 from transformer_xl.reading import stream as stream_module
@@ -407,7 +407,7 @@ def test_nats_at_a_temperature_are_those_of_what_is_drawn_at_it(
         model: LanguageModel = random_weights(Lstm(config).eval())
     else:
         model = tiny_model(**changes)
-    monkeypatch.setattr("transformer_xl.model.frozen_softmax._CHUNK_ELEMENTS", 30)  # several chunks in a segment
+    monkeypatch.setattr("transformer_xl.inference.softmax._CHUNK_ELEMENTS", 30)  # several chunks in a segment
     ids, mems, drawn = some_ids(30), model.init_mems(1), []
     with torch.no_grad():
         for segment in range(0, 29, 7):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.helpers import assert_close, default_dtype, gradients, threads, tiny_model
 from tests.reference.loops import read_row
-from transformer_xl.model.backends import matmul
+from transformer_xl.kernels import cpu_attention as matmul
 from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL

@@ -23,8 +23,8 @@ from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Request
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.writing import write
-from transformer_xl.model.captured import Graphs
-from transformer_xl.model.precision import InferencePrecision
+from transformer_xl.kernels.device import InferencePrecision
+from transformer_xl.kernels.graphs import Graphs
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
@@ -103,7 +103,7 @@ def test_graphs_of_more_lengths_than_are_kept_give_the_same_bits(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, number in (("_MOST_GRAPHS", 2), ("_LAUNCHES_OF_A_CAPTURE", 1)):
-        monkeypatch.setattr(f"transformer_xl.model.captured.{name}", number)
+        monkeypatch.setattr(f"transformer_xl.kernels.graphs.{name}", number)
     captures, capture = [], Graphs._try_to_capture
     monkeypatch.setattr(Graphs, "_try_to_capture", lambda self, key, *work: captures.append(key) or capture(self, key, *work))
     test_a_graph_gives_the_bits_of_single_kernels("penalties", home, tmp_path)

@@ -16,8 +16,8 @@ from tests.helpers import AtOnce
 from tests.training.helpers import bits, differing, saved, tiny_trainer
 from tests.training.test_trainer_bad_steps import INJURIES
 from transformer_xl.errors import ConfigError, TrainingError
+from transformer_xl.kernels.graphs import Compute, Told
 from transformer_xl.model import softmax
-from transformer_xl.model.captured import Compute, Told
 from transformer_xl.model.sequence_model import ModelOutput
 from transformer_xl.training import trainer as trainer_module
 from transformer_xl.training.trainer import StepResult, Trainer

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from transformer_xl.cost.bench import DecoderMode, Findings, ScoringMode
+    from transformer_xl.kernels.device import InferencePrecision
     from transformer_xl.model.language_model import LanguageModel
-    from transformer_xl.model.precision import InferencePrecision
     from transformer_xl.opening import Opened
 
 app = App(name="bench", help="Measure how fast a model is, compared with what this machine allows.", help_format="plaintext")
@@ -146,7 +146,7 @@ def eval_(
     from transformer_xl.cost.bench import Findings, bench_scoring
     from transformer_xl.cost.display import scoring_table
     from transformer_xl.cost.hardware import matmul_rate
-    from transformer_xl.model.precision import activation_dtype
+    from transformer_xl.kernels.device import activation_dtype
     from transformer_xl.process import keep_freed_memory
 
     keep_freed_memory()  # as txl eval does
@@ -226,7 +226,7 @@ def check_fp16(precisions: Sequence[str], device: "torch.device") -> None:
 
 
 def _precisions(names: list[str] | None, device: "torch.device") -> "list[InferencePrecision]":
-    from transformer_xl.model.precision import precision_of_segments
+    from transformer_xl.kernels.device import precision_of_segments
 
     if names is None:
         names = [name for name in _PRECISIONS if name != "fp16" or device.type == "cuda"]

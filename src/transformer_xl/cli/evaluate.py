@@ -152,7 +152,7 @@ def evaluate(
         raise ConfigError(f"--temperature is for a model that stays as it is; leave it or {adapting.in_words} out")
     if isinstance(temperature, float) and not 0 < temperature < math.inf:
         raise ConfigError(f"--temperature ({temperature:g}) must be above 0 and finite; 1 leaves the scores as they are")
-    from transformer_xl.model.precision import precision_of_segments
+    from transformer_xl.kernels.device import precision_of_segments
     from transformer_xl.opening import not_scored
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.reading.dynamic import precision_of_learning
@@ -373,7 +373,7 @@ def _evaluate_targets(
     json_: bool,
 ) -> None:
     """Print how well an XLNet predicts the fixed targets of a text."""
-    from transformer_xl.model.precision import choose_precision
+    from transformer_xl.kernels.device import choose_precision
     from transformer_xl.model.xlnet import XLNet
     from transformer_xl.reading.evaluation import memory_in_words
     from transformer_xl.reading.targets import score_targets, scored_stream

@@ -59,7 +59,7 @@ def explain(
     from transformer_xl.analysis.explain.page import check_output, write_explanation
     from transformer_xl.console import progress, warn
     from transformer_xl.data.text_files import kind_of_file
-    from transformer_xl.model.precision import choose_precision
+    from transformer_xl.kernels.device import choose_precision
     from transformer_xl.process import keep_freed_memory
 
     out = Path(f"{file.name}.explained") if out is None else out

@@ -23,7 +23,7 @@ from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
-    from transformer_xl.model.precision import InferencePrecision
+    from transformer_xl.kernels.device import InferencePrecision
     from transformer_xl.opening import Opened
     from transformer_xl.reading.evaluation import Reading
     from transformer_xl.reading.token_nats import SideBySide
@@ -100,7 +100,7 @@ def score(
     if not is_alone():
         raise ConfigError("txl score works in one process; start it without torchrun")
     from transformer_xl.data.corpora import benchmark_files
-    from transformer_xl.model.precision import precision_of_segments
+    from transformer_xl.kernels.device import precision_of_segments
 
     opened = opening.open(run)
     reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=1)

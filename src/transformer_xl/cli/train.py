@@ -126,7 +126,7 @@ def _what_fits(config: "RunConfig") -> str:
 
     from transformer_xl.cost.hardware import gpu
     from transformer_xl.cost.plan import make_plan
-    from transformer_xl.model.precision import choose_device
+    from transformer_xl.kernels.device import choose_device
     from transformer_xl.model.room import free_bytes
 
     with suppress(ConfigError):  # there is no plan of such a run

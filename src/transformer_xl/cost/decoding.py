@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.model.reader import Reader
+from transformer_xl.inference.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 
 _OF_POSITIONS = ("position_keys", "distance_bias")

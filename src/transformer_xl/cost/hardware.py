@@ -9,7 +9,7 @@ import torch
 
 from transformer_xl.config.run import TrainConfig
 from transformer_xl.errors import ConfigError, did_you_mean
-from transformer_xl.model.precision import Precision, activation_dtype, choose_device, choose_precision, processor
+from transformer_xl.kernels.device import Precision, activation_dtype, choose_device, choose_precision, processor
 from transformer_xl.process import cores
 
 Clock = Callable[[], float]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from transformer_xl.config.run import OptimConfig
 from transformer_xl.cost.work import Work, clusters
+from transformer_xl.kernels.choose import SCRATCH_BYTES
 from transformer_xl.model.attention.absolute import AlRfouAttention
 from transformer_xl.model.attention.alibi import AlibiAttention
 from transformer_xl.model.attention.rotary import RotaryAttention
-from transformer_xl.model.backends import SCRATCH_BYTES
 from transformer_xl.model.shift import BLOCK, GROUPS
 from transformer_xl.training.optim import state_bytes
 

@@ -12,17 +12,17 @@ from transformer_xl.config.model import KINDS, ModelConfig, TransformerXLConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import NAMED
 from transformer_xl.errors import ConfigError
+from transformer_xl.kernels.choose import KEPT_BYTES
+from transformer_xl.kernels.device import Precision
 from transformer_xl.model.attention.absolute import AlRfouAttention
 from transformer_xl.model.attention.alibi import AlibiAttention
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.attention.relative import RelativeAttention
 from transformer_xl.model.attention.rotary import RotaryAttention
 from transformer_xl.model.attention.shaw import ShawAttention
-from transformer_xl.model.backends import KEPT_BYTES
 from transformer_xl.model.build import completed, make_blueprint
 from transformer_xl.model.kinds import MODELS
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.precision import Precision
 from transformer_xl.model.softmax import CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS
 from transformer_xl.model.transformer_xl import TransformerXL
 

@@ -11,7 +11,7 @@ import torch
 from transformer_xl.data.corpora import cache_dir
 from transformer_xl.errors import ConfigError
 from transformer_xl.files import make_directories
-from transformer_xl.model.precision import InferencePrecision, PrecisionName, cannot_compile, choose_precision
+from transformer_xl.kernels.device import InferencePrecision, PrecisionName, cannot_compile, choose_precision
 from transformer_xl.reading.stream import KeptKeys
 
 Compile = bool | Literal["auto"]

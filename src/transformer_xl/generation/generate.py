@@ -9,8 +9,8 @@ from transformer_xl.generation.requests import Chosen, Request, fresh_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.generation.writing import write
+from transformer_xl.kernels.device import PrecisionName
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.precision import PrecisionName
 
 
 def generate(

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.model.precision import at_least_fp32
+from transformer_xl.kernels.device import at_least_fp32
 from transformer_xl.model.softmax import Cluster, Embedding, drawn, linear_nll, look_up
 
 

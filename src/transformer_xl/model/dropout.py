@@ -1,7 +1,4 @@
-"""Dropout of activations, of words and of weights, fast on a CPU, too.
-
-PyTorch draws one random number per element, one after another on one core. At the size of the paper's enwik8 model that was a
-sixth of the training step. Here one 64-bit draw decides for four elements, and the mask is kept as one byte per element.
+"""Dropout of activations, of words and of weights, with the masks of `kernels/seeds.py` on a CPU.
 
 Shapes: B batch, T tgt_len, D width.
 """
@@ -12,31 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.model.backends import has_hooks, is_fused
-from transformer_xl.model.products import linear
+from transformer_xl.kernels.choose import has_hooks, is_fused
+from transformer_xl.kernels.cpu_linear import linear
+from transformer_xl.kernels.seeds import apply_mask, keep_mask
 
-_LEVELS = 1 << 16  # 16 random bits decide for an element, so the probability is exact to 1 / 131,072
 _LEFT_OF_A_WORD = 1e-6  # share of a dropped word's vector that stays
-
-
-def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
-    """Draw a uint8 mask of the shape and device of `like`: 0 where an element is dropped, with probability `p`, else 1.
-
-    The second result is the factor 1 / (share kept), which preserves the mean.
-    """
-    dropped_levels = min(round(p * _LEVELS), _LEVELS - 1)
-    draws = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
-    levels = draws.view(torch.int16)[: like.numel()].view(like.shape)
-    keep = levels >= dropped_levels - _LEVELS // 2
-    # a view saves a copy, but older compilers (torch 2.10) fail at it; compiled code copies nothing either way
-    keep = keep.to(torch.uint8) if torch.compiler.is_compiling() else keep.view(torch.uint8)
-    return keep, _LEVELS / (_LEVELS - dropped_levels)
-
-
-def apply_mask(x: Tensor, keep: Tensor, factor: float) -> Tensor:
-    """Multiply by the mask and the factor of `keep_mask`."""
-    # converting the mask first is several times faster than a product of mixed types or a masked fill
-    return keep.to(x.dtype).mul_(x).mul_(factor)
 
 
 class Dropout(nn.Module):
@@ -64,7 +41,7 @@ class Dropout(nn.Module):
         if not self.rate:
             return x
         if is_fused(x):
-            from transformer_xl.model.backends import fused_blocks  # Triton takes a second
+            from transformer_xl.kernels import blocks as fused_blocks  # Triton takes a second
 
             return fused_blocks.dropped(x, p=self.p, locked=self.locked)
         if self.locked:
@@ -82,7 +59,7 @@ def dropped_pair(drop: Dropout, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     fits_kernel = is_fused(x) and is_fused(y) and type(drop) is Dropout and not has_hooks(drop)
     if not fits_kernel or not drop.rate:
         return drop(x), drop(y)
-    from transformer_xl.model.backends import fused_blocks  # Triton takes a second
+    from transformer_xl.kernels import blocks as fused_blocks  # Triton takes a second
 
     return fused_blocks.dropped_pair(x, y, p=drop.p, locked=drop.locked)
 

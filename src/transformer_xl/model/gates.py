@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import GateKind
-from transformer_xl.model.backends import MOST_FUSED, has_hooks, is_fused
+from transformer_xl.kernels.choose import MOST_FUSED, has_hooks, is_fused
+from transformer_xl.kernels.cpu_linear import linear
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
-from transformer_xl.model.products import linear
 
 FIRST_BIAS = 2.0
 """b in the beginning; what the paper found best."""
@@ -75,7 +75,7 @@ def block_output(
         norm: None: blocks have theirs at the beginning.
     """
     if gate is None and is_fused(h) and _fits_kernel(net, DropConnectLinear) and _fits_kernel(norm, nn.LayerNorm):
-        from transformer_xl.model.backends.fused_blocks import added  # Triton takes a second
+        from transformer_xl.kernels.blocks import added  # Triton takes a second
 
         return added(h, linear(x, net.drawn_weight()), net.bias, p=drop.rate, locked=drop.locked, norm=norm)
     found = drop(net(x))

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import HeadConfig
+from transformer_xl.kernels.cpu_linear import linear
+from transformer_xl.kernels.device import at_least_fp32
 from transformer_xl.model.dropout import Dropout
-from transformer_xl.model.precision import at_least_fp32
-from transformer_xl.model.products import linear
 
 _ENDS_WEIGHT = 0.5
 """Weight of start and of end in the loss of a span."""

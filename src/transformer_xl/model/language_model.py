@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
+from transformer_xl.kernels.device import at_least_fp32
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.call import Execution, Regularizers, Rows
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.precision import at_least_fp32
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
 from transformer_xl.model.softmax import TokenSoftmax
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.config.model import Activation, AttentionConfig, GateKind, TransformerXLConfig
+from transformer_xl.kernels.choose import is_fused
+from transformer_xl.kernels.cpu_linear import linear
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.backends import is_fused
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
 from transformer_xl.model.gates import block_output, make_gate
 from transformer_xl.model.memory import join
-from transformer_xl.model.products import linear
 from transformer_xl.model.shift import Shift, make_shift, with_before
 
 
@@ -70,7 +70,7 @@ class FeedForward(nn.Module):
         if self.activation != "relu":
             return self.drop(activate(self.inner(read_BTD), self.activation))
         if is_fused(read_BTD):
-            from transformer_xl.model.backends.fused_blocks import active_inner  # Triton takes a second
+            from transformer_xl.kernels.blocks import active_inner  # Triton takes a second
 
             inner = linear(read_BTD, self.inner.drawn_weight())
             return active_inner(inner, self.inner.bias, p=self.drop.rate, locked=self.drop.locked)

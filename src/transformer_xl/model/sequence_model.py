@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import AttentionConfig, ModelConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.kernels.choose import check_no_backend
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.backends import check_no_backend
 from transformer_xl.model.dropout import Dropout, WordDropout
 from transformer_xl.model.memory import Memory, Mems, ZeroFirstMems
 from transformer_xl.model.pretrained import PretrainedMixin

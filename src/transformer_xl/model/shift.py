@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import AttentionConfig, TransformerXLConfig
-from transformer_xl.model.attention.equation import first_keys
+from transformer_xl.kernels.equation import first_keys
 from transformer_xl.model.call import Rows
 
 GROUPS = ((2, 0.0), (1, 0.5), (1, 0.8))

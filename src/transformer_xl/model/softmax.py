@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.errors import TokenizerError
-from transformer_xl.model.backends import fuses
-from transformer_xl.model.precision import at_least_fp32
-from transformer_xl.model.products import linear
+from transformer_xl.kernels.choose import fuses
+from transformer_xl.kernels.cpu_linear import linear
+from transformer_xl.kernels.device import at_least_fp32
 
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 1 << 25, 1 << 27
 """Scores held at once, 128 or 512 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
@@ -214,7 +214,7 @@ def _nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> T
     scores = linear(h_XE, vectors_VE, bias_V)
     is_narrow = scores.dtype in (torch.bfloat16, torch.float16)  # those of fp32 are read as they are, anyway
     if scores.device.type == "cuda" and is_narrow and fuses(scores.device, scores.dtype):
-        from transformer_xl.model.backends.fused_nll import FusedNll  # Triton takes a second
+        from transformer_xl.kernels.nll import FusedNll  # Triton takes a second
 
         return FusedNll.apply(scores, label_X)
     return F.cross_entropy(at_least_fp32(scores), label_X, reduction="none", ignore_index=-100)

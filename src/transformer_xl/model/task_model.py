@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.kernels.device import at_least_fp32
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.heads import SpanHead, SpanScores, make_head
 from transformer_xl.model.kinds import make_backbone
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.precision import at_least_fp32
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
 from transformer_xl.model.xlnet import XLNet
 

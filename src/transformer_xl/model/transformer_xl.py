@@ -2,7 +2,7 @@
 
     h̃ = [SG(memory) ; h]                      memory before segment, along time
     q, k, v = h W_qᵀ, h̃ W_kEᵀ, h̃ W_vᵀ         queries only from the segment
-    h ← LayerNorm(h + attention(q, k, v, R))    relative attention, see attention/equation.py
+    h ← LayerNorm(h + attention(q, k, v, R))    relative attention, see kernels/equation.py
     h ← LayerNorm(h + FFN(h))
     new memory = the last mem_len hidden states that entered each layer, detached
 
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.equation import first_keys
+from transformer_xl.kernels.equation import first_keys
 from transformer_xl.model.attention.kinds import attention_kind
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.gates import FIRST_BIAS

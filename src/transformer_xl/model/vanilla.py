@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.kernels.equation import first_keys
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import make_layer

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import XLNetConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.equation import sinusoids
+from transformer_xl.kernels.choose import choose_ranked_backend
+from transformer_xl.kernels.equation import sinusoids
 from transformer_xl.model.attention.two_streams import Sight, TwoStreamAttention
-from transformer_xl.model.backends import choose_ranked_backend
 from transformer_xl.model.call import Execution, run_layer
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered

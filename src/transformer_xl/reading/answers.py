@@ -28,9 +28,9 @@ from transformer_xl.data.labels import Example, Label
 from transformer_xl.data.squad import Question, Window, WindowLayout, batch_of_windows
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, shown
+from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.call import Execution
 from transformer_xl.model.heads import SpanScores
-from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading.stream import scoring
 from transformer_xl.reading.tasks import Answer, Prediction, Tally, TaskScore

@@ -20,8 +20,8 @@ from transformer_xl.data.pairs import PairSegment, PairStream
 from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.call import Execution
-from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.xlnet import Order, XLNet
 from transformer_xl.reading.evaluation import Score
 from transformer_xl.reading.stream import scoring

@@ -22,8 +22,8 @@ from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import Example, Label, labels_of
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.call import Execution
-from transformer_xl.model.precision import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading.stream import scoring
 

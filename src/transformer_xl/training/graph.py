@@ -1,7 +1,7 @@
 """Whether the steps of a run are CUDA graphs: their kernels are launched together, and the host does not wait for any of them.
 
 A small model's step is thousands of kernels of a few microseconds, which a host launches more slowly than a GPU runs them.
-`Graphs` (`model/captured.py`) launches them at once.
+`Graphs` (`kernels/graphs.py`) launches them at once.
 """
 
 import torch
@@ -9,8 +9,8 @@ import torch
 from transformer_xl.config.run import TrainConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError
+from transformer_xl.kernels.device import Precision
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.precision import Precision
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.training.feed import AnyStream
 from transformer_xl.world import World

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from transformer_xl.model.precision import choose_precision
+from transformer_xl.kernels.device import choose_precision
 
 _MOST_TOGETHER = 1 << 25
 """Numbers of matrices that are multiplied together; each takes some 20 bytes meanwhile."""

@@ -11,7 +11,7 @@ from tests.analysis.explain.models import ATTENTION, make
 from tests.helpers import assert_close
 from tests.reference.loops import attend, embed, feed_forward, keys_and_values, layer_norm, score, sinusoid
 from transformer_xl.analysis.explain.attention import DetailStore, DistanceSums, SegmentDetails
-from transformer_xl.model.attention.equation import hidden_keys
+from transformer_xl.kernels.equation import hidden_keys
 
 KINDS = [*ATTENTION, "vanilla", "vanilla, pre_lnorm"]
 

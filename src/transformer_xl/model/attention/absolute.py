@@ -17,8 +17,8 @@ from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.kernels.equation import sinusoids
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.attention.equation import sinusoids
 from transformer_xl.model.attention.shaw import table_rows, table_size
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from transformer_xl.kernels.cpu_attention import content_attention
+from transformer_xl.kernels.equation import key_distances, masked_softmax, rel_shift
 from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
-from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
-from transformer_xl.model.backends.matmul import content_attention
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import GateKind, TransformerXLConfig
-from transformer_xl.model.attention.equation import hidden_keys, masked_softmax
-from transformer_xl.model.backends import check_no_backend, is_fused
+from transformer_xl.kernels.choose import check_no_backend, is_fused
+from transformer_xl.kernels.cpu_linear import halves, linear, narrowed
+from transformer_xl.kernels.equation import hidden_keys, masked_softmax
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, dropped_pair
 from transformer_xl.model.gates import block_output, make_gate
 from transformer_xl.model.memory import join
-from transformer_xl.model.products import halves, linear, narrowed
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL  # which builds its layers of these blocks

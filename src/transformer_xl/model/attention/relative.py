@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.kernels.choose import Attention, choose_backend, is_fused
+from transformer_xl.kernels.cpu_linear import narrowed
+from transformer_xl.kernels.equation import key_distances, relative_weights, sinusoids
 from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
-from transformer_xl.model.attention.equation import key_distances, relative_weights, sinusoids
-from transformer_xl.model.backends import Attention, choose_backend, is_fused
 from transformer_xl.model.dropout import DropConnectLinear
-from transformer_xl.model.products import narrowed
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
@@ -113,7 +113,7 @@ def _keys_or_encoded(model: "TransformerXL", r_SD: Tensor, attend: Attention) ->
     if not all(is_fused(weight) for weight in weights):  # parts of weights in several processes
         return [r_SD] * len(blocks)
     if attend.__module__.endswith(".fused"):
-        from transformer_xl.model.backends.fused import n_padded
+        from transformer_xl.kernels.flash import n_padded
 
         r_SD = F.pad(r_SD, (0, 0, 0, n_padded(len(r_SD)) - len(r_SD)))
     heads = (blocks[0].n_head, blocks[0].d_head)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.kernels.cpu_attention import content_attention
 from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
-from transformer_xl.model.backends.matmul import content_attention
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL

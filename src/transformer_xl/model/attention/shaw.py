@@ -17,8 +17,8 @@ from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.kernels.equation import key_distances, masked_softmax, rel_shift
 from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
-from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL

@@ -24,11 +24,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_xl.kernels.choose import Attention
+from transformer_xl.kernels.cpu_linear import linear
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.backends import Attention
 from transformer_xl.model.dropout import DropConnectLinear
 from transformer_xl.model.memory import join
-from transformer_xl.model.products import linear
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,170 @@
+"""The softmax with frozen weights, as inference computes it; an adaptive one cluster by cluster.
+
+Shapes: X tokens, D d_model, E width of a cluster's vectors, V vocabulary, K temperatures.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_xl.inference.frozen import Matrix, Product, freeze, freeze_vector, product
+from transformer_xl.kernels.device import InferencePrecision, activation_dtype, at_least_fp32
+from transformer_xl.kernels.graphs import sent
+from transformer_xl.model.adaptive import AdaptiveSoftmax
+from transformer_xl.model.softmax import Embedding, TokenSoftmax, check_ids
+
+_CHUNK_ELEMENTS = 1 << 25
+"""Scores held at once when a text is scored, 128 MB in fp32."""
+
+_NOT_SCORED = -100
+"""The label of tokens that are not scored, the same as in torch."""
+
+
+class FrozenCluster(NamedTuple):
+    """One cluster: a projection (E, D) if it has one, vectors (size, E) and biases."""
+
+    projection: Matrix | None
+    vectors: Matrix
+    bias: Tensor
+
+
+HeadFunction = Callable[[Tensor, FrozenCluster, tuple[Matrix, Tensor] | None, torch.dtype], tuple[Tensor, Tensor]]
+"""`compute_head`, or the same compiled."""
+
+
+class FrozenSoftmax:
+    """Scores of the next token, head and tails apart.
+
+    Args:
+        softmax: of the model.
+        embedding: of the model; the softmax may borrow its vectors.
+        precision: of the products.
+
+    Attributes:
+        borders: first id of each cluster, then V: (0, V) for a plain softmax.
+        clusters: the weights of each cluster, head first.
+        tail_classes: vectors and biases of the tails as classes in the head's softmax; None without tails.
+    """
+
+    def __init__(self, softmax: TokenSoftmax | AdaptiveSoftmax, embedding: Embedding, precision: InferencePrecision) -> None:
+        parts, classes = softmax.clusters(embedding)
+        self.clusters = [
+            FrozenCluster(
+                None if projection is None else freeze(projection.T.contiguous(), precision),
+                freeze(vectors, precision),
+                freeze_vector(bias),
+            )
+            for projection, vectors, bias in parts
+        ]
+        self.tail_classes = None if classes is None else (freeze(classes[0], precision), freeze_vector(classes[1]))
+        self._is_normalized = softmax.is_normalized
+        sizes = [len(cluster.bias) for cluster in self.clusters]
+        self.borders = tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
+        self._dtype = activation_dtype(precision, self.clusters[0].vectors.weight.dtype)
+
+    def head(self, h_XD: Tensor, *, compute: HeadFunction | None = None) -> tuple[Tensor, Tensor]:
+        """Return scores of the head's own tokens (X, size) and of each tail as a whole (X, tails), at least in fp32.
+
+        They are log-probabilities with an adaptive softmax; a plain one has unnormalized scores and no tails. `compute` may be
+        `compute_head` in a compiled form.
+        """
+        own, tails = (compute or compute_head)(h_XD, self.clusters[0], self.tail_classes, self._dtype)
+        return (own.log_softmax(-1) if self._is_normalized and tails.shape[-1] == 0 else own), tails
+
+    def tail(self, i: int, h_XD: Tensor, of_tail_X: Tensor) -> Tensor:
+        """Return the log-probabilities (X, size) of the tokens of tail `i`, given those of the tail as a whole (X,)."""
+        cluster = self.clusters[i + 1]
+        return _scores(cluster, _project(cluster, h_XD, self._dtype), self._dtype).log_softmax(-1) + of_tail_X.unsqueeze(-1)
+
+    def logits(self, h_XD: Tensor) -> Tensor:
+        """Return scores (X, V) of all tokens, at least in fp32; with an adaptive softmax they are log-probabilities."""
+        own, tails = self.head(h_XD)
+        return torch.cat([own, *(self.tail(i, h_XD, of_tail) for i, of_tail in enumerate(tails.unbind(-1)))], dim=-1)
+
+    @property
+    def has_tails(self) -> bool:
+        """Whether it is adaptive."""
+        return len(self.clusters) > 1
+
+    def check(self, label_X: Tensor) -> None:
+        """Refuse labels outside the vocabulary, other than -100, with a TokenizerError."""
+        check_ids(label_X[label_X != _NOT_SCORED], vocab_size=self.borders[-1])
+
+    def nll(self, h_XD: Tensor, label_X: Tensor, *, checked: bool = False) -> Tensor:
+        """Return nats (X,) of each token's label, in chunks of tokens; 0 where the label is -100.
+
+        Args:
+            h_XD: states.
+            label_X: on any device; if they are on the CPU, nothing waits for the device of the states.
+            checked: whether `check` has seen them. Without tails, nothing then looks at values, so a graph can hold it.
+
+        Raises:
+            TokenizerError: another label outside the vocabulary.
+        """
+        if not checked:
+            self.check(label_X)
+        n_chunk = max(1, _CHUNK_ELEMENTS // max(len(cluster.bias) for cluster in self.clusters))
+        chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
+        return torch.cat([self._nll(h, label) for h, label in chunks])
+
+    def nll_at(self, h_XD: Tensor, label_X: Tensor, temperatures: Sequence[float], *, checked: bool = False) -> Tensor:
+        """Return nats (K, X) of each token's label at some temperatures, all above 0; 0 where the label is -100.
+
+        At temperature t a token has probability p^(1/t) / Σ p^(1/t), summed over the whole vocabulary, as in `Sampling`. With
+        an adaptive softmax this needs the scores of every tail for every token. `checked` is that of `nll`.
+
+        Raises:
+            TokenizerError: another label outside the vocabulary.
+        """
+        if not checked:
+            self.check(label_X)
+        n_chunk = max(1, _CHUNK_ELEMENTS // self.borders[-1])
+        chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
+        nats_KX = torch.cat([self._nll_at(h, label, temperatures) for h, label in chunks], dim=-1)
+        return nats_KX.masked_fill(label_X == _NOT_SCORED, 0.0)
+
+    def _nll_at(self, h_XD: Tensor, label_X: Tensor, temperatures: Sequence[float]) -> Tensor:
+        scores = self.logits(h_XD)
+        own = scores.gather(-1, label_X.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return torch.stack([(scores / t).logsumexp(-1) - own / t for t in temperatures])
+
+    def _nll(self, h_XD: Tensor, label_X: Tensor) -> Tensor:
+        own, tails = self.head(h_XD)
+        size, label_there_X = own.shape[-1], sent(label_X, h_XD.device)
+        if tails.shape[-1] == 0:
+            own = own.log_softmax(-1)
+        nats = -own.gather(-1, label_there_X.clamp(min=0, max=size - 1).unsqueeze(-1)).squeeze(-1)
+        for i, (first, last) in enumerate(zip(self.borders[1:-1], self.borders[2:], strict=True)):
+            where = ((label_X >= first) & (label_X < last)).nonzero().squeeze(1)
+            if len(where):
+                where = sent(where, h_XD.device)
+                scores = self.tail(i, h_XD[where], tails[where, i])
+                nats[where] = -scores.gather(-1, (label_there_X[where] - first).unsqueeze(-1)).squeeze(-1)
+        return nats.masked_fill(label_there_X == _NOT_SCORED, 0.0)
+
+
+def compute_head(
+    h_XD: Tensor,
+    cluster: FrozenCluster,
+    tail_classes: tuple[Matrix, Tensor] | None,
+    dtype: torch.dtype,
+    product: Product = product,
+) -> tuple[Tensor, Tensor]:
+    """Return the scores of the head's tokens and of the tails, see `FrozenSoftmax.head`; a function, so it can be compiled."""
+    projected = _project(cluster, h_XD, dtype, product)
+    own = _scores(cluster, projected, dtype, product)
+    if tail_classes is None:
+        return own, own[..., :0]
+    tails = at_least_fp32(product(projected, tail_classes[0], dtype, None)) + tail_classes[1]
+    normalizer = torch.logaddexp(own.logsumexp(-1, keepdim=True), tails.logsumexp(-1, keepdim=True))
+    return own - normalizer, tails - normalizer
+
+
+def _project(cluster: FrozenCluster, h_XD: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:
+    return h_XD if cluster.projection is None else product(h_XD, cluster.projection, dtype, None)
+
+
+def _scores(cluster: FrozenCluster, projected_XE: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:
+    return at_least_fp32(product(projected_XE, cluster.vectors, dtype, None)) + cluster.bias

@@ -1,0 +1,422 @@
+"""What stands between the products of a layer, as GPU kernels: bias, ReLU, dropout, residual sum and layer norm.
+
+PyTorch takes a kernel for each of them, and each reads and writes all states; its gradient of a norm's weights alone takes as
+long as a product. Here one kernel does what a block ends with, `norm(x + dropout(y + bias))`, and one what stands between the
+maps of a feed-forward network, `dropout(relu(y + bias))`. A pass over the same rows computes all gradients, those of biases and
+norms as partial sums in a fixed order, so results are the same to the last bit every time.
+
+No mask is kept: forward and backward draw it from the same seed. The numbers of a row are a part of one sequence of 2^32, which
+begins anywhere; parts of different rows overlap now and then, elsewhere in each row.
+
+A backward pass that shall be differentiated again is made of PyTorch's operations. Needs Triton and a GPU; with
+TRITON_INTERPRET=1 it runs on any device, slowly.
+
+Shapes: X rows, which are positions of a batch, T positions of each row of the batch, D width.
+"""
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from transformer_xl.kernels.choose import MOST_FUSED, on_device
+from transformer_xl.kernels.flash_kernels import LN_2, factor_of, words_of
+from transformer_xl.kernels.seeds import drawn_seeds
+
+_MOST_PROGRAMS = 512
+"""Programs that sum over rows; a fixed number, because sums in another order have other bits."""
+_TILE = 2048
+"""Elements that a program holds of each tensor, unless a row has more."""
+_FEW_ROWS = 4096
+"""Up to so many rows, a program takes one at a time, which its threads sum without waiting for each other."""
+
+jit = triton.jit(do_not_specialize=["n_row", "T", "n_sum", "n_other", "T_other"])
+
+
+@triton.jit
+def _factors(seed_at, row, column, T, p, LOCKED: tl.constexpr):
+    """Return the factor of each element, 0 where dropped; if locked, positions of a row of the batch share it."""
+    words = words_of(tl.load(seed_at), row // T if LOCKED else row, 0)
+    return factor_of(words[:, None], column[None, :], p)
+
+
+@triton.jit
+def _summed(x, y, bias, factors, at, column, inside, D: tl.constexpr, DROPS: tl.constexpr):
+    """Return x + dropout(y + bias)."""
+    found = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    if bias is not None:
+        found += tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
+    if DROPS:
+        found *= factors
+    return tl.load(x + at, mask=inside, other=0.0).to(tl.float32) + found
+
+
+@triton.jit
+def _standardized(total, inside, eps, D: tl.constexpr):
+    """Return rows with mean 0 and variance 1, and what they were divided by, inverted."""
+    centered = tl.where(inside, total - (tl.sum(total, 1) / D)[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(centered * centered, 1) / D + eps)
+    return centered * scale[:, None], scale
+
+
+@jit
+def added_kernel(
+    x, y, bias, weight, shift, seed_at, out, n_row, T, p, eps,
+    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+):  # fmt: skip
+    """Compute norm(x + dropout(y + bias)) of R rows, or without a norm if it has no weight."""
+    row, column = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, W)
+    inside = (row < n_row)[:, None] & (column < D)[None, :]
+    at = row.to(tl.int64)[:, None] * D + column[None, :]
+    factors = _factors(seed_at, row, column, T, p, LOCKED) if DROPS else 1.0
+    total = _summed(x, y, bias, factors, at, column, inside, D, DROPS)
+    if weight is not None:
+        standard, _ = _standardized(total, inside, eps, D)
+        w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+        total = standard * w[None, :] + tl.load(shift + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def added_gradient_kernel(
+    grad, x, y, bias, weight, seed_at, grad_x, grad_y, sums, n_row, T, p, eps,
+    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of some rows, and sum those of the norm's weight and shift and of the bias over them."""
+    n_program, column = tl.num_programs(0), tl.arange(0, W)
+    of_weight, of_shift, of_bias = tl.zeros([R, W], tl.float32), tl.zeros([R, W], tl.float32), tl.zeros([R, W], tl.float32)
+    w = tl.full([W], 1.0, tl.float32)
+    if weight is not None:
+        w = tl.load(weight + column, mask=column < D, other=0.0).to(tl.float32)
+    for r0 in range(tl.program_id(0) * R, n_row, n_program * R):
+        row = r0 + tl.arange(0, R)
+        inside = (row < n_row)[:, None] & (column < D)[None, :]
+        at = row.to(tl.int64)[:, None] * D + column[None, :]
+        factors = _factors(seed_at, row, column, T, p, LOCKED) if DROPS else 1.0
+        gradient = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        if weight is not None:
+            standard, scale = _standardized(_summed(x, y, bias, factors, at, column, inside, D, DROPS), inside, eps, D)
+            of_weight += gradient * standard
+            of_shift += gradient
+            gradient *= w[None, :]
+            along, mean = tl.sum(gradient * standard, 1) / D, tl.sum(gradient, 1) / D
+            gradient = (gradient - mean[:, None] - standard * along[:, None]) * scale[:, None]
+        if grad_x is not None:
+            tl.store(grad_x + at, gradient.to(grad_x.dtype.element_ty), mask=inside)
+        if DROPS:
+            gradient *= factors
+        tl.store(grad_y + at, gradient.to(grad_y.dtype.element_ty), mask=inside)
+        of_bias += tl.where(inside, gradient, 0.0)
+    if sums is not None:
+        own = sums + tl.program_id(0) * (3 * D) + column
+        tl.store(own, tl.sum(of_weight, 0), mask=column < D)
+        tl.store(own + D, tl.sum(of_shift, 0), mask=column < D)
+        tl.store(own + 2 * D, tl.sum(of_bias, 0), mask=column < D)
+
+
+@triton.jit
+def _activate(
+    tile, y, bias, seed_at, out, n_row, T, p,
+    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, RELU: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+):  # fmt: skip
+    """Compute dropout(relu(y + bias)) of a tile, or dropout alone."""
+    n_tile = tl.cdiv(D, W)
+    row, column = tile // n_tile * R + tl.arange(0, R), tile % n_tile * W + tl.arange(0, W)
+    inside = (row < n_row)[:, None] & (column < D)[None, :]
+    at = row.to(tl.int64)[:, None] * D + column[None, :]
+    found = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+    if bias is not None:
+        found += tl.load(bias + column, mask=column < D, other=0.0).to(tl.float32)[None, :]
+    if RELU:
+        found = tl.where(found < 0, 0.0, found)  # NaN stays NaN
+    if DROPS:
+        found *= _factors(seed_at, row, column, T, p, LOCKED)
+    tl.store(out + at, found.to(out.dtype.element_ty), mask=inside)
+
+
+@jit
+def active_kernel(
+    y, bias, seed_at, out, n_row, T, p,
+    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, RELU: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+):  # fmt: skip
+    """Compute dropout(relu(y + bias)), or dropout alone."""
+    _activate(tl.program_id(0), y, bias, seed_at, out, n_row, T, p, D, W, R, RELU, DROPS, LOCKED)
+
+
+@jit
+def pair_kernel(
+    y, seed_at, out, other, other_out, n_row, T, n_other, T_other, p,
+    D: tl.constexpr, D_other: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+):  # fmt: skip
+    """Compute dropout of two tensors by a seed each: the first programs take tiles of the one, the others of the other."""
+    tile, n_tile = tl.program_id(0), tl.cdiv(n_row, R) * tl.cdiv(D, W)
+    if tile < n_tile:
+        _activate(tile, y, None, seed_at, out, n_row, T, p, D, W, R, False, DROPS, LOCKED)
+    else:
+        tile -= n_tile
+        _activate(tile, other, None, seed_at + 1, other_out, n_other, T_other, p, D_other, W, R, False, DROPS, LOCKED)
+
+
+@jit
+def active_gradient_kernel(grad, out, grad_y, sums, n_row, T, p, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
+    """Compute the gradient of dropout(relu(y + bias)), 0 where the result is, and sum some rows for that of the bias."""
+    n_tile = tl.cdiv(D, W)
+    program, n_program = tl.program_id(0) // n_tile, tl.num_programs(0) // n_tile
+    column = tl.program_id(0) % n_tile * W + tl.arange(0, W)
+    of_bias = tl.zeros([R, W], tl.float32)
+    for r0 in range(program * R, n_row, n_program * R):
+        row = r0 + tl.arange(0, R)
+        inside = (row < n_row)[:, None] & (column < D)[None, :]
+        at = row.to(tl.int64)[:, None] * D + column[None, :]
+        passed = tl.load(out + at, mask=inside, other=0.0) > 0
+        gradient = tl.where(passed, tl.load(grad + at, mask=inside, other=0.0).to(tl.float32) / (1 - p), 0.0)
+        tl.store(grad_y + at, gradient.to(grad_y.dtype.element_ty), mask=inside)
+        of_bias += gradient
+    tl.store(sums + program * D + column, tl.sum(of_bias, 0), mask=column < D)
+
+
+def added(x: Tensor, y: Tensor, bias: Tensor | None, *, p: float, locked: bool, norm: nn.LayerNorm | None) -> Tensor:
+    """Return norm(x + dropout(y + bias)), (…, T, D); under autocast a norm's result is fp32, as PyTorch's is."""
+    assert x.shape == y.shape, (x.shape, y.shape)
+    if norm is not None and torch.is_autocast_enabled(x.device.type):
+        x = x.float()
+    weight, shift, eps = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
+    return _Added.apply(x, y, bias, weight, shift, eps, p, locked, drawn_seeds(1, x.device) if p else None)
+
+
+def active_inner(y: Tensor, bias: Tensor, *, p: float, locked: bool) -> Tensor:
+    """Return dropout(relu(y + bias)), (…, T, D)."""
+    return _ActiveInner.apply(y, bias, p, locked, drawn_seeds(1, y.device) if p else None)
+
+
+def dropped(x: Tensor, *, p: float, locked: bool) -> Tensor:
+    """Return dropout(x), (…, T, D)."""
+    return _Dropped.apply(x, p, locked, drawn_seeds(1, x.device))
+
+
+def dropped_pair(x: Tensor, y: Tensor, *, p: float, locked: bool) -> tuple[Tensor, Tensor]:
+    """Return dropout(x) and dropout(y), (…, T, D), whose sizes may differ, by one kernel."""
+    return _DroppedPair.apply(x, y, p, locked, drawn_seeds(2, x.device))
+
+
+@jit
+def sum_kernel(
+    sums, first, second, third, n_sum, N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr
+):  # fmt: skip
+    """Add up the partial sums of programs, (n_sum, N, D), for some columns of one of N vectors; each has its own result."""
+    n_tile = tl.cdiv(D, W)
+    vector, column = tl.program_id(0) // n_tile, tl.program_id(0) % n_tile * W + tl.arange(0, W)
+    total = tl.zeros([R, W], tl.float32)
+    for p0 in range(0, n_sum, R):
+        program = p0 + tl.arange(0, R)
+        inside = (program < n_sum)[:, None] & (column < D)[None, :]
+        total += tl.load(sums + ((program * N + vector) * D)[:, None] + column[None, :], mask=inside, other=0.0)
+    found = tl.sum(total, 0)
+    if first is not None:  # noqa: SIM102 (the compiler drops the outer one)
+        if vector == 0:
+            tl.store(first + column, found.to(first.dtype.element_ty), mask=column < D)
+    if second is not None:  # noqa: SIM102 (the compiler drops the outer one)
+        if vector == 1:
+            tl.store(second + column, found.to(second.dtype.element_ty), mask=column < D)
+    if third is not None:  # noqa: SIM102 (the compiler drops the outer one)
+        if vector == 2:
+            tl.store(third + column, found.to(third.dtype.element_ty), mask=column < D)
+
+
+@triton.jit(do_not_specialize=["S", "n_row", "C"])
+def phase_kernel(by_phase, out, S, n_row, C, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
+    """Add up the gradients of R position keys of one head from all eight phases, (8, N, C, H), in units of log 2.
+
+    Phase w begins w rows later. Rows from S on become zeros.
+    """
+    n_tile = tl.cdiv(n_row, R)
+    s, head, h = tl.program_id(0) % n_tile * R + tl.arange(0, R), tl.program_id(0) // n_tile, tl.arange(0, W)
+    N = tl.num_programs(0) // n_tile
+    total = tl.zeros([R, W], tl.float32)
+    for phase in tl.static_range(8):
+        at = ((phase * N + head) * C + s - phase).to(tl.int64)[:, None] * H + h[None, :]
+        inside = ((s >= phase) & (s < S))[:, None] & (h < H)[None, :]
+        total += tl.load(by_phase + at, mask=inside, other=0.0).to(tl.float32)
+    at = (s * N + head).to(tl.int64)[:, None] * H + h[None, :]
+    tl.store(out + at, (total * LN_2).to(out.dtype.element_ty), mask=(s < n_row)[:, None] & (h < H)[None, :])
+
+
+class _Added(torch.autograd.Function):
+    """norm(x + dropout(y + bias)).
+
+    The arguments of `apply` are x and y (…, T, D), bias, weight and shift (D,) or None, the epsilon of the norm, probability of
+    dropout, whether it is locked, and the seed int64 (1,) if it drops.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        """Compute the states."""
+        x, y, bias, weight, shift, eps, p, locked, seed = args
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        ctx.sizes = sizes = _sizes(x, p, locked)
+        n_program = triton.cdiv(sizes["n_row"], sizes["R"])
+        _launch(added_kernel, n_program, x.contiguous(), y.contiguous(), bias, weight, shift, seed, out, eps=eps, **sizes)
+        needed = (None, None) if weight is None else (x, y)
+        ctx.save_for_backward(*needed, bias, weight, shift, seed)
+        ctx.eps, ctx.dtypes = eps, (x.dtype, y.dtype)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        """Compute all gradients in one pass."""
+        (grad,) = grad_outputs
+        if torch.is_grad_enabled():
+            return *_added_gradients(ctx, grad), *[None] * 4
+        x, y, bias, weight, _, seed = ctx.saved_tensors
+        x, y = (None if states is None else states.contiguous() for states in (x, y))
+        grad, (x_dtype, y_dtype) = grad.contiguous(), ctx.dtypes
+        n_program = min(triton.cdiv(ctx.sizes["n_row"], ctx.sizes["R"]), _MOST_PROGRAMS)
+        grad_x = None if weight is None else torch.empty_like(grad, dtype=x_dtype)
+        grad_y = torch.empty_like(grad, dtype=y_dtype)
+        sums = None
+        if any(ctx.needs_input_grad[2:5]):
+            sums = torch.empty(n_program, 3, grad.shape[-1], dtype=torch.float32, device=grad.device)
+        arguments = (grad, x, y, bias, weight, seed, grad_x, grad_y, sums)
+        _launch(added_gradient_kernel, n_program, *arguments, eps=ctx.eps, **ctx.sizes)
+        of_weight, of_shift, of_bias = [None] * 3 if sums is None else totals(sums, [weight, weight, bias])
+        return grad if grad_x is None else grad_x, grad_y, of_bias, of_weight, of_shift, *[None] * 4
+
+
+def _added_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of `_Added` by operations that can be differentiated, for x, y, bias, weight and shift."""
+    x, y, bias, weight, shift, seed = ctx.saved_tensors
+    sizes, (x_dtype, y_dtype) = ctx.sizes, ctx.dtypes
+    factors = torch.ones_like(grad, dtype=torch.float32)
+    if seed is not None:
+        factors = _Dropped.apply(factors, sizes["p"], sizes["LOCKED"], seed)
+    of_total, of_weight, of_shift = grad.float(), None, None
+    if weight is not None:
+        total = x.float() + (y.float() if bias is None else y.float() + bias.float()) * factors
+        shape = weight.shape
+        _, mean, scale = torch.native_layer_norm(total, shape, weight.float(), shift.float(), ctx.eps)
+        of_total, of_weight, of_shift = torch.ops.aten.native_layer_norm_backward(
+            of_total, total, shape, mean, scale, weight.float(), shift.float(), [True] * 3
+        )
+    of_y = of_total * factors
+    of_bias = None if bias is None else of_y.flatten(0, -2).sum(0).to(bias.dtype)
+    return of_total.to(x_dtype), of_y.to(y_dtype), of_bias, of_weight, of_shift
+
+
+class _ActiveInner(torch.autograd.Function):
+    """dropout(relu(y + bias)); the arguments are y (…, T, D), bias (D,), probability, whether it is locked, and the seed."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        """Compute the result, which is all that the backward pass needs."""
+        y, bias, p, locked, seed = args
+        y = y.contiguous()
+        out = torch.empty_like(y)
+        ctx.sizes = sizes = _sizes(y, p, locked, widest=512)
+        n_program = triton.cdiv(sizes["n_row"], sizes["R"]) * triton.cdiv(sizes["D"], sizes["W"])
+        _launch(active_kernel, n_program, y, bias, seed, out, RELU=True, **sizes)
+        ctx.save_for_backward(out, bias)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        """Compute both gradients in one pass."""
+        (grad,), (out, bias) = grad_outputs, ctx.saved_tensors
+        sizes = {name: size for name, size in ctx.sizes.items() if name not in ("DROPS", "LOCKED")}
+        if torch.is_grad_enabled():
+            grad_y = grad * (out.detach() > 0) / (1 - sizes["p"])
+            return grad_y, grad_y.flatten(0, -2).sum(0).to(bias.dtype), None, None, None
+        n_program = min(triton.cdiv(sizes["n_row"], sizes["R"]), _MOST_PROGRAMS)
+        grad_y = torch.empty_like(out)
+        sums = torch.empty(n_program, 1, sizes["D"], dtype=torch.float32, device=out.device)
+        n_tile = triton.cdiv(sizes["D"], sizes["W"])
+        _launch(active_gradient_kernel, n_program * n_tile, grad.contiguous(), out, grad_y, sums, **sizes)
+        return grad_y, totals(sums, [bias])[0], None, None, None
+
+
+class _Dropped(torch.autograd.Function):
+    """dropout(x); the arguments are x (…, T, D), probability, whether it is locked, and the seed."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        """Drop elements."""
+        x, ctx.p, ctx.locked, seed = args
+        ctx.save_for_backward(seed)
+        x = x.contiguous()
+        out, sizes = torch.empty_like(x), _sizes(x, ctx.p, ctx.locked, widest=512)
+        n_program = triton.cdiv(sizes["n_row"], sizes["R"]) * triton.cdiv(sizes["D"], sizes["W"])
+        _launch(active_kernel, n_program, x, None, seed, out, RELU=False, **sizes)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        """Drop the same elements of the gradient."""
+        (seed,) = ctx.saved_tensors
+        return _Dropped.apply(grad_outputs[0], ctx.p, ctx.locked, seed), None, None, None
+
+
+class _DroppedPair(torch.autograd.Function):
+    """dropout(x) and dropout(y) in one kernel, each as `_Dropped` computes it.
+
+    The arguments of `apply` are x (…, T, D) and y, probability, whether it is locked, and the seeds int64 (2,).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
+        """Drop elements of both."""
+        x, y, ctx.p, ctx.locked, seeds = args
+        ctx.save_for_backward(seeds)
+        x, y = x.contiguous(), y.contiguous()
+        x_out, y_out = torch.empty_like(x), torch.empty_like(y)
+        sizes, own = (_sizes(states, ctx.p, ctx.locked, widest=512) for states in (x, y))
+        n_program = sum(triton.cdiv(s["n_row"], sizes["R"]) * triton.cdiv(s["D"], sizes["W"]) for s in (sizes, own))
+        sizes |= {"n_other": own["n_row"], "T_other": own["T"], "D_other": own["D"]}  # y has tiles of the same size
+        _launch(pair_kernel, n_program, x, seeds, x_out, y, y_out, **sizes)
+        return x_out, y_out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        """Drop the same elements of both gradients."""
+        return *_DroppedPair.apply(*grad_outputs, ctx.p, ctx.locked, *ctx.saved_tensors), None, None, None
+
+
+def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
+    """Return what programs summed, (n_program, N, D), in the types and shapes of N tensors; None for those that are None."""
+    n_program, N, D = sums.shape
+    found = [None if vector is None else torch.empty_like(vector) for vector in like]
+    sizes = {"n_sum": n_program, "N": N, "D": D, "W": 8, "R": 512}  # most are loaded at once
+    _launch(sum_kernel, N * triton.cdiv(D, 8), sums, *found, *[None] * (3 - N), **sizes)
+    return found
+
+
+def sum_of_phases(by_phase_XCH: Tensor, n_key: int, n_row: int, dtype: torch.dtype) -> Tensor:
+    """Return the gradients of position keys, (n_row, N, H), from those of eight phases, (8·N, C, H), in units of log 2.
+
+    Rows after those of the keys are zeros.
+    """
+    n_all, C, H = by_phase_XCH.shape
+    out = torch.empty(n_row, n_all // 8, H, dtype=dtype, device=by_phase_XCH.device)
+    sizes = {"H": H, "W": triton.next_power_of_2(H), "R": 16}
+    _launch(phase_kernel, triton.cdiv(n_row, 16) * (n_all // 8), by_phase_XCH, out, n_key, n_row, C, **sizes)
+    return out
+
+
+def _sizes(x: Tensor, p: float, locked: bool, *, widest: int = MOST_FUSED) -> dict[str, Any]:
+    """Return the arguments that all kernels have in common, for states (…, T, D) and tiles of R rows and W columns."""
+    D = x.shape[-1]
+    n_row, n_position = x.numel() // max(D, 1), x.shape[-2] if x.ndim > 1 else 1
+    width = min(triton.next_power_of_2(D), widest)
+    rows = 1 if n_row <= _FEW_ROWS and width > 256 else min(max(1, _TILE // width), 16)
+    sizes = {"n_row": n_row, "T": n_position, "p": p, "D": D, "W": width, "R": rows}
+    return sizes | {"DROPS": p > 0, "LOCKED": locked}
+
+
+def _launch(kernel: Any, n_program: int, *tensors: Any, **named: Any) -> None:
+    """Launch a kernel on the device of its tensors."""
+    device = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
+    num_warps = min(max(named["R"] * named["W"] // 512, 1), 16)
+    if n_program:
+        with on_device(device):
+            kernel[(n_program,)](*tensors, **named, num_warps=num_warps)

@@ -1,0 +1,152 @@
+"""Faster ways to compute `relative_attention`, and `ranked_attention`; tests compare each, outputs and every gradient."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from transformer_xl.errors import ConfigError, did_you_mean
+
+Attention = Callable[..., Tensor]
+
+SCRATCH_BYTES = 1 << 30
+"""Fused kernels take scores of positions of at most so many bytes at a time, unless those of one head of one row are more."""
+KEPT_BYTES = 1 << 22
+"""They keep scores of positions of at most this size for the backward pass. Those of a large model would take most of a GPU's
+memory."""
+
+_FUNCTIONS = {
+    "equation": ("kernels.equation", "relative_attention"),
+    "matmul": ("kernels.cpu_attention", "matmul_attention"),
+    "sdpa": ("kernels.sdpa", "sdpa_attention"),
+    "triton": ("kernels.flash", "fused_attention"),
+}
+"""By name, the module and the function, imported when they are chosen because Triton takes a second."""
+
+_RANKED_FUNCTIONS = {
+    "equation": ("model.attention.two_streams", "ranked_attention"),
+    "matmul": ("model.ranked", "matmul_ranked_attention"),
+    "sdpa": ("model.ranked", "sdpa_ranked_attention"),
+}
+"""The same for the attention of XLNet."""
+
+
+def choose_backend(name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, d_head: int = 64) -> Attention:
+    """Return the attention function of a name; its arguments are those of `relative_attention`.
+
+    `equation` is the paper's, in plain code. `matmul`: batched products, with a gradient written out. `sdpa`: PyTorch's
+    `scaled_dot_product_attention` with positions as a bias. `triton`: fused kernels, which keep no weights. `auto`: the fastest
+    that works on the device, for weights of this type and width of heads.
+    """
+    known = ("auto", *_FUNCTIONS)
+    if name not in known:
+        raise ConfigError(f"unknown attention backend '{name}'; {did_you_mean(name, known)}")
+    if name == "auto":
+        name = "triton" if device.type == "cuda" and fused_problem(device, dtype, d_head) is None else "matmul"
+    elif name == "triton" and (problem := fused_problem(device, dtype, d_head)):
+        raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
+    return _load(*_FUNCTIONS[name])
+
+
+def check_no_backend(name: str, what: str) -> None:
+    """Refuse a choice of backend for `what`, which has none."""
+    if name != "auto":
+        raise ConfigError(
+            f"train.attention ({name}) chooses an attention backend, and {what} has none; use train.attention=auto"
+        )
+
+
+def choose_ranked_backend(name: str, device: torch.device, *, in_compiled: bool = False) -> Attention:
+    """Return the attention function of a name for an XLNet; its arguments are those of `ranked_attention`.
+
+    The names mean what they mean in `choose_backend`. `auto` takes `matmul` on a CPU and `sdpa` elsewhere: `matmul` takes a
+    batch row by row, in several products each, and looks at values of `Sight`, for which a GPU would have to wait.
+
+    Args:
+        name: of the backend.
+        device: where the model is.
+        in_compiled: compiled layers call it. `matmul`, a long list of library calls, then runs as it is between compiled parts.
+    """
+    known = ("auto", *_RANKED_FUNCTIONS)
+    if name not in known:
+        raise ConfigError(f"an xlnet has no attention backend '{name}'; {did_you_mean(name, known)}")
+    chosen = ("matmul" if device.type == "cpu" else "sdpa") if name == "auto" else name
+    attend = _load(*_RANKED_FUNCTIONS[chosen])
+    return _uncompiled(attend) if in_compiled and chosen == "matmul" else attend
+
+
+@cache
+def _uncompiled(attend: Attention) -> Attention:
+    """Keep the compiler out of a function; always the same one is returned, or each call would be compiled anew."""
+    return cast("Attention", torch.compiler.disable(attend, reason="it consists of library calls"))
+
+
+@cache
+def _load(module: str, function: str) -> Attention:
+    return getattr(import_module(f"transformer_xl.{module}"), function)
+
+
+def run_untraced(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """Call a function that launches kernels, outside of what `torch.compile` makes of a layer; it would trace the launches."""
+    if not torch.compiler.is_compiling():
+        return function(*inputs)
+    from transformer_xl.kernels.untraced import call  # which loads the compiler
+
+    return call(function, *inputs)
+
+
+MOST_FUSED = 16_384
+"""Features of a state that a kernel of our own can normalize."""
+
+
+def is_fused(x: Tensor) -> bool:
+    """Whether kernels of our own compute what a layer does with states besides products.
+
+    They do on a GPU, unless layers are compiled or divided among processes.
+    """
+    if x.device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return type(x) in (Tensor, nn.Parameter) and fuses(x.device, x.dtype)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody listens to a module, so that it must be called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+@cache
+def fuses(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether fused kernels compute in a type on a device."""
+    return fused_problem(device, dtype, 1) is None
+
+
+def fused_problem(device: torch.device, dtype: torch.dtype, d_head: int) -> str | None:
+    """Say why fused kernels cannot compute in this type, with heads of this width, on this device; None: they can."""
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    if device.type != "cuda" and not _is_interpreted():
+        return f"it is compiled for a GPU, and the model is on {device.type} (TRITON_INTERPRET=1 runs it anywhere, very slowly)"
+    if dtype == torch.float64:
+        return "it computes in fp32 at most, and the weights are fp64"
+    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"it needs compute capability 8.0 (Ampere), and {torch.cuda.get_device_name(device)} is older"
+    widest = 128 if dtype == torch.float32 else 256
+    if d_head > widest:
+        return f"a tile of heads as wide as d_head ({d_head}) does not fit the memory of a multiprocessor; {widest} do"
+    return None
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make a device of tensors the current one inside the block, because Triton launches on that."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _is_interpreted() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)

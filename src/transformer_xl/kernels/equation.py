@@ -1,0 +1,173 @@
+"""Relative attention with memory: the paper's equation (Dai et al. 2019, sec. 3.3), its positions and its mask, in plain code.
+
+Tests compare everything faster in this folder with `relative_attention`, outputs and every gradient.
+
+Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def relative_attention(
+    q_BTNH: Tensor,
+    k_BSNH: Tensor,
+    v_BSNH: Tensor,
+    r_SNH: Tensor,
+    *,
+    r_w_bias: Tensor,
+    r_r_bias: Tensor,
+    first_BT: Tensor,
+    dropatt: float = 0.0,
+) -> Tensor:
+    """Attend from a segment to memory and segment by content and by distance.
+
+    The four terms of the paper, grouped as two products: how a content fits a content (a), how it looks for a distance (b),
+    and how much a content (c) or a distance (d) is worth a look, whoever asks. So u and v stand where the position of the query
+    stood, which must not matter.
+
+        A_ij = q_i·k_j + q_i·W_kR R_{i-j} + u·k_j + v·W_kR R_{i-j} = (q_i + u)·k_j + (q_i + v)·r_{i-j}
+                (a)         (b)             (c)          (d)           (a) + (c)     (b) + (d)
+
+    Args:
+        q_BTNH: queries of the segment.
+        k_BSNH: keys of memory and segment.
+        v_BSNH: values of memory and segment.
+        r_SNH: position keys W_kR R of the distances S-1, …, 0.
+        r_w_bias: u, shape (N, H).
+        r_r_bias: v, shape (N, H).
+        first_BT: int64 (B or 1, T), the first key that each query sees, at most its own; it sees all from there to its own.
+        dropatt: probability of dropping an attention weight.
+
+    Returns:
+        Attended values, shape (B, T, N, H).
+    """
+    weight_BNTS = relative_weights(q_BTNH, k_BSNH, r_SNH, r_w_bias=r_w_bias, r_r_bias=r_r_bias, first_BT=first_BT)
+    weight_BNTS = F.dropout(weight_BNTS, dropatt, training=dropatt > 0)
+    return torch.einsum("bnts,bsnh->btnh", weight_BNTS, v_BSNH)
+
+
+def relative_weights(
+    q_BTNH: Tensor, k_BSNH: Tensor, r_SNH: Tensor, *, r_w_bias: Tensor, r_r_bias: Tensor, first_BT: Tensor
+) -> Tensor:
+    """Return how much each query attends to each key, (B, N, T, S); the arguments are those of `relative_attention`."""
+    scale = q_BTNH.shape[-1] ** -0.5
+    content_score = torch.einsum("btnh,bsnh->bnts", q_BTNH + r_w_bias.to(q_BTNH.dtype), k_BSNH)  # (a) + (c)
+    position_score = rel_shift(torch.einsum("btnh,snh->bnts", q_BTNH + r_r_bias.to(q_BTNH.dtype), r_SNH))  # (b) + (d)
+    return masked_softmax((content_score + position_score) * scale, first_BT)
+
+
+def masked_softmax(score_BNTS: Tensor, first_BT: Tensor) -> Tensor:
+    """Return a softmax of scores over the keys that each query sees."""
+    hidden_BTS = hidden_keys(first_BT, score_BNTS.shape[-1])
+    return score_BNTS.masked_fill(hidden_BTS.unsqueeze(1), float("-inf")).softmax(dim=-1)
+
+
+def sinusoids(distances: Tensor, d_model: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Encode distances (S,) in tokens by sinusoids (S, D), the paper's R (Vaswani et al. 2017, sec. 3.5).
+
+    D / 2 sines come first, then D / 2 cosines: the order of the authors' code (`PositionalEmbedding` in
+    `pytorch/mem_transformer.py`), not the interleaved one. They are computed in `dtype` (None: the default), but at least fp32.
+
+    Example:
+        >>> sinusoids(torch.tensor([0, 1]), 4).tolist()[0]
+        [0.0, 0.0, 1.0, 1.0]
+    """
+    dtype = dtype or torch.get_default_dtype()
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    exponents = torch.arange(0, d_model, 2, device=distances.device, dtype=exact) / d_model
+    angles = torch.outer(distances.to(exact), 1.0 / 10000.0**exponents)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
+
+
+def key_distances(n_key: int, *, clamp_len: int | None, device: torch.device | None = None) -> Tensor:
+    """Return the distances S-1, …, 1, 0 of the position keys, at most `clamp_len`: farther ones share its encoding.
+
+    Example:
+        >>> key_distances(5, clamp_len=2).tolist()
+        [2, 2, 2, 1, 0]
+    """
+    distances = torch.arange(n_key - 1, -1, -1, device=device)
+    return distances if clamp_len is None else distances.clamp(max=clamp_len)
+
+
+def rel_shift(score_BNTS: Tensor) -> Tensor:
+    """Re-index position scores (…, T, S), terms (b) + (d) of A^rel, from distance to key (Dai et al. 2019, appendix B).
+
+    Every pair of query and key has its distance, but there are only S distances. So queries are scored against these, and then
+    numbers are moved. Column j of the input scores a query against distance S-1-j; column s of the output scores it against key
+    s, which lies M + t - s before query t. So `out[t, s] = in[t, s + T - 1 - t]`: row t moves left by T - 1 - t.
+
+    One column of padding makes each row one element longer, so reading the same numbers in rows of the old length moves every
+    row by one more. Entries with s > M + t come from the next row and mean nothing; the causal mask must cover them.
+
+    Raises:
+        ValueError: S < T, so no shift keeps every query's own key.
+
+    Example:
+        >>> x = torch.arange(6.0).view(1, 1, 2, 3)        # T=2, M=1
+        >>> rel_shift(x)[0, 0].tril(1).tolist()
+        [[1.0, 2.0, 0.0], [3.0, 4.0, 5.0]]
+    """
+    T, S = score_BNTS.shape[-2:]
+    if S < T:
+        raise ValueError(f"keys ({S}) must include the segment's own positions ({T})")
+    padded = F.pad(score_BNTS, (1, 0)).flatten(-2)
+    return padded[..., T:].unflatten(-1, (T, S))
+
+
+def first_keys(
+    document_starts: Tensor | None,
+    n_valid: Tensor,
+    n_pad: Tensor | None,
+    *,
+    tgt_len: int,
+    memory_length: int,
+    window: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Return which keys each query sees, and how much memory each row has afterwards.
+
+    A query sees itself and every earlier key of its own document, except padding, unused positions of a memory that is still
+    filling up, and, with `window`, keys before the last `window` ones. So it sees all keys from a first one to its own, and the
+    first one says everything.
+
+    Args:
+        document_starts: bool (B, T), True where a token begins a new document; None: nowhere.
+        n_valid: int64 (B,), how many of the last memory positions are real.
+        n_pad: int64 (B,), padding tokens at the left of each row; None: none. A row's memory ends where its padding ends.
+        tgt_len: T.
+        memory_length: M.
+        window: how many keys a query may see, itself included (`same_length`); None: all.
+
+    Returns:
+        int64 (B, T), the first key that each query sees; and int64 (B,), how many of the last keys belong to the document that
+        each row is in after the segment.
+    """
+    T, M = tgt_len, memory_length
+    own_T = torch.arange(M, M + T, device=n_valid.device)
+    first_BT = (M - n_valid if n_pad is None else M + n_pad - n_valid).unsqueeze(1).expand(-1, T)
+    if document_starts is not None:
+        first_BT = torch.where(document_starts, own_T, first_BT).cummax(dim=1).values
+    n_own = M + T - first_BT[:, -1]
+    if window is not None:
+        first_BT = torch.maximum(first_BT, own_T - window + 1)
+    return torch.minimum(first_BT, own_T), n_own  # a padding query sees only itself; its result is not used
+
+
+def common_rows(first_BT: Tensor) -> Tensor:
+    """Return one row for all, (1, T), if they are alike and on a CPU; elsewhere, looking at values would mean waiting."""
+    return first_BT[:1] if first_BT.device.type == "cpu" and (first_BT == first_BT[0]).all() else first_BT
+
+
+def hidden_keys(first_BT: Tensor, n_key: int) -> Tensor:
+    """Return a mask (B, T, S), True where a query must not see a key; `first_BT` is the result of `first_keys`.
+
+    Example:
+        >>> hidden_keys(torch.tensor([[0, 2]]), 3).int().tolist()
+        [[[0, 0, 1], [1, 1, 0]]]
+    """
+    T = first_BT.shape[1]
+    key_S = torch.arange(n_key, device=first_BT.device)
+    own_T1 = torch.arange(n_key - T, n_key, device=first_BT.device).unsqueeze(1)
+    return (key_S < first_BT.unsqueeze(-1)) | (key_S > own_T1)

@@ -1,0 +1,271 @@
+"""`relative_attention` by the fused kernels of `fused_kernels.py`, which keep no scores and no weights.
+
+Scores of positions P, and what follows from their gradients, are products of the library: (q + v)·rᵀ before a kernel reads P,
+dP·r and dPᵀ·(q + v) after a kernel has written dP. Where they would take more than `SCRATCH_BYTES`, P and dP are computed for
+some rows and heads at a time. The backward pass multiplies P again, unless it is small.
+
+Results are the same to the last bit every time. Needs Triton and a GPU; with TRITON_INTERPRET=1 it runs on any device, slowly.
+
+Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, C columns of a score of positions, W edge of a tile.
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from transformer_xl.kernels import flash_kernels as kernels
+from transformer_xl.kernels.blocks import sum_of_phases, totals
+from transformer_xl.kernels.choose import KEPT_BYTES, SCRATCH_BYTES, on_device, run_untraced
+from transformer_xl.kernels.seeds import drawn_seeds
+
+
+def n_padded(n_key: int) -> int:
+    """Return how many rows position keys have with the rows of zeros that products read after them."""
+    return -(-n_key // 8) * 8 + 8
+
+
+def fused_attention(
+    q_BTNH: Tensor,
+    k_BSNH: Tensor,
+    v_BSNH: Tensor,
+    r_SNH: Tensor,
+    *,
+    r_w_bias: Tensor,
+    r_r_bias: Tensor,
+    first_BT: Tensor,
+    dropatt: float = 0.0,
+) -> Tensor:
+    """Compute `relative_attention`; the same arguments and result. Position keys may have `n_padded` rows already."""
+    return run_untraced(_run, q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), r_w_bias, r_r_bias, first_BT, dropatt)
+
+
+def _run(*inputs: Any) -> Tensor:
+    return _FusedAttention.apply(*inputs)
+
+
+class Tile(NamedTuple):
+    """How the work of a kernel is divided: queries and keys of a tile, the number of warps that share it, tiles under way."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int = 3
+    registers: int | None = None
+
+
+class Tiles(NamedTuple):
+    """The tiles of the kernels: of the forward pass, and for the gradients of queries, and of keys and values."""
+
+    forward: Tile
+    queries: Tile
+    keys: Tile
+
+
+def tiles_of(d_head: int, dtype: torch.dtype, *, drops: bool = False, tgt_len: int = 1024) -> Tiles:
+    """Return the tiles for a width of heads, with or without dropout: the largest that spill few registers, of those tried.
+
+    A short segment has few programs; they should all run at once, so each takes fewer registers.
+
+    They are not chosen by timing when a program runs, because other tiles have another order of sums. Wide heads in fp32 take
+    smaller tiles, to fit the 99 KB of shared memory of desktop GPUs.
+    """
+    if dtype == torch.float32:
+        width = 16 if d_head > 64 else 32
+        usual = Tile(width, width, 8, 2)
+        return Tiles(usual, usual, usual._replace(stages=1))
+    if d_head <= 64:
+        keys = Tile(64, 32, 4, 2) if drops else Tile(64, 64, 4, 3)
+        if tgt_len <= 96 and d_head <= 32:
+            keys = Tile(32, 64, 4, 2, 168)
+        return Tiles(Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 4), keys)
+    if d_head <= 128:
+        return Tiles(*[Tile(32, 32, 4)] * 3)
+    usual = Tile(32, 32, 8)
+    return Tiles(usual, usual, usual._replace(stages=1))
+
+
+class _FusedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        q, k, v, r, u, v_bias, first_BT, dropatt = args
+        B, T, N, _ = q.shape
+        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+        u, v_bias = u.contiguous(), v_bias.contiguous()
+        first = first_BT.contiguous().expand(B, T)
+        seed = drawn_seeds(1, q.device) if dropatt else None
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        log_sum = torch.empty(B, N, T, dtype=torch.float32, device=q.device)
+        ctx.launch = launch = Launch.of(q, k, dropatt)
+        n_more, ctx.n_row = n_padded(k.shape[1]) - len(r), len(r)
+        padded = F.pad(r, (0, 0, 0, 0, 0, n_more)) if n_more else r
+        pieces, kept = list(parts(q, launch.n_column)), None
+        for part in pieces:
+            k_, v_, out_ = (x[part.rows, :, part.heads] for x in (k, v, out))
+            log_sum_ = log_sum[part.rows, part.heads]
+            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part)
+            position = qv @ _position_keys(padded, part, launch).transpose(1, 2)
+            tensors = (qu, k_, v_, position, first[part.rows], out_, log_sum_, seed)
+            strided = (qu, k, v, out, log_sum, first)
+            launch(kernels.forward_kernel, "forward", part, tensors, strided)
+            kept = position if len(pieces) == 1 and position.nbytes <= KEPT_BYTES else None
+        ctx.save_for_backward(q, k, v, padded, u, v_bias, first, out, log_sum, seed, kept)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, padded, u, v_bias, first, out, log_sum, seed, kept = ctx.saved_tensors
+        grad, launch = grad_outputs[0].contiguous(), ctx.launch
+        B, T, N, H = q.shape
+        grad_q, mean = torch.empty_like(out), torch.empty_like(log_sum)
+        S = k.shape[1]
+        grad_k, grad_v = torch.empty(B, S, 2, N, H, dtype=k.dtype, device=k.device).unbind(2)  # as `halves` would like them
+        grad_r: dict[int, Tensor] = {}  # by the first head of a part
+        n_tile = triton.cdiv(T, launch.tiles.queries.queries)
+        grad_biases = torch.empty(B, n_tile, N, 2 * H, dtype=torch.float32, device=q.device)  # of each tile of queries
+        pieces = list(parts(q, launch.n_column))
+        r_dtype = torch.float32 if len(pieces) > 1 else padded.dtype
+        for part in pieces:
+            of_rows = (k, v, grad, grad_q, grad_k, grad_v)
+            k_, v_, grad_, grad_q_, grad_k_, grad_v_ = (x[part.rows, :, part.heads] for x in of_rows)
+            first_, log_sum_, mean_ = first[part.rows], log_sum[part.rows, part.heads], mean[part.rows, part.heads]
+            r_windows = _position_keys(padded, part, launch)
+            grad_position = q.new_empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), launch.n_column)
+            gradients = (grad, mean, grad_position)
+            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part, gradients)
+            position = qv @ r_windows.transpose(1, 2) if kept is None else kept
+            tensors = (qu, k_, v_, position, first_, grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position, seed)
+            strided = (qu, k, v, out, log_sum, first, grad_k)
+            launch(kernels.key_gradient_kernel, "keys", part, tensors, strided)
+            grad_qv = grad_position @ r_windows
+            tensors = (k_, grad_position, first_, grad_qv, grad_q_, grad_biases[part.rows, :, part.heads], seed)
+            launch(kernels.query_gradient_kernel, "queries", part, tensors, (k, out, first, grad_biases))
+            by_phase = grad_position.transpose(1, 2) @ qv
+            found, head = sum_of_phases(by_phase, S, ctx.n_row, r_dtype), part.heads.start
+            grad_r[head] = grad_r[head] + found if head in grad_r else found
+        (of_biases,) = totals(grad_biases.view(B * n_tile, 1, N * 2 * H), [u.new_empty(N, 2 * H)])
+        assert of_biases is not None
+        grad_u, grad_v_bias = of_biases.split(H, dim=1)
+        of_r = torch.cat(list(grad_r.values()), 1) if len(grad_r) > 1 else grad_r[0]
+        return grad_q, grad_k, grad_v, of_r.to(padded.dtype), grad_u, grad_v_bias, None, None
+
+
+def _with_biases(
+    q: Tensor, u: Tensor, v: Tensor, first: Tensor, out: Tensor, log_sum: Tensor, seed: Tensor | None,
+    launch: "Launch", part: "Part",
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the scaled queries of a part with u, (B, T, N, H), and with v by phase, (8·N, B·U, H); see `fused_kernels.py`.
+
+    Given the gradient of the output, the kernel also writes the sum of their products. The gradient of a softmax is
+    weight * (grad_weight - sum(grad_weight * weight)), and that sum over keys is also grad · out.
+    """
+    _, T, _, H = q.shape
+    grad, mean, grad_position = gradients
+    qu = torch.empty(part.n_row, T, part.n_head, H, dtype=q.dtype, device=q.device)
+    qv = torch.empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), H, dtype=q.dtype, device=q.device)
+    q_, out_, grad_ = (None if x is None else x[part.rows, :, part.heads] for x in (q, out, grad))
+    mean_ = None if mean is None else mean[part.rows, part.heads]
+    tensors = (q_, u[part.heads], v[part.heads], out_, grad_, first[part.rows], qu, qv, mean_, grad_position, seed)
+    launch(kernels.query_kernel, "queries", part, tensors, (q, u, v, qu, out, log_sum, first))
+    return qu, qv
+
+
+def _position_keys(padded_XNH: Tensor, part: "Part", launch: "Launch") -> Tensor:
+    """Return a part's position keys for each phase, (8·N, C, H): those of phase w begin at row w of keys and zeros."""
+    _, n_all, H = padded_XNH.shape
+    windows = padded_XNH.as_strided((8, n_all, launch.n_column, H), (n_all * H, H, n_all * H, 1))[:, part.heads]
+    return windows.reshape(8 * part.n_head, launch.n_column, H)
+
+
+class Part(NamedTuple):
+    """Rows and heads whose scores of positions are computed together."""
+
+    number: int
+    rows: slice
+    heads: slice
+    n_row: int
+    n_head: int
+
+
+def parts(q_BTNH: Tensor, n_column: int) -> Iterator[Part]:
+    """Divide rows, or the heads of each row if one row is too large, into parts whose scores of positions fit the scratch."""
+    B, T, N, _ = q_BTNH.shape
+    n_fit = max(1, SCRATCH_BYTES // (T * n_column * q_BTNH.element_size()))
+    n_row, n_head = max(1, n_fit // N), min(n_fit, N)
+    slices = itertools.product(_slices(B, n_row), _slices(N, n_head))
+    for number, (rows, heads) in enumerate(slices):
+        yield Part(number, rows, heads, rows.stop - rows.start, heads.stop - heads.start)
+
+
+def _slices(n: int, most: int) -> list[slice]:
+    """Cut n into the fewest slices of at most so many, of nearly equal lengths."""
+    n_slice = -(-n // most)
+    edges = [n * i // n_slice for i in range(n_slice + 1)]
+    return [slice(*edge) for edge in itertools.pairwise(edges)]
+
+
+class Launch(NamedTuple):
+    """The arguments that all kernels of one call have in common; `tgt_len` is the number of queries."""
+
+    tiles: Tiles
+    tgt_len: int
+    n_key: int
+    n_column: int
+    d_head: int
+    dropatt: float
+    precision: str
+    device: torch.device
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, dropatt: float) -> "Launch":
+        """Return those for queries (B, T, N, H) and keys (B, S, N, H)."""
+        (_, T, _, H), S = q.shape, k.shape[1]
+        n_column = -(-S // 8) * 8  # products of other widths are slower
+        precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+        return cls(tiles_of(H, q.dtype, drops=dropatt > 0, tgt_len=T), T, S, n_column, H, dropatt, precision, q.device)
+
+    def __call__(
+        self,
+        kernel: Any,
+        name: str,
+        part: Part,
+        tensors: tuple[Tensor | None, ...],
+        strided: tuple[Tensor, ...],
+    ) -> None:
+        """Launch a kernel for a part's rows and heads, in tiles of a name in `Tiles`, with the strides of some tensors."""
+        tile = getattr(self.tiles, name)
+        n_tile = triton.cdiv(self.n_key, tile.keys) if "keys" in name else triton.cdiv(self.tgt_len, tile.queries)
+        with on_device(self.device):
+            kernel[n_tile * part.n_row * part.n_head,](
+                *tensors,
+                *(stride for x in strided for stride in _strides(x)),
+                self.tgt_len,
+                self.n_key,
+                self.n_column,
+                part.n_row,
+                part.number,
+                self.dropatt,
+                H=self.d_head,
+                P=max(16, triton.next_power_of_2(self.d_head)),
+                Q=tile.queries,
+                K=tile.keys,
+                DROPS=self.dropatt > 0,
+                PRECISION=self.precision,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+                maxnreg=tile.registers,
+            )
+
+
+def _strides(x: Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor by row, by head, and by time unless that is 1; of (B, T), by row."""
+    if x.ndim == 4:
+        return x.stride(0), x.stride(2), x.stride(1)
+    return x.stride()[:-1]
