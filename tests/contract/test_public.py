@@ -1,7 +1,9 @@
 """The public names are those of the README, and the recipes and documents that are shipped work."""
 
+import importlib
 import inspect
 import itertools
+import pkgutil
 import re
 import runpy
 import sys
@@ -62,6 +64,32 @@ def test_docstrings_of_public_names_describe_all_arguments():
             wrong.append(f"{name}: {sorted(parameters ^ documented(owner))}")
     assert seen > 30
     assert not wrong, "\n".join(wrong)
+
+
+def public_methods():
+    """Yield the public methods and properties of the package's public classes, except for those that override something."""
+    for info in pkgutil.walk_packages(txl.__path__, "transformer_xl."):
+        try:
+            module = importlib.import_module(info.name)
+        except ImportError:  # an extra is not installed
+            continue
+        for owner in [owner for _, owner in inspect.getmembers(module, inspect.isclass) if owner.__module__ == info.name]:
+            for name, method in list(vars(owner).items()):
+                place, overrides = f"{owner.__qualname__}.{name}", any(name in vars(base) for base in owner.__mro__[1:])
+                function = next((getattr(method, key) for key in ("__func__", "fget", "func") if hasattr(method, key)), method)
+                if (
+                    inspect.isfunction(function)
+                    and function.__name__ == name
+                    and not overrides
+                    and not re.search(r"\b_", place)
+                ):
+                    yield f"{info.name}.{place}", function
+
+
+def test_public_methods_that_override_nothing_have_docstrings():
+    methods = list(public_methods())
+    assert len(methods) > 500
+    assert [place for place, function in methods if not function.__doc__] == []
 
 
 def test_unknown_public_name_is_an_attribute_error():

@@ -215,7 +215,7 @@ class AttentionConfig(ModelConfig):
 
     @property
     def numbers_per_position(self) -> int:
-        """The same: an old and a new state, or a key, a value and the key of a distance."""
+        # an old and a new state, or a key, a value and the key of a distance
         return self.n_layer * max(2 * self.d_model, 3 * self.n_head * self.d_head)
 
 
@@ -293,18 +293,15 @@ class TransformerXLConfig(AttentionConfig):
 
     @property
     def shift_reach(self) -> int:
-        """How many tokens before its own each block of a layer reads, besides what attention sees."""
         # 32: what is left out of a moving average is less than a thousandth of it
         return 0 if self.shift == "none" else 32
 
     @property
     def n_earlier(self) -> int:
-        """How many tokens before the first of a segment its n-grams reach back."""
         return len(self.ngram_rows)
 
     @property
     def begins_with_zeros(self) -> bool:
-        """True if a stream begins with a memory of zeros that is attended to."""
         return self.zero_first_memory
 
 
@@ -326,11 +323,9 @@ class VanillaConfig(AttentionConfig):
 
     @property
     def longest_segment(self) -> int | None:
-        """The most tokens that can be read at once: one per position."""
         return self.max_len
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
-        """Return these settings with the vocabulary, and one position per token of a segment."""
         return self._with(vocab_size=vocab_size, max_len=self.max_len or tgt_len)
 
 
@@ -398,16 +393,13 @@ class XLNetConfig(AttentionConfig):
 
     @property
     def embedding_scale(self) -> float:
-        """1: the vectors of tokens are taken as they are."""
         return 1.0
 
     @property
     def begins_with_zeros(self) -> bool:
-        """True if a stream begins with a memory of zeros that is attended to."""
         return self.zero_first_memory
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
-        """Return these settings with the vocabulary, and with the layout of a row of `tgt_len` tokens."""
         reuse_len = self.reuse_len or max(tgt_len // 2, 1)
         return self._with(
             vocab_size=vocab_size,

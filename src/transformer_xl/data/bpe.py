@@ -69,11 +69,6 @@ class BPETokenizer(PieceTokenizer):
         super().__init__(_pieces(self._model.get_vocab(with_added_tokens=False)))
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of `text`.
-
-        Raises:
-            TokenizerError: the text has lone surrogates, which are not Unicode text.
-        """
         segments = _SEGMENTS.findall(text)
         if len(self._known) > _CACHE_SIZE:
             self._known.clear()

@@ -44,11 +44,9 @@ class ByteTokenizer(PieceTokenizer):
         super().__init__(BYTES)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the bytes of `text` as ids; lone surrogates become three bytes each."""
         return self.encode_bytes(text.encode("utf-8", "surrogatepass"))
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
-        """Return the bytes as ids; they need not be UTF-8."""
         return np.frombuffer(data, np.uint8).astype(np.int64)
 
 
@@ -81,7 +79,6 @@ class CharTokenizer(PieceTokenizer):
         self._ids[_code_points(self.alphabet)] = np.arange(len(self.alphabet))
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one id per character, or one per byte of a character outside the alphabet (see `byte_fallback`)."""
         ids = self._ids[np.minimum(_code_points(text), len(self._ids) - 1)]
         unseen = np.flatnonzero(ids < 0)
         if not unseen.size:
@@ -172,7 +169,6 @@ class SymbolTokenizer(PieceTokenizer):
 
     @property
     def loses(self) -> str:
-        """What `decode(encode(text))` loses, as a sentence; empty if nothing."""
         of_unit = {"byte": "bytes", "char": "characters"}[self.unit]
         lost = [f"{of_unit} outside the vocabulary (they become {self.unknown})"] if self.unknown is not None else []
         lost += ["line ends"] if self._line_feed == _LEFT_OUT else []
@@ -184,7 +180,6 @@ class SymbolTokenizer(PieceTokenizer):
         return f"{join_as_sentence(lost)}." if lost else ""
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one id per byte of UTF-8 or per character."""
         if self.unit == "byte":
             return self.encode_bytes(text.encode("utf-8", "surrogatepass"))
         text = with_line_feeds(text)
@@ -200,7 +195,6 @@ class SymbolTokenizer(PieceTokenizer):
         return ids[ids != _LEFT_OUT]
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
-        """Return one id per byte or character of `data`; characters must be UTF-8."""
         if self.unit == "char":
             return super().encode_bytes(data)
         ids = self._of_byte[np.frombuffer(data, np.uint8)]

@@ -75,11 +75,9 @@ class IdTokenizer(PieceTokenizer):
         super().__init__(_Numbers(vocab_size))
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the numbers of `text`, which any white space divides."""
         return self.encode_with_offsets(text)[0]
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the numbers of `text`, and where in it each begins and ends; see `Tokenizer.encode_with_offsets`."""
         found = [(match.group(), *match.span()) for match in re.finditer(r"\S+", text)]
         for number, start, _ in found:
             if not (number.isascii() and number.isdigit() and len(number) < 20 and int(number) < self.vocab_size):

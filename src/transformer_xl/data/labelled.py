@@ -340,7 +340,6 @@ class LabelledStream(Stream):
 
     @property
     def segments_per_epoch(self) -> int:
-        """Batches of one epoch."""
         return -(-self._n_example // self._batch_size)
 
     def __next__(self) -> LabelledBatch:

@@ -150,7 +150,6 @@ class PairStream(Lanes):
 
     @property
     def segments_per_epoch(self) -> int:
-        """Rows of each lane in one epoch."""
         return (self._lane_len - self._tgt_len) // self._reuse_len + 1
 
     def __next__(self) -> PairSegment:

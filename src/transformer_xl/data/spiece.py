@@ -88,7 +88,6 @@ class SentencePieceTokenizer(PieceTokenizer):
 
     @property
     def loses(self) -> str:
-        """What `decode(encode(text))` loses, as a sentence."""
         has_bytes = self._library.is_byte(self._library.piece_to_id("<0x00>"))
         lost = [] if has_bytes else [f"characters outside the vocabulary (they become {self.pieces[self._unknown]})"]
         lost += ["line ends"] if self.line_end is None else []
@@ -120,7 +119,6 @@ class SentencePieceTokenizer(PieceTokenizer):
         return np.array([piece.startswith((SPACE, "<")) or piece in _ASCII_STARTS for piece in self.pieces])
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of the pieces, line by line."""
         found: list[np.ndarray] = []
         for line in map(self._changed, lines_of(text)):
             ids = self._library.encode(line, return_type="numpy")  # a list of lines would start threads each time
@@ -131,12 +129,6 @@ class SentencePieceTokenizer(PieceTokenizer):
         return np.concatenate(found[1:])
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the ids, and the place in `text` from which each piece comes.
-
-        The place of a piece begins after the space before it, if more than space belongs to the piece. Pieces made of one
-        character have the same place. Characters that the model drops belong to a piece beside them.
-        See `Tokenizer.encode_with_offsets`.
-        """
         rows: list[tuple[int, int, int]] = []
         offset = 0
         for line in lines_of(text):
@@ -145,6 +137,7 @@ class SentencePieceTokenizer(PieceTokenizer):
             changed = self._aligned(line)
             places = [*changed.starts.tolist(), len(line)]
             for token_id, start, end in self._spans(changed.text):
+                # up to where the next one begins: dropped characters belong to the piece beside them
                 stop = int(changed.ends[end - 1]) if end > start else places[start]
                 rows.append((token_id, offset + places[start], offset + stop))
             offset += len(line) + 1
@@ -192,12 +185,10 @@ class SentencePieceTokenizer(PieceTokenizer):
         return [(self._ids.get(text, self._unknown), text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of the pieces, without the space before each line; bytes that are not UTF-8 become U+FFFD."""
         decoder = _Decoder(self)
         return "".join([*map(decoder.write, self._checked(ids)), decoder.finish()])
 
     def stream(self) -> StreamDecoder:
-        """Return a decoder that takes ids one at a time."""
         return _Decoder(self)
 
 

@@ -247,7 +247,6 @@ class SegmentStream(Lanes):
 
     @property
     def segments_per_epoch(self) -> int:
-        """Segments of each lane in one epoch."""
         return self._lane_len // self._tgt_len
 
     def __next__(self) -> Segment:

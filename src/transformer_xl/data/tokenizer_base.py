@@ -103,7 +103,8 @@ class Tokenizer(ABC):
         """Return the ids of `text`, shape (n,), int64.
 
         Raises:
-            TokenizerError: the text has a character that the tokenizer cannot represent.
+            TokenizerError: the text has a character or word that the tokenizer cannot represent, or the tokenizer needs a
+                package that is missing.
         """
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -135,7 +136,7 @@ class Tokenizer(ABC):
         return ids, starts, ends
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
-        """Return the ids of UTF-8 `data`, shape (n,), int64.
+        """Return the ids of UTF-8 `data`, shape (n,), int64; if `reads_bytes`, of any data.
 
         Raises:
             TokenizerError: `data` is not UTF-8, or has a character that the tokenizer cannot represent.
@@ -148,7 +149,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`.
+        """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             TokenizerError: an id outside the vocabulary.
@@ -208,12 +209,10 @@ class PieceDecoder(StreamDecoder):
         self._bytes = codecs.getincrementaldecoder("utf-8")(_ERRORS)
 
     def push(self, token_id: int) -> str:
-        """Take one more id and return the characters that it completes, possibly none."""
         (token_id,) = self._tokenizer._checked([token_id])
         return self._bytes.decode(self._tokenizer._pieces[token_id])
 
     def finish(self) -> str:
-        """Return U+FFFD if the ids ended inside a character, else nothing."""
         return self._bytes.decode(b"", final=True)
 
 
@@ -225,20 +224,16 @@ class PieceTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of pieces."""
         return len(self._pieces)
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes that an id stands for, which need not be whole characters."""
         (token_id,) = self._checked([token_id])
         return self._pieces[token_id]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of the pieces; bytes that are not UTF-8 become U+FFFD."""
         return b"".join([self._pieces[i] for i in self._checked(ids)]).decode("utf-8", _ERRORS)
 
     def stream(self) -> StreamDecoder:
-        """Return a decoder that takes ids one at a time."""
         return PieceDecoder(self)
 
 

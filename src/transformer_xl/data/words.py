@@ -124,12 +124,10 @@ class WordTokenizer(Tokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of words, special ones included."""
         return len(self.words)
 
     @property
     def loses(self) -> str:
-        """What `decode(encode(text))` loses, as a sentence."""
         lost = [f"words outside the vocabulary (they become {self.unknown})"] if self.unknown is not None else []
         lost += ["line ends"] if self.line_end is None else []
         lost.append("the amount and kind of space between words" + (" and the typography of punctuation" if self.moses else ""))
@@ -138,19 +136,9 @@ class WordTokenizer(Tokenizer):
         return f"{join_as_sentence(lost)}{joins}."
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one id per word, line starts and line ends included.
-
-        Raises:
-            TokenizerError: an unknown word although `unknown` is None, or sacremoses is needed and missing.
-        """
         return self._ids_of(self._split(text))
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the ids, and the place in `text` from which each comes; the place of a `line_start` is empty.
-
-        Raises:
-            TokenizerError: as `encode`, or the words are those of Moses.
-        """
         if self.moses is not None:
             return super().encode_with_offsets(text)
         places: list[tuple[str, int, int]] = [(self.line_start, 0, 0)] if self.line_start and text else []
@@ -194,16 +182,13 @@ class WordTokenizer(Tokenizer):
         return moses_splitter(self.moses, self.never_split, lower_case=self.lower_case)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the words as lines of text, with joins undone and punctuation attached as `undo_joins` and `moses` say."""
         decoder = _WordDecoder(self)
         return "".join([decoder.write(self.words[i]) for i in self._checked(ids)])
 
     def stream(self) -> StreamDecoder:
-        """Return a decoder that takes ids one at a time."""
         return _WordDecoder(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return kind and arguments, except for arguments that have the value that training gives them."""
         values = super().to_dict()
         return {name: value for name, value in values.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
 

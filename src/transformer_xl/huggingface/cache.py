@@ -27,52 +27,41 @@ class MemoryCache(Cache):
         return 0 if self.mems is None else len(self.mems.hidden)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many tokens this cache has read; the memory holds the last ones."""
         return self._n_read
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Return -1: text of any length can be read."""
         return -1
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let row i go on from the memory of row `beam_idx[i]`."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows of `indices`, in that order."""
         if self.mems is not None:
             self.mems = self.mems.select(indices.to(self.mems.n_valid.device))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        """Write every row `repeats` times, one after the other."""
         if self.mems is not None:
             self.batch_select_indices(torch.arange(self.mems.batch_size).repeat_interleave(repeats))
 
     def reset(self) -> None:
-        """Forget everything."""
         self.mems, self._n_read = None, 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse to remove tokens, because what the memory dropped to make room for them is gone."""
         if tokens_to_remove:
             raise ValueError(f"a memory cannot unread tokens ({tokens_to_remove}); read again from the beginning")
 
     @property
     def batch_size(self) -> int:
-        """Number of rows; -1 while nothing was read."""
         return -1 if self.mems is None else self.mems.batch_size
 
     @property
     def is_initialized(self) -> bool:
-        """True when something was read."""
         return self.mems is not None
 
     @property
     def is_linear(self) -> list[bool]:
-        """[False]: of ids that begin with what was read, `generate` reads only the rest."""
-        return [False]
+        return [False]  # so of ids that begin with what was read, `generate` reads only the rest
 
     @property
     def is_croppable(self) -> bool:
-        """False, see `crop`."""
         return False

@@ -60,7 +60,6 @@ class TransformerXLPretrainedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
-        """Make a config from the content of a `config.json`; refuse keys that neither we nor transformers write."""
         cls._refuse_unknown(config_dict.keys(), _WRITTEN_BY_TRANSFORMERS)
         return super().from_dict(dict(config_dict), **kwargs)
 
@@ -69,8 +68,7 @@ class TransformerXLPretrainedConfig(PreTrainedConfig):
         """The settings as they are now, checked again."""
         return self.native_class(**{key: getattr(self, key) for key in self.native_class.model_fields})
 
-    def to_diff_dict(self) -> dict[str, Any]:
-        """Return what is saved: exactly our `config.json`, which `txl.load` reads too."""
+    def to_diff_dict(self) -> dict[str, Any]:  # exactly our `config.json`, which `txl.load` reads too
         return {"model_type": self.model_type, **self.native.model_dump(mode="json")}
 
     def __iter__(self) -> Generator[str]:
@@ -104,7 +102,6 @@ class AnyXLNetConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Return a config of the program that wrote the file."""
         owner = XLNetPretrainedConfig if is_native(config_dict) else transformers.XLNetConfig
         return owner.from_dict(config_dict, **kwargs)
 

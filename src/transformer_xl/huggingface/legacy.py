@@ -22,7 +22,6 @@ class TransfoXLConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Return the same settings under our names."""
         return TransformerXLPretrainedConfig.from_dict(config_of(config_dict).model_dump(mode="json"), **kwargs)
 
 

@@ -79,20 +79,11 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Leave the weights as our model drew them."""
+        pass  # our model has drawn its own
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str] | None, *args: Any, **kwargs: Any) -> Any:
-        """Load a model as `PreTrainedModel.from_pretrained` does, but only from safetensors and only if every tensor fits.
-
-        Args:
-            source: a directory written by `save_pretrained` (ours or transformers'), a hub id, or either of an old
-                `transfo-xl` model, which is converted on the way.
-            *args: see `PreTrainedModel.from_pretrained`.
-            **kwargs: the same; fields of the config too, for example `mem_len=1600, same_length=True`.
-
-        Returns:
-            The model in evaluation mode.
+        """Load as `PreTrainedModel.from_pretrained` does, but only safetensors whose every tensor fits; old `transfo-xl`, too.
 
         Raises:
             CheckpointError: a tensor is missing, unexpected, of another shape, or not finite.
@@ -118,18 +109,15 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Write `config.json`, `model.safetensors` (as `TransformerXL.save_pretrained` does) and `generation_config.json`."""
         weights = self.state_dict() if state_dict is None else state_dict
         weights = {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}
         (Path(save_directory) / MANIFEST_FILE).unlink(missing_ok=True)  # of what is replaced
         super().save_pretrained(save_directory, is_main_process, weights, *args, **kwargs)
 
     def get_input_embeddings(self) -> torch.nn.Module:
-        """Return the module that maps ids to vectors."""
         return getattr(self.transformer, "backbone", self.transformer).embedding
 
     def resize_token_embeddings(self, *_: Any, **__: Any) -> Any:
-        """Refuse: clusters and softmax depend on the vocabulary."""
         raise ConfigError(f"the vocabulary ({self.config.vocab_size}) cannot be resized; train with the tokenizer you need")
 
 
@@ -206,7 +194,6 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         return isinstance(self.transformer, TransformerXL) and self.transformer.block_class.counts_from_end
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kw: Any) -> Any:
-        """Give `generate` a memory, and let it read prompts in pieces as long as those of `Decoder`."""
         mask = model_kwargs.get("attention_mask")
         if mask is not None and bool((mask[:, -1] == 0).any()):
             row = int((mask[:, -1] == 0).nonzero()[0, 0])

@@ -74,17 +74,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """Load a tokenizer as `PreTrainedTokenizer.from_pretrained` does, also that of an old `transfo-xl` model.
-
-        Args:
-            source: a directory with our `tokenizer.json`, a hub id, or either of an old model.
-            *args: see `PreTrainedTokenizer.from_pretrained`.
-            **kwargs: the same.
-
-        Raises:
-            TokenizerError: no tokenizer, or a damaged one.
-            CheckpointError: an old model that cannot be converted.
-        """
+        """Load a tokenizer as `PreTrainedTokenizer.from_pretrained` does, also that of an old `transfo-xl` model."""
         local = native_source(source, kwargs)
         loaded: Any = super().from_pretrained(local, *args, **kwargs)
         config = _config_beside(local, kwargs)
@@ -100,11 +90,9 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids in the model's vocabulary, without padding."""
         return len(self._names)
 
     def get_vocab(self) -> dict[str, int]:
-        """Return a name for every id, padding included."""
         return {**self._ids, **self._added_tokens_encoder}
 
     def _tokenize(self, text: str, **_: Any) -> list[str]:
@@ -112,12 +100,10 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return [self._names[i] for i in ids.tolist()]
 
     def build_inputs_with_special_tokens(self, token_ids_0: list[int], token_ids_1: list[int] | None = None) -> list[int]:
-        """Return the row that one or two texts make."""
         row = self._row(token_ids_0, token_ids_1)
         return super().build_inputs_with_special_tokens(token_ids_0, token_ids_1) if row is None else row.ids.tolist()
 
     def create_token_type_ids_from_sequences(self, token_ids_0: list[int], token_ids_1: list[int] | None = None) -> list[int]:
-        """Return the text that each token of the row belongs to; 2 is that of an XLNet's <cls>."""
         row = self._row(token_ids_0, token_ids_1)
         return super().create_token_type_ids_from_sequences(token_ids_0, token_ids_1) if row is None else row.segments.tolist()
 
@@ -137,7 +123,6 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return self._names[index]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """Return the text of tokens."""
         return self._decode(self.convert_tokens_to_ids(tokens))
 
     def _decode(
@@ -158,7 +143,6 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         )
 
     def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
-        """Write our `tokenizer.json`, which `txl.load` reads too."""
         path = Path(save_directory) / f"{filename_prefix + '-' if filename_prefix else ''}{TOKENIZER_FILE}"
         self.native.save(path)
         return (str(path),)

@@ -120,13 +120,11 @@ class LearningState(CarriedState):
         self._rates = {} if dynamic is None else _rates(dynamic, self.weights)
 
     def read_and_score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Read, score and learn from one segment; see `Stream.read_and_score`."""
         h_BTD, nll, gradients = self.gradients(ids, labels, n_pad=n_pad)
         self._step(gradients)
         return h_BTD, nll
 
     def score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
-        """Score and learn from one segment; see `Stream.score`."""
         return self.read_and_score(ids, labels, n_pad=n_pad)[1]
 
     def gradients(

@@ -193,11 +193,9 @@ class KeptKeys(Stream):
 
     @property
     def softmax(self) -> FrozenSoftmax:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The reader's."""
         return self.reader.softmax
 
     def refresh(self) -> None:
-        """Make another reader."""
         model = cast(TransformerXL, self.model)
         self.reader = Reader(model, tgt_len=self.tgt_len, precision=self.precision, window=self._window)
         self._forget_graphs()
@@ -208,13 +206,12 @@ class KeptKeys(Stream):
 
     @torch.no_grad()
     def score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
-        """Read and score; see `Stream.score`. The tails of an adaptive softmax, chosen by labels, are not part of a graph."""
         if self._graphs is None:
             return super().score(ids, labels, n_pad=n_pad)
         assert n_pad is None, _NO_PADDING
         self.softmax.check(labels)
         is_scored = bool((labels >= 0).any())
-        if self.softmax.has_tails or not is_scored:
+        if self.softmax.has_tails or not is_scored:  # tails, chosen by labels, are not part of a graph
             h_BTD = self._launch("read", lambda places: self.read(places[0]), ids)
             flat = h_BTD.flatten(0, 1), labels.flatten()
             return self.softmax.nll(*flat, checked=True).view(labels.shape) if is_scored else h_BTD.new_zeros(labels.shape)
@@ -227,7 +224,6 @@ class KeptKeys(Stream):
 
     @torch.no_grad()
     def score_at(self, ids: Tensor, labels: Tensor, temperatures: Sequence[float], *, n_pad: Tensor | None = None) -> Tensor:
-        """Read and score at some temperatures; see `Stream.score_at`."""
         if self._graphs is None:
             return super().score_at(ids, labels, temperatures, n_pad=n_pad)
         assert n_pad is None, _NO_PADDING
@@ -252,21 +248,17 @@ class KeptKeys(Stream):
         return found
 
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
-        """Read in pieces of at most `tgt_len`; the rings of the rows must stand at the same place."""
         assert n_pad is None, _NO_PADDING
         pieces = [self.reader.read(piece, self.memory, rows=rows) for piece in ids.split(self.tgt_len, dim=1)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
     def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
-        """Read one token in fixed shapes; rows may stand anywhere."""
         return self.reader.step(ids, self.memory, active=active)
 
     def head(self, h_BD: Tensor) -> tuple[Tensor, Tensor]:
-        """Score the head, by compiled code if steps are compiled."""
         return self.reader.head(h_BD)
 
     def prepend(self, n: int) -> None:
-        """Put empty rows before the others, at the same place in their rings, so that all can be read at once."""
         end = int(self.memory.end[0])
         empty = self.reader.empty_memory(n, end=end)
         self._oldest = [end] * n + self._oldest
@@ -274,20 +266,15 @@ class KeptKeys(Stream):
         self._forget_graphs()  # which write to the old one
 
     def reset(self, rows: Tensor) -> None:
-        """Empty rows."""
         self.reader.reset(self.memory, rows)
         self._oldest = [0 if emptied else oldest for emptied, oldest in zip(rows.tolist(), self._oldest, strict=True)]
 
     def together(self) -> bool:
-        """Return whether the rings of all rows stand at the same place."""
         return bool((self.memory.end == self.memory.end[0]).all())
 
     def take(self, row: int) -> dict[str, Tensor]:
-        """Return keys and values (N, n, H) of the last n ≤ mem_len positions, `end` and n as `n_valid`.
-
-        With a shift, `inputs` (k, D) are those of the layers at the last k positions, 0 where there were none; with n-grams,
-        `tokens` (K) are the last ones.
-        """
+        # keys and values (N, n, H) of the last n ≤ mem_len positions; with a shift, inputs (k, D) of the layers at the last k
+        # positions, 0 where there were none; with n-grams, the last tokens (K)
         memory = self.memory
         end, n = int(memory.end[row]), min(int(memory.n_valid[row]), self.reader.mem_len)
         slots = self._slots(end, n)
@@ -301,7 +288,6 @@ class KeptKeys(Stream):
         return {**keys, **values, **rings, "end": torch.tensor(end), "n_valid": torch.tensor(n)}
 
     def check(self, state: dict[str, Tensor]) -> None:
-        """Refuse other shapes, and impossible counts, because they would become indices."""
         own = self.take(0)
         check_names(state, own)
         for name in ("end", "n_valid"):
@@ -313,10 +299,9 @@ class KeptKeys(Stream):
             check_like(name, state[name], x.dtype, (x.shape[0], n, x.shape[2]) if name in self.by_position else x.shape)
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:
-        """Write keys and values to the same places in the ring, because sums are rounded in the order in which keys lie."""
         memory, end, n = self.memory, int(state["end"]), int(state["n_valid"])
         memory.reset(torch.arange(memory.batch_size) == row)
-        slots = self._slots(end, n)
+        slots = self._slots(end, n)  # the same as they had, because sums are rounded in the order in which keys lie
         for i, (keys, values) in enumerate(zip(memory.keys, memory.values, strict=True)):
             keys[:, row, slots] = state[f"keys.{i}"].to(keys.device)
             values[:, row].index_copy_(2, slots, state[f"values.{i}"].transpose(1, 2).to(values.device))
@@ -329,16 +314,13 @@ class KeptKeys(Stream):
         memory.end[row] = self._oldest[row] = end
 
     def reorder(self, sources: Tensor) -> None:
-        """Copy keys and values of rows that become others."""
         self.memory.reorder(sources.to(self.memory.end.device))
         self._oldest = [self._oldest[row] for row in sources.tolist()]
 
     def n_rewindable(self, row: int) -> int:
-        """Return how many tokens the ring holds beyond those that a token sees; for a young row, all that it has read.
-
-        One slot does not count: a step writes the next slot, the oldest of a full ring, even in rows that are not active. Rings
-        of inputs and tokens are shorter: with a shift or n-grams a young row goes back no farther than an old one, all in all.
-        """
+        # what the ring holds beyond what a token sees; a young row has all that it has read. One slot does not count: a step
+        # writes the next slot, the oldest of a full ring, even in rows that are not active. Rings of inputs and tokens are
+        # shorter: with a shift or n-grams a young row goes back no farther than an old one, all in all
         end, n_valid = int(self.memory.end[row]), int(self.memory.n_valid[row])
         intact, mem_len = min(n_valid, self.reader.n_slot - 1), self.reader.mem_len
         n = end if end == intact else max(0, min(end, intact - mem_len))
@@ -351,7 +333,6 @@ class KeptKeys(Stream):
         return self.reader.n_slot - self.reader.mem_len
 
     def rewind(self, row: int, n: int) -> None:
-        """Move the end of the row back; no query sees what lies beyond."""
         self._oldest[row] = max(self._oldest[row], int(self.memory.end[row]) - self._in_rings)
         self.memory.end[row] -= n
         self.memory.n_valid[row] = min(int(self.memory.n_valid[row]), self.reader.n_slot - 1) - n
@@ -379,7 +360,6 @@ class CarriedState(Stream):
 
     @torch.no_grad()
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
-        """Read one segment in some rows."""
         with autocast(self.model.device, self.precision):
             h_BTD, new = self.model.read(ids, mems=self.mems.select(rows), rows=Rows(n_pad=n_pad), execution=self.execution)
         self._replace(rows, new)
@@ -387,7 +367,6 @@ class CarriedState(Stream):
 
     @torch.no_grad()
     def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
-        """Read one token in all rows, and keep the new memory of the active ones."""
         with autocast(self.model.device, self.precision):
             h_BTD, mems = self.model.read(ids.unsqueeze(1), mems=self.mems, execution=self.execution)
         self.mems = mems if active is None else mems.where(active, self.mems)
@@ -395,16 +374,14 @@ class CarriedState(Stream):
 
     @torch.no_grad()
     def nll(self, h_BTD: Tensor, labels: Tensor) -> Tensor:
-        """Return nats as the model itself computes them."""
         with autocast(self.model.device, self.precision):
             return self.model.softmax.nll(h_BTD, labels, self.model.embedding)
 
     @torch.no_grad()
     def score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
-        """Read and score in one forward pass of the model, because that gathers weights that are in parts (FSDP)."""
         device = self.model.device
         n_pad = None if n_pad is None else n_pad.to(device)
-        with autocast(device, self.precision):
+        with autocast(device, self.precision):  # one forward pass of the model, because that gathers weights in parts (FSDP)
             out = self.model(
                 ids.to(device), mems=self.mems, labels=labels.to(device), rows=Rows(n_pad=n_pad), execution=self.execution
             )
@@ -412,27 +389,21 @@ class CarriedState(Stream):
         return out.nll
 
     def prepend(self, n: int) -> None:
-        """Put empty rows before the others."""
         self.mems = type(self.mems).concatenate([self.model.init_mems(n), self.mems])
 
     def reset(self, rows: Tensor) -> None:
-        """Empty rows; in some models, an empty memory holds zeros that are attended to."""
         self.mems = self.model.init_mems(self.mems.batch_size).where(rows, self.mems)
 
     def take(self, row: int) -> dict[str, Tensor]:
-        """Return the memory of the row."""
         return {name: x[0].clone() for name, x in self.mems.select(slice(row, row + 1)).state_dict().items()}
 
     def check(self, state: dict[str, Tensor]) -> None:
-        """Refuse other shapes, and what the memory itself refuses."""
         _check_memory(state, self.take(0), self.mems)
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:
-        """Replace the memory of the row."""
         self._replace(slice(row, row + 1), _memory_of(self.mems, state, self.model.device))
 
     def reorder(self, sources: Tensor) -> None:
-        """Select rows of the memory."""
         self.mems = self.mems.select(sources.to(self.model.device))
 
     def _replace(self, rows: slice, new: Memory) -> None:
@@ -455,17 +426,15 @@ class ReadAgain(Stream):
         self._open: list[list[int]] = [[] for _ in range(batch_size)]
 
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
-        """Read token by token, because only the state of a segment's last token is right; `advance` is much faster."""
         assert n_pad is None, "rows are read one after another and need no padding"
+        # token by token, because only the state of a segment's last token is right; `advance` is much faster
         return torch.stack([self.advance(ids_B1, rows=rows) for ids_B1 in ids.split(1, dim=1)], dim=1)
 
     def advance(self, ids: Tensor, *, rows: slice = ALL) -> Tensor:
-        """Read row by row, in pieces of at most `tgt_len`."""
         index = range(len(self._open))[rows]
         return torch.cat([self._read_row(row, own) for row, own in zip(index, ids.tolist(), strict=True)])
 
     def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
-        """Read one token in the active rows; the others get NaN."""
         shape = (len(self._open), self.model.config.d_model)
         h_BD = torch.full(shape, torch.nan, dtype=self.model.dtype, device=self.model.device)
         for row, own in enumerate(ids.tolist()):
@@ -474,40 +443,33 @@ class ReadAgain(Stream):
         return h_BD
 
     def reset(self, rows: Tensor) -> None:
-        """Empty rows."""
         for row in rows.nonzero().flatten().tolist():
             self._mems[row], self._open[row] = self.model.init_mems(1), []
 
     def take(self, row: int) -> dict[str, Tensor]:
-        """Return the memory of the row and its open segment, filled up with -1."""
         memory = {name: x[0].clone() for name, x in self._mems[row].state_dict().items()}
         if "open" in memory:
             raise ValueError("a tensor of the model's memory cannot be called 'open'; give it another name")
         return {**memory, "open": torch.tensor(self._open[row] + [-1] * (self.tgt_len - len(self._open[row])))}
 
     def check(self, state: dict[str, Tensor]) -> None:
-        """Refuse other shapes, and tokens that do not exist."""
         _check_memory(state, self.take(0), self._mems[0])
         if ((state["open"] < -1) | (state["open"] >= (self.model.config.vocab_size or 0))).any():
             raise ValueError("it has token ids outside the vocabulary")
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:
-        """Replace memory and open segment of the row."""
         self._mems[row] = _memory_of(self._mems[row], state, self.model.device)
         self._open[row] = [i for i in state["open"].tolist() if i >= 0]
 
     def reorder(self, sources: Tensor) -> None:
-        """Share memories and open segments, which are replaced and never changed."""
-        self._mems = [self._mems[row] for row in sources.tolist()]
+        self._mems = [self._mems[row] for row in sources.tolist()]  # shared: they are replaced and never changed
         self._open = [self._open[row] for row in sources.tolist()]
 
     def n_rewindable(self, row: int) -> int:
-        """Return how many tokens are open; 0 if the oldest may have been dropped."""
         n = len(self._open[row])
-        return n if self.model.mem_len or n < self.tgt_len else 0
+        return n if self.model.mem_len or n < self.tgt_len else 0  # without a memory, a full one may have dropped its oldest
 
     def rewind(self, row: int, n: int) -> None:
-        """Take tokens away from the open segment."""
         self._open[row] = self._open[row][: len(self._open[row]) - n]
 
     @torch.no_grad()

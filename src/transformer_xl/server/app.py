@@ -133,10 +133,9 @@ class _Protocol(H11Protocol):
         self._watch()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no HTTP; where an answer has begun already (a body broke off after it), only close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
-        else:
+        else:  # an answer has begun already: a body broke off after it
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -203,7 +202,6 @@ class Server(uvicorn.Server):
             self._service.engine.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, end at the second."""
         if self._ending:
             self.should_exit = self.force_exit = True
             return

@@ -140,7 +140,6 @@ class CompletionFields(WritingFields):
 
     @property
     def likeliest(self) -> int | None:
-        """See `WritingFields`."""
         return self.logprobs
 
 
@@ -215,7 +214,6 @@ class ChatRequest(WritingFields):
 
     @property
     def likeliest(self) -> int | None:
-        """See `WritingFields`."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def prompt(self) -> str:

@@ -363,11 +363,9 @@ class TaskRun(Run):
         return tally.score()
 
     def take_final(self, entry: dict[str, Any] | None) -> None:
-        """See `Run`."""
         self.is_noted = entry is not None
 
     def validate(self) -> Best | None:
-        """Score the validation texts; return minus the main metric if it is the best so far."""
         scores: list[TaskScore] = []
         with self.world.agreed():
             try:

@@ -56,7 +56,6 @@ class Muon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update every matrix that has a gradient; if there is a `found_inf`, matrices of equal shapes together."""
         if self.found_inf is not None:
             for group in self.param_groups:
                 learning = [parameter for parameter in group["params"] if parameter.grad is not None]

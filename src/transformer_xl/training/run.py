@@ -127,7 +127,6 @@ class _Training(TextRun):
     """A run of `train`."""
 
     def validate(self) -> Best | None:
-        """Score the validation split and write a sample; return the loss if it is the best so far."""
         split = self.corpus.splits["valid"]
         trainer, config = self.trainer, self.config
         if len(split.ids) < 2:

@@ -195,13 +195,12 @@ class _TrialDisplay(Display):
     _n_line = 0
 
     def say(self, text: str) -> None:
-        """Say nothing, because the worker says how a run ended."""
+        pass  # the worker says how a run ended
 
     def show(self, text: str, *, title: str) -> None:
-        """Show no samples."""
+        pass
 
     def advance(self, *, step: int, progress: float, loss: float, tokens_per_second: float, final: bool) -> None:
-        """Show the progress of the run."""
         n_line = int(progress * self._LINES)
         final = final and n_line > self._n_line
         self._n_line = n_line if final else self._n_line
