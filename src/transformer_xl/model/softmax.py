@@ -7,7 +7,7 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary, E width of a token's vector
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from transformer_xl.kernels.device import at_least_fp32
 
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 1 << 25, 1 << 27
 """Scores held at once, 128 or 512 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
+
+_IN_ORDER = 3072
+"""The gradients of at most so many tokens PyTorch's embedding adds one after another on a GPU."""
 
 
 class Embedding(Protocol):
@@ -52,33 +55,16 @@ def check_ids(ids: Tensor | np.ndarray, *, vocab_size: int) -> None:
 def look_up(ids: Tensor, table: Tensor) -> Tensor:
     """Return the rows of a table, ids.shape + (E,), as `F.embedding` does; their gradients are added in a fixed order.
 
-    Where many tokens of a step share few ids, PyTorch adds them on a GPU in no fixed order, unless it is told to.
+    Where more tokens share few ids, PyTorch's embedding adds them on a GPU in no fixed order; its sums of bags always have one.
     """
-    is_plain = type(table) in (Tensor, nn.Parameter) and not torch.compiler.is_compiling()
-    return _LookUp.apply(ids, table) if table.device.type == "cuda" and is_plain else F.embedding(ids, table)
+    if table.device.type == "cuda" and ids.numel() > _IN_ORDER:
+        return _rows_of_bags(ids, table)
+    return F.embedding(ids, table)
 
 
-class _LookUp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
-        ids, table = args
-        ctx.save_for_backward(ids)
-        ctx.n_row = len(table)
-        return F.embedding(ids, table)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (ids,) = ctx.saved_tensors
-        before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-        settings: Any = torch.utils.deterministic
-        fills = settings.fill_uninitialized_memory
-        try:
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            settings.fill_uninitialized_memory = False
-            return None, torch.ops.aten.embedding_dense_backward(grad_outputs[0], ids, ctx.n_row, -1, False)
-        finally:
-            torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-            settings.fill_uninitialized_memory = fills
+def _rows_of_bags(ids: Tensor, table: Tensor) -> Tensor:
+    """Return the same rows as sums of bags of one token each, ids.shape + (E,)."""
+    return F.embedding_bag(ids.reshape(-1, 1), table, mode="sum").view(*ids.shape, table.shape[1])
 
 
 def drawn(*shape: int) -> Tensor:
