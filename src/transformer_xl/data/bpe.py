@@ -49,9 +49,6 @@ class BPETokenizer(PieceTokenizer):
     Args:
         library: the library's JSON, as `train_bpe` makes it: units of text are written as bytes and joined to tokens, and
             nothing is dropped, changed or random.
-
-    Raises:
-        TokenizerError: it has something else, or the library cannot read it.
     """
 
     kind = "bpe"

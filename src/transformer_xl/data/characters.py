@@ -30,12 +30,7 @@ _BYTE_SYMBOLS = frozenset(map(str, range(256)))
 
 
 class ByteTokenizer(PieceTokenizer):
-    """One id per byte; represents any text and any file.
-
-    Example:
-        >>> ByteTokenizer().encode("né").tolist()
-        [110, 195, 169]
-    """
+    """One id per byte; represents any text and any file."""
 
     kind = "byte"
     reads_bytes = True
@@ -57,9 +52,6 @@ class CharTokenizer(PieceTokenizer):
         alphabet: the characters, in any order.
         byte_fallback: add 256 ids for bytes after the alphabet, and encode a character outside the alphabet as its UTF-8 bytes;
             without it such a character is an error.
-
-    Raises:
-        TokenizerError: no characters.
 
     Example:
         >>> tokenizer = CharTokenizer("banana")
@@ -127,9 +119,6 @@ class SymbolTokenizer(PieceTokenizer):
             encoded as it is, but removed at both ends of each line.
         line_end: the symbol put after each line if a line end has no symbol of its own.
         unknown: the symbol for bytes or characters outside the list; None: they are an error.
-
-    Raises:
-        TokenizerError: arguments that do not fit together.
 
     Example:
         >>> tokenizer = SymbolTokenizer(["110", "98", "97"], unit="byte")

@@ -37,33 +37,18 @@ _STARS = ("1", "2", "3", "4", "5")
 
 @dataclass(frozen=True)
 class Columns:
-    """The names of the columns that are read.
+    """The names of the columns that are read."""
 
-    Attributes:
-        text: of the text.
-        pair: of the second text; None: there is none.
-        label: of the label; several of a multilabel task; none if there are no labels.
-        choices: of the list of choices; None: there is none.
-        question: of what stands before each choice.
-        id: of the example's name.
-    """
-
-    text: str
-    pair: str | None = None
-    label: tuple[str, ...] = ()
-    choices: str | None = None
-    question: str | None = None
-    id: str | None = None
+    text: str  # of the text
+    pair: str | None = None  # of the second text; None: there is none
+    label: tuple[str, ...] = ()  # of the label; several of a multilabel task; none if there are no labels
+    choices: str | None = None  # of the list of choices; None: there is none
+    question: str | None = None  # of what stands before each choice
+    id: str | None = None  # of the example's name
 
 
 class ColumnFinder:
-    """Finds the columns of one file.
-
-    Args:
-        file: its name, for messages.
-        task: its kind, and columns that are told by name, or by number from 1.
-        labelled: there must be a label.
-    """
+    """Finds the columns of one file, as a task tells them by name or by number from 1, or by their usual names."""
 
     def __init__(self, file: str, task: TaskConfig, *, labelled: bool) -> None:
         self._file, self._task, self._labelled = file, task, labelled
@@ -74,9 +59,6 @@ class ColumnFinder:
         Args:
             first: the first line of the table. Columns without names are called 1, 2 and so on.
             kind: ending of the file; a single column of a .txt is lines of text, whatever the first one says.
-
-        Raises:
-            CorpusError: columns that are told but missing, or that have other names.
         """
         names = [cell.strip() for cell in first]
         lower = {name.lower() for name in names}
@@ -153,11 +135,7 @@ class ColumnFinder:
 
 
 class PairFinder:
-    """Finds the better and the worse of two sentences: in columns with such names, or in this order in the only two of a table.
-
-    Args:
-        file: its name, for messages.
-    """
+    """Finds the better and the worse of two sentences: in columns with such names, or in this order in a table's only two."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -186,7 +164,6 @@ def counted(n: int) -> str:
 
 
 def _first(known: Sequence[str], lower: Mapping[str, str]) -> str | None:
-    """Return the first of the known names that there is, as it is written."""
     return next((lower[name] for name in known if name in lower), None)
 
 

@@ -103,11 +103,7 @@ class Corpus:
                 raise CorpusError(f"'{now[0]}' changed while it was read; try again when nothing writes to it any more")
 
     def chunks(self, split: SplitName, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
-        """Yield the text of a split in chunks that are not empty, cut as in `cut_chunks`, without separator lines.
-
-        Raises:
-            CorpusError: a file is damaged.
-        """
+        """Yield the text of a split in chunks that are not empty, cut as in `cut_chunks`, without separator lines."""
         for piece in self.splits[split]:
             yield from read_chunks(piece, chunk_bytes, self.document_separator)
 
@@ -152,11 +148,7 @@ def choose_corpus(config: DataConfig, corpus: str | None) -> DataConfig:
 
 
 def choose_tokenizer(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """Return the settings with a tokenizer of ids if the corpus holds ids, unless `overrides` name another kind.
-
-    Raises:
-        ConfigError: they name another, and the corpus cannot be text.
-    """
+    """Return the settings with a tokenizer of ids if the corpus holds ids, unless `overrides` name another kind."""
     chosen: dict[str, Any] = {}
     for change in map(parse_override, overrides):
         chosen = merge(chosen, change)
@@ -187,11 +179,7 @@ def _files(corpus: str) -> tuple[list[Path], Path]:
 
 
 def benchmark_files(name: str, folder: Path | None) -> list[Path]:
-    """Return the JSON lines of BLiMP or LAMBADA: in a directory or its `data`, or else in `data_dir()/NAME`.
-
-    Raises:
-        CorpusError: there are none.
-    """
+    """Return the JSON lines of BLiMP or LAMBADA: in a directory or its `data`, or else in `data_dir()/NAME`."""
     place = data_dir() / name if folder is None else folder
     for each in (place, place / name, place / "data"):
         if found := sorted(file for ending in ("", *COMPRESSED) for file in each.glob(f"*.jsonl{ending}")):
@@ -213,9 +201,6 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
         search: directories that may hold a named corpus, searched after `config.directory` and before `data_dir()`.
         download: download a named corpus that is in none of them.
         hold_ids: read files of ids.
-
-    Raises:
-        CorpusError: no such file or name, an empty corpus, one of the other kind, or a download that failed.
     """
     path = Path(config.corpus).expanduser()
     files, root = _files(config.corpus)
@@ -326,9 +311,6 @@ def fetch(name: str) -> Path:
     """Download a named corpus to `data_dir()/name`, check size and SHA-256, and return that directory.
 
     What is there already is not downloaded again.
-
-    Raises:
-        CorpusError: unknown name, a corpus that cannot be downloaded automatically, or a failed download.
     """
     if name not in NAMED:
         raise CorpusError(f"cannot download corpus '{name}'; {did_you_mean(name, NAMED)}")
@@ -344,7 +326,6 @@ def fetch(name: str) -> Path:
 
 
 def _fetch(source: Source, folder: Path) -> None:
-    """Download and unpack the files of a source that are not there."""
     targets = [member for _, member in source.members] or [source.file]
     if all((folder / target).is_file() for target in targets):
         return

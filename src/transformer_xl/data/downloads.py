@@ -25,16 +25,6 @@ def download(urls: Sequence[str], target: Path, *, size: int, sha256: str) -> No
     """Download a file; it gets its name only when it is complete and verified.
 
     The bytes go to `target.part`; if an earlier attempt left this file, only the rest is requested.
-
-    Args:
-        urls: http(s) addresses, mirrors that are tried in order until one answers.
-        target: the file to write.
-        size: expected bytes.
-        sha256: expected hash as hex.
-
-    Raises:
-        CorpusError: no connection, cut off (running again resumes), wrong size or hash (the file is removed).
-        OSError: the file cannot be written.
     """
     part = target.with_name(target.name + ".part")
     make_directories(target.parent)
@@ -84,18 +74,9 @@ def _receive(response: http.client.HTTPResponse, part: Path, done: int, size: in
 
 
 def unpack(archive: Path, members: Mapping[str, Path], *, limit: int) -> None:
-    """Unpack the named members of a .zip or .tar.gz, and nothing else.
+    """Unpack the named members of a .zip or .tar.gz, and nothing else; one that unpacks to more than `limit` bytes is refused.
 
     Paths inside the archive are only compared, never used, so that no archive can write elsewhere.
-
-    Args:
-        archive: need not be trusted.
-        members: name in the archive → file to write.
-        limit: the most bytes that a member may unpack to.
-
-    Raises:
-        CorpusError: a damaged archive, a missing member, or one that is too large.
-        OSError: a file cannot be written.
     """
     left = dict(members)
     try:

@@ -48,17 +48,7 @@ def id_dtype(vocab_size: int) -> np.dtype:
 def encode_chunks(
     chunks: Iterable[Chunk], tokenizer: Tokenizer, *, n_workers: int = 1, tokenizer_path: Path | None = None
 ) -> Iterator[EncodedBatch]:
-    """Encode chunks in order; the ids do not depend on the number of workers.
-
-    Args:
-        chunks: the text; read ahead by a few batches only.
-        tokenizer: encodes in this process.
-        n_workers: processes; 1 means this one.
-        tokenizer_path: file of the same tokenizer, which the other processes load.
-
-    Raises:
-        CorpusError: text that the tokenizer cannot represent, or a worker process that died.
-    """
+    """Encode chunks, read ahead by a few batches only, in order; the ids do not depend on the number of processes."""
     batches = _batches(chunks)
     if n_workers == 1 or tokenizer_path is None:
         for batch in batches:

@@ -64,9 +64,6 @@ def read_examples(
         labelled: every example must have a label; False: it may.
         reads_labels: False: labels are left out, whatever they are.
         better_first: of two sentences the first one is better, see `PairFinder`; a directory is no such source.
-
-    Raises:
-        CorpusError: what cannot be read, or lacks a text or label, with its line.
     """
     path = source if isinstance(source, Path) else None
     reader = _Reader(path, task, labelled=labelled, reads_labels=reads_labels, better_first=better_first)
@@ -98,11 +95,7 @@ def suffix_of(path: Path) -> str:
 
 
 def read_pairs(source: Path | Iterable[bytes]) -> Iterator[Example]:
-    """Yield pairs of sentences, the better one first: of JSON lines, TSV or CSV with the names of BLiMP, or of two columns.
-
-    Raises:
-        CorpusError: what cannot be read or has other columns, with its line.
-    """
+    """Yield pairs of sentences, the better one first: of JSON lines, TSV or CSV with the names of BLiMP, or of two columns."""
     task = TaskConfig(kind="classification")
     return read_examples(source, task, labelled=False, reads_labels=False, better_first=True)
 
@@ -126,7 +119,6 @@ class _Reader:
     # what is read
 
     def lines(self, blocks: Iterable[bytes], kind: str = ".txt") -> Iterator[Example]:
-        """Yield the examples of a file."""
         lines = numbered_lines(_without_mark(blocks), self._name)
         first = next(lines, None)
         if first is None:
@@ -150,7 +142,6 @@ class _Reader:
         yield from self._objects(objects())
 
     def directories(self, path: Path) -> Iterator[Example]:
-        """Yield the files of each class's directory."""
         for folder in class_directories(path):
             for file in filter(Path.is_file, entries(folder)):
                 place = f"'{file}'"
@@ -274,7 +265,6 @@ class _Reader:
         return self._label_of(fields.get(names[0]), place) if names else None
 
     def _label_of(self, value: Any, place: str) -> Label | None:
-        """Return a label as the kind of task has it."""
         if self._kind == "multilabel" and value is not None:
             values = value if isinstance(value, list) else _name(value, place).split(",")
             return tuple(dict.fromkeys(name for each in values if (name := _name(each, place))))
@@ -374,16 +364,11 @@ def _without_mark(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _whole(file: Path) -> bytes:
-    """Return the content of a file that is one text."""
     return b"".join(read_blocks(Piece(file))).removeprefix(b"\xef\xbb\xbf")
 
 
 def class_directories(path: Path) -> list[Path]:
-    """Return the directories of classes in a directory, sorted; without that of texts without labels.
-
-    Raises:
-        CorpusError: there are fewer than two.
-    """
+    """Return the directories of classes in a directory, sorted; without that of texts without labels."""
     folders = [each for each in subdirectories(path) if each.name not in UNLABELLED]
     if len(folders) < 2:
         raise CorpusError(f"'{path}' has {len(folders)} directories of classes; give a file, or a directory with two or more")

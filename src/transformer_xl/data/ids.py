@@ -55,12 +55,6 @@ class _Numbers(Sequence[bytes]):
 class IdTokenizer(PieceTokenizer):
     r"""Ids that come from elsewhere. Their text is decimal numbers, each followed by a space.
 
-    Args:
-        vocab_size: number of ids.
-
-    Raises:
-        TokenizerError: no such size.
-
     Example:
         >>> tokenizer = IdTokenizer(100)
         >>> tokenizer.encode("12 7\n9").tolist(), tokenizer.decode([12, 7, 9])
@@ -120,11 +114,7 @@ def id_file_size(path: Path) -> int:
 
 
 def read_ids(piece: Piece, tokenizer: IdTokenizer | None = None) -> Iterator[Chunk]:
-    """Yield the ids of a piece in chunks of bounded size, as `PACKED`.
-
-    Raises:
-        CorpusError: the file is damaged, or holds something else than documents of ids that the `tokenizer`, if any, has.
-    """
+    """Yield the ids of a piece in chunks of bounded size, as `PACKED`."""
     vocab_size = tokenizer.vocab_size if tokenizer else MOST_IDS
     if is_array_file(piece.path):
         with damage_told(piece.path):
@@ -232,7 +222,6 @@ def _arrays(path: Path) -> Iterator[tuple[_Array, IO[bytes]]]:
 
 
 def _members(path: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield the name, size in bytes and content of each array."""
     if path.suffix == ".npy":
         with path.open("rb") as file:
             yield "", path.stat().st_size, file

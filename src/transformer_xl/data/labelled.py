@@ -32,17 +32,11 @@ WINDOW = 64
 
 @dataclass(frozen=True)
 class Row:
-    """The ids of a text, or of two, with what stands between and after them.
+    """The ids of a text, or of two, with what stands between and after them."""
 
-    Attributes:
-        ids: int32 (n,).
-        segments: int8 (n,), the text that each token belongs to (XLNet); all zeros for other models.
-        may_answer: bool (n,), tokens that an answer may consist of; None: all.
-    """
-
-    ids: np.ndarray
-    segments: np.ndarray
-    may_answer: np.ndarray | None = None
+    ids: np.ndarray  # int32 (n,)
+    segments: np.ndarray  # int8 (n,), the text that each token belongs to (XLNet); all zeros for other models
+    may_answer: np.ndarray | None = None  # bool (n,), tokens that an answer may consist of; None: all
 
 
 @dataclass(frozen=True)
@@ -81,9 +75,6 @@ class Layout:
         kind: the model's kind, such as "xlnet".
         max_len: the most tokens of a row, special ones included; None: any number.
 
-    Raises:
-        ConfigError: an XLNet's vocabulary without <sep> and <cls>, or no room for two texts.
-
     Example:
         >>> from transformer_xl.data.tokenizers import ByteTokenizer
         >>> layout = Layout(ByteTokenizer(), "transformer_xl", max_len=8)
@@ -120,13 +111,7 @@ class Layout:
         return self.tokenizer.encode(text.replace("\n", " ") if self.is_xlnet else text).astype(np.int32)
 
     def row(self, first: np.ndarray, second: np.ndarray | None = None, *, is_choice: bool = False) -> Row:
-        """Return one or two encoded texts as a row, shortened if it is too long.
-
-        Args:
-            first: ids, integers (n,).
-            second: ids of the second text; None: there is none.
-            is_choice: the end of `second` is what matters.
-        """
+        """Return one or two encoded texts as a row, shortened if it is too long: `is_choice` keeps the end of `second`."""
         n_first, n_second = self._kept(len(first), None if second is None else len(second), is_choice)
         parts = [first[:n_first], self.sep]
         if second is not None:
@@ -143,11 +128,7 @@ class Layout:
         return sum(self._kept(n_first, n_second, is_choice)) + self.n_special(1 if n_second is None else 2)
 
     def rows(self, example: Example) -> tuple[Row, ...]:
-        """Return an example as one row, or as one for each choice.
-
-        Raises:
-            TokenizerError: see `encode`; the message begins with the example's place.
-        """
+        """Return an example as one row, or as one for each choice."""
         first, *others = [self.encode_at(text, example.place) for text in _texts_of(example)]
         return tuple(self.row(first, other, is_choice=bool(example.choices)) for other in others or [None])
 
@@ -186,18 +167,11 @@ def _special_pieces(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _texts_of(example: Example) -> tuple[str, ...]:
-    """Return the text, and the second text or all choices."""
     return (example.text, *(example.choices or (() if example.pair is None else (example.pair,))))
 
 
 def batch_of(rows: Sequence[tuple[Row, ...]], labels: Tensor, *, length: int | None = None) -> LabelledBatch:
-    """Return rows with padding at their left.
-
-    Args:
-        rows: one tuple per example: a row, or one for each choice, and then equally many for each example.
-        labels: of the examples, see `LabelledBatch`; see `labels_of`.
-        length: L; None: of the longest row.
-    """
+    """Return rows with padding at their left: one tuple per example, of a row, or of equally many for each of its choices."""
     n_choice = len(rows[0])
     flat = [row for choices in rows for row in choices]
     length = max(len(row.ids) for row in flat) if length is None else length
@@ -242,13 +216,7 @@ class Rows(Protocol):
 
 
 class LabelledTexts:
-    """Examples encoded once and held: 4 bytes a token; a text that follows on itself, as in RACE, is held once.
-
-    Raises:
-        CorpusError: no examples, or a label that the head does not know.
-        ConfigError: examples with different numbers of texts, or no room.
-        TokenizerError: a character that the tokenizer cannot represent.
-    """
+    """Examples encoded once and held: 4 bytes a token; a text that follows on itself, as in RACE, is held once."""
 
     def __init__(self, examples: Sequence[Example], layout: Layout, head: HeadConfig) -> None:
         if not examples:
@@ -317,17 +285,6 @@ class LabelledStream(Stream):
         seed: seed of the order, at least 0.
         rank: index of this process.
         world_size: number of processes, W.
-
-    Raises:
-        ConfigError: world_size does not divide batch_size.
-
-    Example:
-        >>> from transformer_xl.data.tokenizers import ByteTokenizer
-        >>> texts = [Example("a", label=1.0), Example("bc", label=2.0), Example("d", label=3.0)]
-        >>> head = HeadConfig(kind="regression")
-        >>> stream = LabelledStream(LabelledTexts(texts, Layout(ByteTokenizer(), "lstm"), head), batch_size=2, seed=0)
-        >>> sorted(label for batch in (next(stream), next(stream)) for label in batch.labels.tolist() if label == label)
-        [1.0, 2.0, 3.0]
     """
 
     _resumed_with = "the same data, train.batch_size and train.seed"

@@ -45,11 +45,7 @@ class Example:
 
 
 def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...]:
-    """Return the classes or labels of the training examples, sorted, numbers as numbers; columns of labels in their own order.
-
-    Raises:
-        CorpusError: there is a single class, or there are as many as in a column that is no label.
-    """
+    """Return the classes or labels of the training examples, sorted, numbers as numbers; columns of labels as they stand."""
     if task.kind not in ("classification", "multilabel"):
         return ()
     if task.kind == "multilabel" and task.label and len(task.label) > 1:
@@ -100,11 +96,7 @@ def _number(text: str) -> float | None:
 
 
 def labels_of(head: HeadConfig, examples: Sequence[Example]) -> Tensor:
-    """Return the labels of examples as numbers, as in `LabelledBatch`; spans have no such labels.
-
-    Raises:
-        CorpusError: a label that the head does not know, with its file and line.
-    """
+    """Return the labels of examples as numbers, as in `LabelledBatch`; spans have no such labels."""
     index = {name: i for i, name in enumerate(head.labels)}
     if head.kind == "regression":
         numbers = [torch.nan if each.label is None else label_number(each.label, each.place) for each in examples]

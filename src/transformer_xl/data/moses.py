@@ -53,7 +53,6 @@ class PlainSpacing:
         """Remember a word that follows a join."""
 
     def _space(self, word: str) -> str:
-        """Return the space between `word` and the text before it, possibly none."""
         return " "
 
 
@@ -105,9 +104,6 @@ def moses_splitter(language: str, never_split: Sequence[str], *, lower_case: boo
     """Return a function that splits one line of text into words.
 
     Words of `never_split` are found anywhere in the text, in their exact spelling, and keep their case.
-
-    Raises:
-        TokenizerError: sacremoses is not installed.
     """
     try:
         import sacremoses  # pyright: ignore[reportMissingImports]

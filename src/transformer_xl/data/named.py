@@ -11,69 +11,43 @@ SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
 
 @dataclass(frozen=True)
 class Source:
-    """One download.
+    """One download."""
 
-    Attributes:
-        urls: mirrors of the same file, tried in order.
-        size: bytes.
-        sha256: of the downloaded file, as other programs that use it publish it.
-        members: (name in the archive, name on disk) of the files to unpack; empty for a plain file.
-        file: name on disk of a plain file.
-        unpacked_limit: the most bytes that a member of an archive may have.
-    """
-
-    urls: tuple[str, ...]
-    size: int
-    sha256: str
+    urls: tuple[str, ...]  # mirrors of the same file, tried in order
+    size: int  # bytes
+    sha256: str  # of the downloaded file, as other programs that use it publish it
+    # (name in the archive, name on disk) of the files to unpack; empty for a plain file
     members: tuple[tuple[str, str], ...] = ()
-    file: str = ""
-    unpacked_limit: int = 0
+    file: str = ""  # name on disk of a plain file
+    unpacked_limit: int = 0  # the most bytes that a member of an archive may have
 
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """One split of a named corpus.
+    """One split of a named corpus."""
 
-    Attributes:
-        files: usual names; the first that exists is used. With `*` in it, all files that match belong to the split.
-        n_bytes: size of the split in bytes; None if unknown.
-        n_tokens: words with one `<eos>` per line, as publications count them; None if none is published.
-        start: first byte of the split in the file.
-        stop: the byte after the last one; None means the end of the file.
-        sha256: of the decompressed file; None if only the archive's is known.
-        translations: usual names of a file with the second language, line by line; each line of the split is then a pair,
-            divided by a tab.
-    """
-
+    # usual names; the first that exists is used. With `*` in it, all files that match belong to the split
     files: tuple[str, ...]
-    n_bytes: int | None = None
-    n_tokens: int | None = None
-    start: int = 0
-    stop: int | None = None
-    sha256: str | None = None
+    n_bytes: int | None = None  # size of the split in bytes; None if unknown
+    n_tokens: int | None = None  # words with one `<eos>` per line, as publications count them; None if none is published
+    start: int = 0  # first byte of the split in the file
+    stop: int | None = None  # the byte after the last one; None means the end of the file
+    sha256: str | None = None  # of the decompressed file; None if only the archive's is known
+    # usual names of a file with the second language, line by line; each line of the split is then a pair, divided by a tab
     translations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class NamedCorpus:
-    """One named corpus.
+    """One named corpus."""
 
-    Attributes:
-        description: one line.
-        terms: terms of use.
-        splits: files of train, valid and test.
-        folders: usual names of its directory, besides its own.
-        sources: downloads; empty if it cannot be downloaded automatically.
-        how_to_get: what to do in that case.
-        vocabularies: size of the vocabulary by kind of tokenizer, where it is known, so that `txl plan` need not read the text.
-    """
-
-    description: str
-    terms: str
+    description: str  # one line
+    terms: str  # of use
     splits: dict[SplitName, SplitFiles]
-    folders: tuple[str, ...] = ()
-    sources: tuple[Source, ...] = ()
-    how_to_get: str = ""
+    folders: tuple[str, ...] = ()  # usual names of its directory, besides its own
+    sources: tuple[Source, ...] = ()  # downloads; empty if it cannot be downloaded automatically
+    how_to_get: str = ""  # what to do in that case
+    # size of the vocabulary by kind of tokenizer, where it is known, so that `txl plan` need not read the text
     vocabularies: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -22,12 +22,7 @@ class Aligned(NamedTuple):
 
 
 def xlnet_text(text: str, *, lower_case: bool = False, keep_accents: bool = False) -> str:
-    r"""Return a text as XLNet reads it: single spaces, plain quotes, no accents.
-
-    Example:
-        >>> xlnet_text("  Caf\u00e9,\t``\u00bd''  ")
-        'Cafe, "1\u20442"'
-    """
+    """Return a text as XLNet reads it: single spaces, plain quotes, no accents."""
     text = _QUOTES.sub('"', " ".join(text.split()))
     if not keep_accents and not text.isascii():
         text = _without_accents(text)

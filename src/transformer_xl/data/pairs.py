@@ -40,27 +40,16 @@ _TRAINING, _FIXED = 0, 1
 
 @dataclass(frozen=True)
 class PairSegment:
-    """The tokens of one step, B rows of T tokens with up to K targets each.
+    """The tokens of one step, B rows of T tokens with up to K targets each."""
 
-    Attributes:
-        ids: (B, T) int64.
-        labels: (B, K) int64, the tokens at the targets; -100 where a row has fewer than K.
-        targets: (B, K) int64, places of the targets in the row; T - 1 where a row has fewer.
-        rank: (B, T) int64, of each token as a key; see `targets.py`.
-        sees: (B, T) int64, of each token as a query, which sees the keys of lower rank.
-        segment_ids: (B, T) int64, 0 up to the <sep> after A, 1 for B and its <sep>, 2 for <cls>.
-        backward: (B,) bool, rows that hold text from right to left.
-        is_random: (B,) bool, rows in which B does not go on where A ends.
-    """
-
-    ids: torch.Tensor
-    labels: torch.Tensor
-    targets: torch.Tensor
-    rank: torch.Tensor
-    sees: torch.Tensor
-    segment_ids: torch.Tensor
-    backward: torch.Tensor
-    is_random: torch.Tensor
+    ids: torch.Tensor  # (B, T) int64
+    labels: torch.Tensor  # (B, K) int64, the tokens at the targets; -100 where a row has fewer than K
+    targets: torch.Tensor  # (B, K) int64, places of the targets in the row; T - 1 where a row has fewer
+    rank: torch.Tensor  # (B, T) int64, of each token as a key; see `targets.py`
+    sees: torch.Tensor  # (B, T) int64, of each token as a query, which sees the keys of lower rank
+    segment_ids: torch.Tensor  # (B, T) int64, 0 up to the <sep> after A, 1 for B and its <sep>, 2 for <cls>
+    backward: torch.Tensor  # (B,) bool, rows that hold text from right to left
+    is_random: torch.Tensor  # (B,) bool, rows in which B does not go on where A ends
 
 
 class PairStream(Lanes):
@@ -204,7 +193,6 @@ class PairStream(Lanes):
         return tokens[first:], end - first
 
     def _lane(self, row: int) -> "_Lane":
-        """Return the lane of a row."""
         lane, odd = divmod(row, 2) if self._bi_data else (row, 0)
         return _Lane(self._epoch_text(), lane * self._lane_len, self._lane_len, odd == 1, self._ends)
 
@@ -241,11 +229,6 @@ class _Lane:
 
 def shortened(a_len: int, b_len: int, most: int) -> tuple[int, int]:
     """Return the lengths of A and B once the longer one, or else B, has been shortened until both together have `most` tokens.
-
-    Args:
-        a_len: tokens of A.
-        b_len: tokens of B; both together have at least `most`.
-        most: their tokens in the end.
 
     Example:
         >>> shortened(9, 2, 7), shortened(2, 9, 7), shortened(9, 9, 7)

@@ -57,36 +57,22 @@ _COPIED_WORDS = 500_000
 
 @dataclass(frozen=True)
 class TokenSplit:
-    """One split as ids.
+    """One split as ids."""
 
-    Attributes:
-        ids: shape (n_tokens,), uint16 or uint32, mapped from disk.
-        document_starts: token offsets at which documents start, int64, increasing, mapped from disk; the first is 0.
-        n_bytes: bytes of the text; of ids, four for each.
-        n_characters: code points of the text, or ids.
-    """
-
-    ids: np.ndarray
-    document_starts: np.ndarray
-    n_bytes: int
-    n_characters: int
+    ids: np.ndarray  # shape (n_tokens,), uint16 or uint32, mapped from disk
+    document_starts: np.ndarray  # token offsets at which documents start, int64, increasing, mapped from disk; the first is 0
+    n_bytes: int  # bytes of the text; of ids, four for each
+    n_characters: int  # code points of the text, or ids
 
 
 @dataclass(frozen=True)
 class PreparedCorpus:
-    """A corpus as ids.
+    """A corpus as ids."""
 
-    Attributes:
-        tokenizer: the tokenizer that encoded the text.
-        directory: the directory of the ids.
-        splits: train, valid and test; valid and test may have no tokens.
-        training_sha256: SHA-256 of the ids of the train split; a resumed run recognizes its text by it.
-    """
-
-    tokenizer: Tokenizer
-    directory: Path
-    splits: dict[SplitName, TokenSplit]
-    training_sha256: str
+    tokenizer: Tokenizer  # the tokenizer that encoded the text
+    directory: Path  # the directory of the ids
+    splits: dict[SplitName, TokenSplit]  # train, valid and test; valid and test may have no tokens
+    training_sha256: str  # SHA-256 of the ids of the train split; a resumed run recognizes its text by it
 
 
 def prepare(
@@ -208,7 +194,6 @@ def _notes(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> Iterator[s
 
 
 def _some(files: Sequence[Path]) -> str:
-    """Return the names of the first few files."""
     more = len(files) - _NAMED_FILES
     return ", ".join(file.name for file in files[:_NAMED_FILES]) + (f" and {more:,} more" if more > 0 else "")
 
@@ -232,7 +217,6 @@ def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokeni
 
 
 def _n_ids(corpus: Corpus, progress: bool) -> int:
-    """Return the smallest vocabulary that has all ids."""
     largest = 0
     with console.progress("looking for the largest id", unit="bytes", hidden=not progress) as bar:
         for chunk in chain.from_iterable(map(corpus.ids, SPLITS)):

@@ -27,7 +27,7 @@ _PLACE_IN_LIBRARY = re.compile(r"^[A-Z_]+: (src/\S+ \[.*\] ?)?")
 
 
 class SentencePieceTokenizer(PieceTokenizer):
-    r"""Cuts lines into the pieces of a model of SentencePiece, of whatever type: unigram, BPE, characters or words.
+    """Cuts lines into the pieces of a model of SentencePiece, of whatever type: unigram, BPE, characters or words.
 
     Args:
         model: content of the model's file, in base 64.
@@ -37,9 +37,6 @@ class SentencePieceTokenizer(PieceTokenizer):
         lower_case: fold case; needs "xlnet".
         keep_accents: leave characters as they are; needs "xlnet".
         line_end: the piece for a line end; None: line ends have no id.
-
-    Raises:
-        TokenizerError: the library cannot read the model, or arguments do not fit together.
     """
 
     kind = "unigram"
@@ -233,9 +230,6 @@ def read_spiece(
         lower_case: fold case; XLNet's published models do not.
         keep_accents: leave accents; these models do not.
         line_end: the piece put after each line; None: nothing is.
-
-    Raises:
-        TokenizerError: the file is damaged, or holds a model that cannot be used.
     """
     model = b64encode(Path(path).read_bytes()).decode()
     return SentencePieceTokenizer(
@@ -244,7 +238,6 @@ def read_spiece(
 
 
 def _loaded(model: str) -> tuple[Any, tuple[str, ...]]:
-    """Return the library's processor and its pieces."""
     from sentencepiece import SentencePieceNormalizer, SentencePieceProcessor
 
     try:

@@ -51,27 +51,16 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """A question about a passage.
+    """A question about a passage."""
 
-    Attributes:
-        id: its name in the file.
-        text: the question.
-        passage: the text that may hold the answer.
-        answers: right answers, from one or several people; none if there is none, or if it is not known.
-        is_impossible: the passage does not hold an answer.
-        is_labelled: whether the file says what the answer is, or that there is none.
-        article: number of the article that the passage is from.
-        place: where it comes from, for messages.
-    """
-
-    id: str
-    text: str
-    passage: str
-    answers: tuple[Answer, ...] = ()
-    is_impossible: bool = False
-    is_labelled: bool = True
-    article: int = 0
-    place: str = ""
+    id: str  # its name in the file
+    text: str  # the question
+    passage: str  # the text that may hold the answer
+    answers: tuple[Answer, ...] = ()  # right answers, from one or several people; none if there is none, or if it is not known
+    is_impossible: bool = False  # the passage does not hold an answer
+    is_labelled: bool = True  # whether the file says what the answer is, or that there is none
+    article: int = 0  # number of the article that the passage is from
+    place: str = ""  # where it comes from, for messages
 
     @property
     def example(self) -> Example:
@@ -113,18 +102,9 @@ class _File(_Entry):
 
 
 def read_squad(path: Path, *, labelled: bool = True) -> list[Question]:
-    """Read a file of SQuAD 1.1 or 2.0, plain or compressed (.gz, .xz, .zst).
+    """Read the questions of a file of SQuAD 1.1 or 2.0, plain or compressed (.gz, .xz, .zst), in its order.
 
-    Args:
-        path: of the file.
-        labelled: refuse questions that have neither an answer nor the mark that there is none; else they come unlabelled.
-
-    Returns:
-        the questions in the order of the file.
-
-    Raises:
-        CorpusError: the file cannot be read, is no such JSON, or something in it is missing or contradicts itself, for example
-            an answer that does not stand in its passage where the file says so.
+    Unless they are `labelled`, those that have neither an answer nor the mark that there is none come, too.
     """
     try:
         file = _File.model_validate_json(b"".join(read_blocks(Piece(path))))
@@ -163,20 +143,9 @@ def _question(entry: _Question, passage: str, article: int, path: Path, *, label
 
 
 def held_out(questions: Sequence[Question], share: float, *, seed: int) -> tuple[list[Question], list[Question]]:
-    """Divide questions by article, so that nobody is asked about a text that was learned from.
+    """Cut off a `share` of the questions at least, by article, so that nobody is asked about a text that was learned from.
 
     If there is one article only, they are divided by passage.
-
-    Args:
-        questions: at least two passages.
-        share: of the questions that is held out, at least; whole articles are.
-        seed: of the choice.
-
-    Returns:
-        the questions that remain and those that are held out, both in their order.
-
-    Raises:
-        CorpusError: one passage only.
     """
     groups: list[Any] = [question.article for question in questions]
     if len(set(groups)) < 2:
@@ -187,14 +156,7 @@ def held_out(questions: Sequence[Question], share: float, *, seed: int) -> tuple
 
 
 def divide(items: Sequence[Item], groups: Sequence[Any], share: float, *, seed: int) -> tuple[list[Item], list[Item]]:
-    """Divide what belongs to groups, so that no group is on both sides; both sides are in their order.
-
-    Args:
-        items: of two groups at least.
-        groups: of each item.
-        share: of the items that goes to the second side, at least; whole groups do.
-        seed: of the choice.
-    """
+    """Cut off a `share` of items at least, by whole groups, of which there are two at least; both sides are in their order."""
     counts = Counter(groups)
     names, chosen, n_chosen = list(counts), set[Any](), 0
     for index in np.random.default_rng(seed).permutation(len(names))[:-1]:
@@ -230,24 +192,16 @@ class Pieces(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """A part of a passage with its question, as one row of tokens.
+    """A part of a passage with its question, as one row of tokens."""
 
-    Attributes:
-        row: the tokens; `may_answer` is True for the passage's pieces.
-        labels: first and last token of the answer and 0; or twice the last token and 1 where the window has none. All -100: not
-            known, or the answer has no pieces.
-        begin: the place in the row at which pieces of the passage begin.
-        starts: (n,) int64, the characters of the passage at which its pieces in this window begin.
-        ends: (n,) int64, those after their last ones.
-        has_most_context: (n,) bool, pieces which no other window shows with more text at both sides.
-    """
-
-    row: Row
+    row: Row  # the tokens; `may_answer` is True for the passage's pieces
+    # first and last token of the answer and 0; or twice the last token and 1 where the window has none. All -100: not known, or
+    # the answer has no pieces
     labels: tuple[int, int, int]
-    begin: int
-    starts: np.ndarray
-    ends: np.ndarray
-    has_most_context: np.ndarray
+    begin: int  # the place in the row at which pieces of the passage begin
+    starts: np.ndarray  # (n,) int64, the characters of the passage at which its pieces in this window begin
+    ends: np.ndarray  # (n,) int64, those after their last ones
+    has_most_context: np.ndarray  # (n,) bool, pieces which no other window shows with more text at both sides
 
 
 class _Cut(NamedTuple):
@@ -270,10 +224,6 @@ class WindowLayout:
         tgt_len: tokens of the longest row.
         doc_stride: tokens by which the windows of a passage move on.
         max_query_len: tokens of a question that are read.
-
-    Raises:
-        ConfigError: rows too short for such questions and steps.
-        TokenizerError: a vocabulary whose tokens have no places in a text, or without a token between question and passage.
 
     Example:
         >>> from transformer_xl.data.tokenizers import ByteTokenizer
@@ -320,12 +270,7 @@ class WindowLayout:
         return Pieces(*self._layout.tokenizer.encode_with_offsets(text))
 
     def pieces(self, question: Question) -> Pieces:
-        """Return the pieces of a question's passage.
-
-        Raises:
-            CorpusError: there are none.
-            TokenizerError: a character that the tokenizer cannot represent.
-        """
+        """Return the pieces of a question's passage."""
         where = question.place or f"question {shown(question.id)}"
         try:
             pieces = self._passage(question.passage)
@@ -361,13 +306,7 @@ class WindowLayout:
         return windows
 
     def cuts(self, question: Question, pieces: Pieces, n_asked: int) -> list[_Cut]:
-        """Return the windows of a question's passage as places of pieces.
-
-        Args:
-            question: with its answers.
-            pieces: of its passage.
-            n_asked: tokens of its text.
-        """
+        """Return the windows of a question's passage as places of pieces."""
         room, n_piece = self._tgt_len - self._n_special - n_asked, len(pieces.ids)
         begins = [0, *range(self._doc_stride, max(0, n_piece - room) + self._doc_stride, self._doc_stride)]
         answer = pieces.covering(question.answers[0].start, question.answers[0].end) if question.answers else None
@@ -382,13 +321,7 @@ class WindowLayout:
         return cuts
 
     def row(self, passage: np.ndarray, asked: np.ndarray, cut: _Cut) -> tuple[Row, int, tuple[int, int, int]]:
-        """Return a window's row, the place of its passage in it, and its labels.
-
-        Args:
-            passage: ids of the window's part of the passage, (n,).
-            asked: ids of the question, (m,).
-            cut: where the window lies.
-        """
+        """Return a window's row, the place of its passage in it, and its labels."""
         if self._layout.is_xlnet:
             row, begin = self._layout.row(passage, asked), 0
         else:
@@ -422,21 +355,7 @@ def _most_context(cuts: Sequence[_Cut], n_piece: int) -> np.ndarray:
 
 
 def batch_of_windows(rows: Sequence[Row], labels: Sequence[tuple[int, int, int]], length: int | None = None) -> LabelledBatch:
-    r"""Return windows as the rows of a batch, padded at the left; places in its labels count the padding.
-
-    Args:
-        rows: of the windows.
-        labels: of the windows, counted from where the row begins.
-        length: tokens of a row of the batch; None: of the longest.
-
-    Example:
-        >>> from transformer_xl.data.tokenizers import ByteTokenizer
-        >>> layout = WindowLayout(Layout(ByteTokenizer(), "lstm"), tgt_len=14, doc_stride=4, max_query_len=4)
-        >>> windows = layout.windows(Question("1", "who?", "it was Ann.", (Answer("Ann", 7),)))
-        >>> batch = batch_of_windows([window.row for window in windows], [window.labels for window in windows])
-        >>> batch.n_pad.tolist(), batch.labels.tolist()
-        ([0, 1], [[13, 13, 1], [9, 11, 0]])
-    """
+    """Return windows as the rows of a batch, padded at the left; places in its labels count the padding."""
     batch = batch_of([(row,) for row in rows], torch.tensor(labels, dtype=torch.int64), length=length)
     places = batch.labels[:, :2]
     places += batch.n_pad[:, None] * (places != NOT_SCORED)
@@ -450,10 +369,6 @@ class LabelledWindows:
         lengths: tokens of each window's row, int64 (n,).
         checksum: see `Rows`.
         n_lost: questions whose answer begins or ends inside of a piece, so that no prediction can be exactly the answer.
-
-    Raises:
-        CorpusError: no questions, or a passage without anything that can be encoded.
-        TokenizerError: a character that the tokenizer cannot represent.
     """
 
     def __init__(self, questions: Sequence[Question], layout: WindowLayout) -> None:

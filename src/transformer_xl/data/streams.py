@@ -35,17 +35,11 @@ _LOOK_BACK = 64  # tokens; a sentence usually has fewer
 
 @dataclass(frozen=True)
 class Segment:
-    """The tokens of one step, B lanes of T tokens.
+    """The tokens of one step, B lanes of T tokens."""
 
-    Attributes:
-        ids: (B, T) int64.
-        labels: (B, T) int64, the token after each of `ids`; -100 where it is not learned from.
-        document_starts: (B, T) bool, True where a new document begins at that token of `ids`.
-    """
-
-    ids: torch.Tensor
-    labels: torch.Tensor
-    document_starts: torch.Tensor
+    ids: torch.Tensor  # (B, T) int64
+    labels: torch.Tensor  # (B, T) int64, the token after each of `ids`; -100 where it is not learned from
+    document_starts: torch.Tensor  # (B, T) bool, True where a new document begins at that token of `ids`
 
 
 class Stream(ABC):
@@ -105,9 +99,6 @@ class Stream(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position that `state_dict` returned, for any world size.
-
-        Args:
-            state: what `state_dict` returned.
 
         Raises:
             ConfigError: the state belongs to another text or layout, or is damaged.
@@ -198,10 +189,6 @@ class SegmentStream(Lanes):
         shuffle: none: the text as stored; documents: documents in a new random order in each epoch.
         seed: seed of the random orders.
         separator: id after which a document's answer begins, which alone is learned from; None: all is.
-
-    Raises:
-        ConfigError: world_size does not divide batch_size.
-        CorpusError: fewer ids than one segment per lane needs.
 
     Example:
         >>> stream = SegmentStream(np.arange(13), batch_size=2, tgt_len=3)

@@ -37,11 +37,6 @@ class Draws:
     """Random numbers in [0, 1), which depend on nothing but their key.
 
     They are numbers of Philox itself, which numpy promises to keep. It does not promise that for what its methods make of them.
-
-    Example:
-        >>> draws, again = Draws(7, 0, epoch=1, row=2, step=3), Draws(7, 0, epoch=1, row=2, step=3)
-        >>> draws.take(2).tolist() == [again.take(1).item(), again.take(1).item()]
-        True
     """
 
     def __init__(self, seed: int, purpose: int, *, epoch: int, row: int, step: int) -> None:
@@ -64,19 +59,12 @@ class Draws:
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of B rows of T tokens, and who sees whom.
+    """The targets of B rows of T tokens, and who sees whom."""
 
-    Attributes:
-        targets: (B, K) int64, places of the targets, increasing; T - 1 where a row has fewer than K.
-        labels: (B, K) int64, the tokens at these places; -100 where a row has fewer.
-        rank: (B, T) int64, of each token as a key.
-        sees: (B, T) int64, of each token as a query: it sees the keys of lower rank.
-    """
-
-    targets: np.ndarray
-    labels: np.ndarray
-    rank: np.ndarray
-    sees: np.ndarray
+    targets: np.ndarray  # (B, K) int64, places of the targets, increasing; T - 1 where a row has fewer than K
+    labels: np.ndarray  # (B, K) int64, the tokens at these places; -100 where a row has fewer
+    rank: np.ndarray  # (B, T) int64, of each token as a key
+    sees: np.ndarray  # (B, T) int64, of each token as a query: it sees the keys of lower rank
 
 
 class TargetSampler:
@@ -99,9 +87,6 @@ class TargetSampler:
         max_gram: the most words, or tokens, of a span.
         spans: words: a span has whole words; pieces: a span begins with a word and has 1 … max_gram tokens, as in the
             original, which meant to count words.
-
-    Raises:
-        ConfigError: the vocabulary lacks a special token, or lengths do not fit.
     """
 
     def __init__(
@@ -144,13 +129,7 @@ class TargetSampler:
         self._window = {"mask_alpha": mask_alpha, "mask_beta": mask_beta, "max_gram": max_gram, "whole_words": spans == "words"}
 
     def draw(self, ids_BT: np.ndarray, backward_B: np.ndarray, draws: Sequence[Draws]) -> Targets:
-        """Return targets and ranks of rows.
-
-        Args:
-            ids_BT: int64.
-            backward_B: bool, the rows that hold text from right to left.
-            draws: the numbers of each row.
-        """
+        """Return targets and ranks of rows."""
         chosen_BT, place_BT = np.zeros(ids_BT.shape, bool), np.zeros(ids_BT.shape, np.int64)
         starts_BT = self._word_starts[ids_BT]
         for row, numbers in enumerate(draws):

@@ -37,38 +37,23 @@ _MISMATCHED = ("dev_mismatched", "validation_mismatched", "test_mismatched")
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """What there is to train, validate and test on: files, or directories of classes.
+    """What there is to train, validate and test on: files, or directories of classes."""
 
-    Attributes:
-        train: what is learned from.
-        valid: None: a share of `train` is cut off.
-        test: None: there is none.
-        notes: sentences about what is not read.
-    """
-
-    train: Path
-    valid: Path | None = None
-    test: Path | None = None
-    notes: tuple[str, ...] = ()
+    train: Path  # what is learned from
+    valid: Path | None = None  # None: a share of `train` is cut off
+    test: Path | None = None  # None: there is none
+    notes: tuple[str, ...] = ()  # sentences about what is not read
 
 
 @dataclass(frozen=True)
 class TaskTexts:
-    """The examples of a task, whose labels have been checked; of spans, `Question`s.
+    """The examples of a task, whose labels have been checked; of spans, `Question`s."""
 
-    Attributes:
-        train: in the order of the file.
-        valid: likewise.
-        test: None: there is no file with labels.
-        labels: names of the classes or labels, in the order of their scores.
-        notes: sentences about what was not read, or was cut off.
-    """
-
-    train: Sequence[Any]
-    valid: Sequence[Any]
-    test: Sequence[Any] | None
-    labels: tuple[str, ...]
-    notes: tuple[str, ...] = ()
+    train: Sequence[Any]  # in the order of the file
+    valid: Sequence[Any]  # likewise
+    test: Sequence[Any] | None  # None: there is no file with labels
+    labels: tuple[str, ...]  # names of the classes or labels, in the order of their scores
+    notes: tuple[str, ...] = ()  # sentences about what was not read, or was cut off
 
 
 def find_files(task: TaskConfig) -> TaskFiles:
@@ -76,9 +61,6 @@ def find_files(task: TaskConfig) -> TaskFiles:
 
     `task.data` is a file; or a directory with files, or directories of classes or of RACE, that are called train, dev (or
     valid, validation, val) and test; or such a directory of classes itself. `task.valid` and `task.test` go before these.
-
-    Raises:
-        CorpusError: there is nothing to train on, or two files with the same purpose.
     """
     data = Path(task.data)
     valid, test = (Path(name) if name else None for name in (task.valid, task.test))
@@ -101,15 +83,7 @@ def find_files(task: TaskConfig) -> TaskFiles:
 
 
 def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
-    """Read all examples of a task, and cut off a share to validate on if there is no file for it.
-
-    Args:
-        task: its kind and files.
-        seed: decides which examples are cut off, at least 0.
-
-    Raises:
-        CorpusError: what cannot be read or is missing, or labels that do not fit, with file and line.
-    """
+    """Read all examples of a task, and cut off a share to validate on if there is no file for it."""
     files, is_span = find_files(task), task.kind == "span"
     notes = list(files.notes)
     train = _read(files.train, task)
@@ -142,11 +116,7 @@ def _read(path: Path, task: TaskConfig, *, labelled: bool = True) -> list[Any]:
 
 
 def cut_off(examples: Sequence[Example], share: float, *, seed: int) -> tuple[list[Example], list[Example]]:
-    """Return examples without a random share of them, and this share; both in their order.
-
-    Raises:
-        CorpusError: there is a single example.
-    """
+    """Return examples without a random share of them, and this share; both in their order."""
     n = len(examples)
     if n < 2:
         raise CorpusError(f"{examples[0].place} is the only text; give more, because one is kept to validate on")

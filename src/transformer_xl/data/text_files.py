@@ -69,12 +69,7 @@ class Chunk(NamedTuple):
 
 
 def read_blocks(piece: Piece) -> Iterator[bytes]:
-    """Yield the bytes of a piece in blocks of bounded size.
-
-    Raises:
-        CorpusError: the file is no file, is damaged, or ends before `piece.stop`, or before its translation.
-        OSError: it cannot be read.
-    """
+    """Yield the bytes of a piece in blocks of bounded size."""
     if piece.translation is not None:
         yield from _pairs(piece.path, piece.translation)
         return
@@ -114,11 +109,7 @@ def read_lines(piece: Piece) -> Iterator[bytes]:
 
 
 def numbered_lines(blocks: Iterable[bytes], name: str) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of blocks, with their ends, and their numbers from 1.
-
-    Raises:
-        CorpusError: a line of what has this `name` is longer than `MAX_LINE_BYTES`.
-    """
+    """Yield the lines of blocks, with their ends, and their numbers from 1."""
     number, parts, size = 1, [], 0
     for block in blocks:
         *whole, rest = block.split(b"\n")
@@ -173,13 +164,10 @@ def cut_chunks(blocks: Iterable[bytes], chunk_bytes: int) -> Iterator[bytes]:
 
 
 def read_chunks(piece: Piece, chunk_bytes: int, separator: str | None = None) -> Iterator[Chunk]:
-    """Yield a piece as chunks, cut as in `cut_chunks`.
+    """Yield a piece, whose first byte begins a document, as chunks, cut as in `cut_chunks`.
 
-    Args:
-        piece: what to read; its first byte begins a document.
-        chunk_bytes: largest size of a chunk.
-        separator: a line after which a new document begins; such lines are left out. `EVERY_LINE`: each line is a document,
-            and a chunk has many.
+    A new document begins after a line that is the `separator`, which is left out. `EVERY_LINE`: each line is a document, and a
+    chunk has many.
     """
     pattern = None if separator is None else re.compile(rb"^%b\r?(?:\n|\Z)" % re.escape(separator.encode()), re.MULTILINE)
     offset, starts, at_line_start = piece.start, True, True

@@ -32,19 +32,10 @@ _KINDS: dict[str, Any] = {cls.kind: cls for cls in _CLASSES}
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    r"""Learn a tokenizer from a stream of texts; only counts are kept in memory.
-
-    Args:
-        config: kind and size.
-        texts: pieces of a few MB at most; BPE and Unigram read only the first 16 MiB of them.
+    """Learn a tokenizer from a stream of texts; only counts are kept in memory, and BPE and Unigram read only 16 MiB.
 
     Raises:
         TokenizerError: a vocabulary size that cannot work, or no text to learn from.
-
-    Example:
-        >>> tokenizer = train_tokenizer(TokenizerConfig(kind="word"), ["a b a\n"])
-        >>> tokenizer.words
-        ('<unk>', '<eos>', 'a', 'b')
     """
     if config.kind == "byte":
         return ByteTokenizer()
@@ -58,10 +49,6 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 def load_tokenizer(path: Path, *, manifest: Manifest | None = None) -> Tokenizer:
     """Read a tokenizer that `Tokenizer.save` wrote.
-
-    Args:
-        path: of the file.
-        manifest: says what the file must be.
 
     Raises:
         TokenizerError: it is inconsistent or of an unknown kind.
@@ -89,10 +76,6 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
 
     Raises:
         TokenizerError: unknown kind or format, or values that do not fit together.
-
-    Example:
-        >>> tokenizer_from_dict({"kind": "byte", "format": 1}).vocab_size
-        256
     """
     values = {name: value for name, value in values.items() if name != "events"}  # the meaning of ids in music, up to 0.2
     fields = dict(values)

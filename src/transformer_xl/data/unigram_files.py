@@ -36,11 +36,7 @@ class _Values(Settings):
 
 
 def read_unigram(values: dict[str, Any]) -> SentencePieceTokenizer:
-    """Return the tokenizer of what a file of 0.2 holds.
-
-    Raises:
-        TokenizerError: values that are wrong, or do not fit together.
-    """
+    """Return the tokenizer of what a file of 0.2 holds."""
     try:
         known = _Values(**values)
         model = b64encode(_model(known)).decode()
@@ -65,7 +61,6 @@ def _model(values: _Values) -> bytes:
 
 
 def _field(number: int, value: bytes | int | float | str) -> bytes:
-    """Write one field of a message."""
     if isinstance(value, float):
         return _varint(number << 3 | 5) + struct.pack("<f", value)
     if isinstance(value, int):

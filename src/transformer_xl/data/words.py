@@ -88,9 +88,6 @@ class WordTokenizer(Tokenizer):
             words when decoding; None: spaces already separate the words, as in the published corpora.
         never_split: words that Moses finds anywhere and leaves whole.
 
-    Raises:
-        TokenizerError: arguments that do not fit together.
-
     Example:
         >>> tokenizer = WordTokenizer(["<unk>", "<eos>", "the", "cat"])
         >>> tokenizer.decode(tokenizer.encode("the  cat\nthe dog\n"))
@@ -194,7 +191,6 @@ class WordTokenizer(Tokenizer):
 
 
 def _separate(words: Sequence[str]) -> bool:
-    """Return whether no word is empty or contains white space."""
     return " ".join(words).split() == list(words)
 
 
