@@ -44,11 +44,7 @@ def printable(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
-    """Return rows of text as aligned columns.
-
-    Args:
-        rows: rows of equally many cells; the first row is the head.
-        n_left: the number of columns that are flush left; the others are flush right.
+    """Return rows of text as aligned columns, the first `n_left` flush left; the first row is the head.
 
     Example:
         >>> print(table([["name", "n"], ["a", "12"], ["bcdef", "3"]]))

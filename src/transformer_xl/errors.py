@@ -142,14 +142,7 @@ def did_you_mean(name: str, known: Iterable[str], *, listed_by: str = "", word: 
 
 
 def beside(path: Path, holds: Callable[[Path], bool], *, also: Path | None = None, lists: bool = True) -> str:
-    """Return a clause for an error message that proposes what there is instead of `path`, or an empty text.
-
-    Args:
-        path: what does not exist.
-        holds: whether a path is of the kind that is looked for.
-        also: a directory that is searched besides that of `path`.
-        lists: name what there is even if no name is near.
-    """
+    """Return a clause for an error message that proposes what there is instead of `path`, there or in `also`."""
     found: dict[str, str] = {}
     for folder in (also, path.parent):
         with suppress(OSError):  # no such directory, or one that must not be listed

@@ -64,9 +64,6 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
     """Write a new file, chunk by chunk, and force it to the disk.
 
     Size and hash are those of `chunks`: the file is not read back.
-
-    Raises:
-        OSError: the file exists or cannot be written.
     """
     digest, size = hashlib.sha256(), 0
     with naming(path), path.open("xb") as file:
@@ -141,13 +138,10 @@ def check_file(path: Path, *, option: str) -> None:
 
 @contextmanager
 def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[None]:
-    """Hold a lock while the block runs; it is released if the process dies.
+    """Hold a lock while the block runs, in a directory of ours; it is released if the process dies.
 
-    On a file system that says that it has no locks, the block runs without one, or with what `filelock` does instead.
-
-    Args:
-        path: the lock file, in a directory of ours; it serves only as a lock and is removed afterwards.
-        on_busy: called once if another process holds the lock. If it returns, this process waits; it may raise instead.
+    `on_busy` is called once if another process holds the lock: it returns to wait, or raises. On a file system that says that
+    it has no locks, the block runs without one, or with what `filelock` does instead.
 
     Raises:
         OSError: the lock file cannot be made.
@@ -203,11 +197,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """Make a directory, and those that it lies in, unless they are there.
-
-    Raises:
-        OSError: it cannot be made; a path of so many directories that Python gives up is too long, too.
-    """
+    """Make a directory, and those that it lies in, unless they are there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except RecursionError:

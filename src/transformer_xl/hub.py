@@ -48,11 +48,7 @@ def download(repo_id: str, files: Sequence[str], *, revision: str | None, token:
 
 
 def upload(folder: str | Path, repo_id: str, *, private: bool, token: str | None, commit_message: str) -> str:
-    """Upload a directory as one commit, into a new repository if there is none, and return the address of the commit.
-
-    Raises:
-        CheckpointError: the hub refused, or cannot be reached.
-    """
+    """Upload a directory as one commit, into a new repository if there is none, and return the address of the commit."""
     from huggingface_hub import HfApi
 
     try:

@@ -15,17 +15,11 @@ MANIFEST_FILE = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What the files of a directory must be.
+    """What the files of a directory must be."""
 
-    Attributes:
-        files: by name.
-        facts: what else it says.
-        remedy: what to do about a file that is another.
-    """
-
-    files: Mapping[str, FileRecord]
-    facts: Mapping[str, Any]
-    remedy: str
+    files: Mapping[str, FileRecord]  # by name
+    facts: Mapping[str, Any]  # what else it says
+    remedy: str  # what to do about a file that is another
 
     def check(self, path: Path, digest: str) -> None:
         """Compare a file, whose bytes have this SHA-256, with what was written; a file that is not listed is not compared."""

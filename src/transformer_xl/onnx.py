@@ -46,9 +46,6 @@ def export_onnx(model: TransformerXL, path: str | Path, *, batch_size: int | Non
         path: the file; replaced. Weights of more than 2 GB go to a second file beside it.
         batch_size: B; None: any.
         tgt_len: T. Export twice, for example with 128 and with 1, to read a prompt fast and then write text fast.
-
-    Raises:
-        ConfigError: the extra `onnx` is not installed, a size is below 1, or the model has no memory.
     """
     try:
         import onnx  # noqa: F401
@@ -101,7 +98,6 @@ class _FlatModel(nn.Module):
 
 
 def _flat(mems: Mems) -> list[Tensor]:
-    """Return what a memory holds besides `n_valid`."""
     return [*mems.hidden, *([] if mems.tokens is None else [mems.tokens])]
 
 

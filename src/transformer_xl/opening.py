@@ -58,9 +58,6 @@ def split_text(
 
     The default split is test, or valid if there is no test split. `corpus` is another corpus, or the directory that holds the
     run's.
-
-    Raises:
-        CorpusError: no such split, or a corpus that cannot be read.
     """
     data = choose_corpus(config.data, corpus)
     splits = prepare(data, tokenizer).splits
@@ -96,9 +93,6 @@ def file_text(file: Path, tokenizer: Tokenizer, *, separator: str | None = None)
     """Return a file, plain or compressed, as one text, encoded chunk by chunk as the text of a training is; or a file of ids.
 
     Only ids are held, two or four bytes each. `separator` divides it into documents, see `read_chunks`.
-
-    Raises:
-        CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
     """
     if isinstance(tokenizer, IdTokenizer):
         return _text_of(file, read_ids(Piece(file), tokenizer), tokenizer)

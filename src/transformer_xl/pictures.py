@@ -47,11 +47,7 @@ def require_matplotlib() -> None:
 
 
 def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":
-    """Return an empty figure; sizes are in inches of 120 dots. matplotlib is imported here because importing it is slow.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
+    """Return an empty figure; sizes are in inches of 120 dots. matplotlib is imported here because importing it is slow."""
     require_matplotlib()
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

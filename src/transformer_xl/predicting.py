@@ -83,12 +83,9 @@ def example_of(text: Any) -> Example:
 
 
 def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool = False) -> Iterator[Example]:
-    """Yield the texts of a file or of lines, in columns as those of the run's task.
+    """Yield the texts of a file (see `read_examples`; of SQuAD where questions are answered) or lines, in the run's columns.
 
-    Args:
-        source: a file, see `read_examples`, of SQuAD where questions are answered; or lines.
-        opened: the fine-tuned model.
-        labelled: every text must have a label; False: labels are left out, because they may be others than the model's.
+    Unless `labelled`, labels are left out, because they may be others than the model's.
     """
     head = head_of(opened.any_model, f"'{opened.source}'")
     task, first = opened.config.task or TaskConfig(kind=head.kind), b""
@@ -118,10 +115,6 @@ def _with_columns(task: TaskConfig, first: bytes, *, is_csv: bool) -> TaskConfig
 
 def as_json(prediction: Prediction, labels: Sequence[str]) -> str:
     """Return a prediction as a line of JSON; a text is left out if it has an id.
-
-    Args:
-        prediction: of any kind.
-        labels: of the model, see `HeadConfig.labels`.
 
     Example:
         >>> print(as_json(Prediction(Example("Fine!"), "good", (0.25, 0.75)), ["bad", "good"]))
@@ -177,7 +170,6 @@ def as_row(prediction: Prediction, labels: Sequence[str]) -> str:
 
 
 def _chosen(prediction: Prediction) -> str | None:
-    """Return the text that was chosen; None if there was no choice."""
     return prediction.example.choices[prediction.label] if isinstance(prediction.label, int) else None
 
 
@@ -191,15 +183,6 @@ def prediction_file(path: Path, origin: Mapping[str, str], *, resume: bool) -> I
 
     Beside it stands what it comes from, `FILE.origin.json`, so that it is gone on with by the same model and texts only. A
     last line that was not written to its end is cut off.
-
-    Args:
-        path: the file.
-        origin: what it comes from, see `origin_of`.
-        resume: go on with what is there; if nothing is, begin.
-
-    Raises:
-        ConfigError: there is a file and `resume` is False; it comes from something else; or another process writes to it.
-        CorpusError: a line of it cannot be read.
     """
     record = path.with_name(f"{path.name}.origin.json")
 
@@ -224,13 +207,7 @@ def origin_of(
 ) -> dict[str, str]:
     """Return what a file of predictions comes from: names for people, and checksums of model and texts.
 
-    Args:
-        source: name of the model.
-        model: the model.
-        texts: file of the texts; None: standard input, which cannot be compared.
-        json: whether lines are JSON.
-        precision: of the products.
-        batch_size: texts that are read side by side, which decides how sums are rounded.
+    `texts` of None are standard input, which cannot be compared; `batch_size` decides how sums are rounded.
     """
     content = {"name": "standard input"} if texts is None else {"name": str(texts), "sha256": _content_sha256(texts)}
     own = {f"texts_{name}": value for name, value in content.items()}

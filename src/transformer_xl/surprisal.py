@@ -49,11 +49,7 @@ def carried(
     *,
     precision: InferencePrecision,
 ) -> Iterator[tuple[Line, np.ndarray]]:
-    """Yield the lines of a text, named by `path`, with the nats that `txl eval --file` gives their tokens.
-
-    Raises:
-        CorpusError: bytes that are no text, or text that the tokenizer cannot represent, with their place.
-    """
+    """Yield the lines of a text, named by `path`, with the nats that `txl eval --file` gives their tokens."""
     waiting: deque[Line] = deque()
 
     def parts() -> Iterator[np.ndarray]:
@@ -78,9 +74,6 @@ def alone(
     """Yield the lines of a text, named by `path`, with the nats of their tokens after nothing but a line end.
 
     Lines among the first `skip` may get NaN, unread. `is_ready` tells whether the next line is there without waiting.
-
-    Raises:
-        CorpusError: as `carried`, or a line that is too long.
     """
     n_done = 0
     lines = _lines((line for _, line in numbered_lines(blocks, f"'{path}'")), path, tokenizer)
@@ -137,7 +130,6 @@ def _tokens(line: Line, nats: np.ndarray, tokenizer: Tokenizer) -> Iterator[dict
 
 
 def _sum(nats: np.ndarray) -> dict[str, Any]:
-    """Return nats and bits, None if nothing was predicted, and the number of predicted tokens."""
     known = nats[~np.isnan(nats)]
     total = float(known.sum(dtype=np.float64)) if len(known) else None
     return {"nats": total, "bits": None if total is None else total / math.log(2), "tokens": len(known)}
@@ -199,9 +191,6 @@ def pair_rows(examples: Iterable[Example], scorer: SideBySide, tokenizer: Tokeni
     """Yield a row for each pair of sentences of `read_pairs`, scored alone, `n` side by side.
 
     `credit` is 1 if the first one is more probable, 0.5 if both are equally so, as two of the same tokens are.
-
-    Raises:
-        CorpusError: a sentence that the tokenizer cannot represent, with its line.
     """
     for window in windows(examples, n):
         ids = [[_encode(text, each, tokenizer) for text in (each.text, each.pair or "")] for each in window]
@@ -219,9 +208,6 @@ def last_word_rows(
     """Yield a row for the last word of each text, with the space before it.
 
     `credit` is 1 if each of its tokens is the likeliest one.
-
-    Raises:
-        CorpusError: a text of one word, or one that the tokenizer cannot represent, with its line.
     """
     for window in windows(examples, n):
         ids = [_encode(each.text, each, tokenizer) for each in window]

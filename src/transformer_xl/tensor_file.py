@@ -71,10 +71,7 @@ class TensorFile:
         self.tensors = {name: self._spec(name) for name in self._file.offset_keys()}
 
     def load(self, manifest: Manifest | None = None) -> dict[str, Tensor]:
-        """Read all tensors, each into memory of its own, to the CPU.
-
-        Args:
-            manifest: says what the bytes of the file must be; those that are returned are compared.
+        """Read all tensors, each into memory of its own, to the CPU; a manifest says what the bytes must be.
 
         Raises:
             CheckpointError: they are others, or cannot be read.

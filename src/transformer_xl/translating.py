@@ -29,27 +29,16 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Translation:
-    """What was written after a source.
+    """What was written after a source."""
 
-    Attributes:
-        source: the text that was read.
-        text: the likeliest target that was found; nothing after a blank source.
-        log_probability: nats that the model gives to it, 0 or less.
-        is_whole: whether it ended by itself.
-    """
-
-    source: str
-    text: str
-    log_probability: float
-    is_whole: bool
+    source: str  # the text that was read
+    text: str  # the likeliest target that was found; nothing after a blank source
+    log_probability: float  # nats that the model gives to it, 0 or less
+    is_whole: bool  # whether it ended by itself
 
 
 def read_sources(lines: Iterable[bytes], place: str, tokenizer: Tokenizer) -> Iterator[Source]:
-    """Encode lines of UTF-8, each a source. White space at both ends does not count.
-
-    Raises:
-        CorpusError: a line has a tab, or cannot be encoded.
-    """
+    """Encode lines of UTF-8, each a source. White space at both ends does not count."""
     for number, line in enumerate(lines, start=1):
         try:
             text = line.decode("utf-8").strip()
@@ -84,9 +73,6 @@ def translations(
         reach: how far back the model looks. No target is longer, because its end would not see its source; None: without end.
         skip: how many are there already. Those that are translated side by side do not depend on it, so neither do their bits.
         is_ready: says whether the next source is there; None: it always is.
-
-    Raises:
-        ConfigError: more beams than rows or tokens, or another option out of range.
     """
     pieces = [tokenizer.piece(each) for each in range(tokenizer.vocab_size)]
     ends = {each for each, piece in enumerate(pieces) if b"\n" in piece}
@@ -109,11 +95,7 @@ def translations(
 
 
 def against_references(found: list[str], references: list[str]) -> dict[str, Any]:
-    """Return BLEU and chrF of translations by sacreBLEU, with their signatures (Post 2018; Popović 2015).
-
-    Raises:
-        CorpusError: there are more of one than of the other.
-    """
+    """Return BLEU and chrF of translations by sacreBLEU, with their signatures (Post 2018; Popović 2015)."""
     from sacrebleu.metrics import BLEU, CHRF  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]
 
     if len(found) != len(references):

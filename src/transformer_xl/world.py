@@ -38,13 +38,7 @@ Items = TypeVar("Items", bound=Sequence[Any])
 
 
 class World:
-    """All processes that work together, as seen from one of them.
-
-    Example:
-        >>> alone = World()
-        >>> alone.sum(1.5, 2), alone.exchange({"a": 1}), alone.first
-        ((1.5, 2.0), [{'a': 1}], True)
-    """
+    """All processes that work together, as seen from one of them."""
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank, self.size = rank, size
@@ -141,11 +135,7 @@ class World:
         )
 
     def check_same(self, **values: Any) -> None:
-        """Raise an error if JSON values differ between processes; dicts are compared key by key. Pass hashes of large values.
-
-        Raises:
-            ConfigError: in the first process; in the others, `ToldElsewhereError`.
-        """
+        """Raise an error if JSON values differ between processes, dicts key by key. Pass hashes of large values."""
         everyone = [_flat(each) for each in self.exchange(values)]
         with self.agreed():
             for rank, theirs in enumerate(everyone):
@@ -163,10 +153,6 @@ def joined() -> Iterator[World]:
     """Connect to the processes that `torchrun` started, while the block runs; without `torchrun`, work alone.
 
     A wait for other processes ends after half an hour, or after `TXL_TIMEOUT_SECONDS` (an environment variable).
-
-    Raises:
-        ConfigError: the environment variables are not those that `torchrun` sets.
-        LostContactError: the other processes do not connect.
     """
     try:
         rank, size, local_rank = (

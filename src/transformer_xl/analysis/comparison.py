@@ -66,11 +66,7 @@ def score(
 
 
 def check_units(runs: Sequence[ComparedRun], unit: Unit, *, warn: Callable[[str], object]) -> None:
-    """Refuse losses that cannot be drawn on one axis, and warn if runs read different texts.
-
-    Raises:
-        ConfigError: tokens differ, and losses are per token or tokens leave parts of the text out.
-    """
+    """Refuse losses that cannot be drawn on one axis, and warn if runs read different texts."""
     first, *others = runs
     for run in others:
         if run.config.predicts != first.config.predicts:

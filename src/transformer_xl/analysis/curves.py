@@ -35,11 +35,7 @@ _MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))  # of
 
 
 def learning_curves(runs: Sequence[ComparedRun], *, against: Against, unit: Unit) -> list[Line]:
-    """Return training and validation loss of runs, of averaged weights too.
-
-    Raises:
-        CheckpointError: a run has logged nothing, or does not say how many characters its tokens have.
-    """
+    """Return training and validation loss of runs, of averaged weights too."""
     return [line for run in runs for line in _curves_of_run(run, against, unit)]
 
 
@@ -103,9 +99,6 @@ def memory_readings(run: ComparedRun, lengths: Sequence[int] | None = None) -> l
     """Return how a run is read for each point of its line; `lengths` of None: multiples of the trained one.
 
     A model without an attention length is read as `txl eval` does.
-
-    Raises:
-        ConfigError: the run can be read with none of the lengths.
     """
     if not has_length(run.config):
         return [Reading.of_run(run.config)]
@@ -161,11 +154,7 @@ def position_lines(
     unit: Unit,
     on_tokens: Callable[[int], object] | None = None,
 ) -> list[Line]:
-    """Score a text and return the mean loss of each of `span` positions in consecutive segments, with 95 % confidence.
-
-    Raises:
-        CorpusError: the text is too short for a mean.
-    """
+    """Score a text and return the mean loss of each of `span` positions in consecutive segments, with 95 % confidence."""
     lines = []
     for how, reading in segment_readings(run.config):
         measured = score(opened, text, reading, per_token=True, on_tokens=on_tokens)
@@ -183,9 +172,6 @@ def by_position(nats: np.ndarray, *, period: int) -> tuple[np.ndarray, np.ndarra
     """Return mean and standard error of losses at each position of stretches of `period` tokens: float64 (period,).
 
     An unfinished last stretch is left out.
-
-    Raises:
-        CorpusError: fewer than two stretches.
 
     Example:
         >>> by_position(np.array([1.0, 2.0, 3.0, 4.0, 9.0]), period=2)

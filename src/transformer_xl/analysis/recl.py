@@ -80,9 +80,6 @@ def ablation_lengths(
         ablation: whose finished runs are read, on the text that they were scored on.
         max_context: the longest context, a multiple of `N_STEP`.
         on_tokens: called with the number of tokens just scored.
-
-    Raises:
-        CorpusError: the text is too short.
     """
     done = {trial.variant.name: trial for trial in reversed(ablation.plan.trials) if (ablation.result(trial) or {}).get("done")}
     losses, delta = {}, max_context // N_STEP
@@ -98,17 +95,9 @@ def ablation_lengths(
 def losses_of(
     opened: Opened, ids: np.ndarray, *, delta: int, max_context: int, on_tokens: Callable[[int], object] = lambda n: None
 ) -> Losses:
-    """Return the losses of a model on tokens spread over a text, as `txl eval` reads; each context is read once.
+    """Return the losses of a model on tokens spread over a text, integers (n,), as `txl eval` reads; each context is read once.
 
-    Args:
-        opened: the model.
-        ids: integers (n,) of the text.
-        delta: Δ; a block is a fifth as long.
-        max_context: the longest context; the first block begins after it.
-        on_tokens: called with the number of tokens just scored.
-
-    Raises:
-        CorpusError: the text is too short.
+    A block is a fifth as long as Δ, and the first one begins after `max_context`.
     """
     size, reading = max(1, delta // 5), opened.reading()
     room = len(ids) - max_context

@@ -43,12 +43,7 @@ class Checkpoint:
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint into a directory that must not exist, and force it to the disk.
-
-    Raises:
-        CheckpointError: a tensor or the state cannot be stored.
-        OSError: a file cannot be written.
-    """
+    """Write a checkpoint into a directory that must not exist, and force it to the disk."""
     directory.mkdir()
     content = {
         MODEL_FILE: encode_tensors(checkpoint.model),

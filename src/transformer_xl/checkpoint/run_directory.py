@@ -97,11 +97,7 @@ class RunDirectory:
         replace_file(self.path / CONFIG_FILE, config_bytes(config))
 
     def config(self, checkpoint: Checkpoint | None = None) -> RunConfig:
-        """Read the run's settings.
-
-        Args:
-            checkpoint: whose settings they are; None: the newest that is sound, or before the first one `config.json`.
-        """
+        """Read the settings of a checkpoint; None: of the newest that is sound, or before the first one `config.json`."""
         path = self.path / CONFIG_FILE
         if not path.exists():
             runs = beside(self.path, lambda path: RunDirectory(path).holds_run, also=RUNS)

@@ -52,9 +52,6 @@ class CheckpointStore:
         directory: the first save creates it if its parent exists.
         keep: how many of the newest checkpoints to keep; the best is kept, too.
 
-    Raises:
-        ConfigError: `keep` is below 1.
-
     Example:
         >>> import tempfile, torch
         >>> store = CheckpointStore(Path(tempfile.mkdtemp()), keep=1)

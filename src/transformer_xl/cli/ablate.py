@@ -149,7 +149,6 @@ def _new_plan(
     tokens: int | None,
     exact: bool,
 ) -> "AblationPlan":
-    """Return the plan of an ablation of recipes."""
     from transformer_xl.analysis.ablation.plan import AblationPlan, make_variants
     from transformer_xl.analysis.ablation.plan import axes as known_axes
 

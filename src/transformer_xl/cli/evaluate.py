@@ -349,7 +349,6 @@ def _evaluate_task(
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
-    """Refuse options that were given."""
     if given := next((name for name, value in options.items() if value is not None), None):
         raise ConfigError(f"--{given} {why}")
 

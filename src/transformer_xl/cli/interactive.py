@@ -185,7 +185,6 @@ class Conversation:
 
 
 def _value(name: str, text: str) -> Any:
-    """Return the value of a setting that a person typed."""
     kinds = get_args(_SETTINGS[name]) or (_SETTINGS[name],)
     if text == "none" and NoneType in kinds:
         return None

@@ -115,17 +115,7 @@ def write_lines(
     quiet: bool,
     what: str = "predicting",
 ) -> None:
-    """Write each line as soon as it is known, so that whatever ends this process costs at most a window of texts.
-
-    Args:
-        found: lines with their ends.
-        lines: the open file.
-        out: its name.
-        n_kept: how many lines it has already.
-        total: how many it will have; None: nobody knows.
-        quiet: show nothing.
-        what: what is done, for people.
-    """
+    """Write each line as soon as it is known, so that whatever ends this process costs at most a window of texts."""
     begin, n_done = time.perf_counter(), 0
     try:
         with progress(unit="texts", hidden=quiet) as bar:

@@ -21,11 +21,7 @@ STDIN = Path("-")
 
 
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
-    """Return a prompt from the command line.
-
-    Raises:
-        TokenizerError: a character that the tokenizer cannot represent.
-    """
+    """Return a prompt from the command line."""
     return Prompt(tokenizer.encode(text), {"prompt": text}, shown=True)
 
 

@@ -70,7 +70,6 @@ def settings(recipe: str | None = None, /, *, set_: Overrides = None, json_: Jso
 
 
 def _as_set(value: Any) -> str:
-    """Return a value as `--set` takes it."""
     if value is None:
         return "none"
     return value if value and isinstance(value, str) else json.dumps(value)

@@ -225,7 +225,6 @@ class _Tally:
     credits: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Count a row."""
         self.n, self.line = self.n + 1, row.get("line", 0)
         self.tokens, self.nats = self.tokens + row.get("tokens", 0), self.nats + (row.get("nats") or 0.0)
         if "credit" in row:

@@ -141,11 +141,7 @@ def _what_fits(config: "RunConfig") -> str:
 
 
 def _compatible(recipe: str | None, overrides: list[str]) -> Iterator[str]:
-    """Yield the settings of a model that other programs can express.
-
-    Raises:
-        ConfigError: an override contradicts one of them, or the recipe is of another kind of model.
-    """
+    """Yield the settings of a model that other programs can express."""
     from transformer_xl.config.model import TransformerXLConfig
     from transformer_xl.config.recipes import load_recipe
     from transformer_xl.conversion.export import COMPATIBLE

@@ -172,12 +172,7 @@ class ModelConfig(Section):
         return None
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
-        """Return these settings with values that only a run knows.
-
-        Args:
-            vocab_size: of its tokenizer.
-            tgt_len: tokens of its longest segment.
-        """
+        """Return these settings with what only a run knows: the size of its vocabulary, and its longest segment."""
         return self._with(vocab_size=vocab_size)
 
     def _with(self, **values: Any) -> Self:

@@ -57,13 +57,6 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
 def load_task(task: str) -> dict[str, Any]:
     """Read the settings of a task by name or path: those of a run without its model, vocabulary and text.
 
-    Args:
-        task: a name from `task_names()`, or the path of a TOML file.
-
-    Raises:
-        OSError: no such file.
-        ConfigError: no such task, unreadable TOML, or no kind of task in it.
-
     Example:
         >>> load_task("imdb")["task"]["kind"]
         'classification'

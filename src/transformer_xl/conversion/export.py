@@ -87,9 +87,6 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
         kind: the program to write for.
         tgt_len: tokens of a training segment, which the settings of both have a place for, but only the shape of a table of
             learned positions depends on; None: a run's own.
-
-    Raises:
-        CheckpointError: the other program cannot express the model, or the destination is taken.
     """
     target = Path(destination)
     check_free(target)
@@ -154,22 +151,14 @@ def _segment(source: str | Path, tgt_len: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class _Foreign:
-    """A model as another program has it.
+    """A model as another program has it."""
 
-    Attributes:
-        settings_file: name of the file of its settings.
-        settings: what this file holds.
-        content: types and shapes of all tensors.
-        make: makes one of them.
-        notes: differences in the other program.
-        write_vocabulary: writes files of the vocabulary, and yields differences.
-    """
-
-    settings_file: str
-    settings: dict[str, Any]
-    content: dict[str, TensorSpec]
-    make: Callable[[str], Tensor]
-    notes: tuple[str, ...]
+    settings_file: str  # name of the file of its settings
+    settings: dict[str, Any]  # what this file holds
+    content: dict[str, TensorSpec]  # types and shapes of all tensors
+    make: Callable[[str], Tensor]  # makes one of them
+    notes: tuple[str, ...]  # differences in the other program
+    # writes files of the vocabulary, and yields differences
     write_vocabulary: Callable[[Path, Tokenizer | None], Iterable[str]]
 
 

@@ -49,12 +49,7 @@ def open_source(
     moses: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> ForeignCheckpoint:
-    """Recognize and read a foreign checkpoint; the arguments are those of `convert`.
-
-    Raises:
-        CheckpointError: the checkpoint is of no known format, damaged or hostile, or its tensors do not fit its settings.
-        ConfigError: `settings` cannot work.
-    """
+    """Recognize and read a foreign checkpoint; the arguments are those of `convert`."""
     changes = dict(settings or {})
     found, weights = recognize(Path(source), kind)
     contents = read_any(weights) if found is None else PROGRAMS[found].read(weights)
@@ -99,9 +94,6 @@ def recognize(source: Path, kind: Kind | None = None) -> tuple[Kind | None, Path
     Returns:
         The format, or None for a file of `torch.save`, whose content must be read first; and the file of the tensors, or for
         TensorFlow the argument of `read_bundle`.
-
-    Raises:
-        CheckpointError: there is none of a known format, or several.
     """
     return _in_directory(source, kind) if source.is_dir() else _of_file(source, kind)
 

@@ -92,10 +92,6 @@ def read_vocabulary(path: Path, *, moses: str | None = None) -> Tokenizer:
 
     Files beside it say what it does not: `tokenizer_config.json` (`lower_case`, or of a spiece.model `do_lower_case` and
     `keep_accents`) and `corpus-info.json` (`dataset`).
-
-    Args:
-        path: the file.
-        moses: see `convert`.
     """
     path = Path(path)
     if path.suffix == ".model":
@@ -150,7 +146,6 @@ class _Attributes(Settings):
 
 
 def _attributes(state: Any) -> dict[str, Any]:
-    """Return the attributes of a vocabulary that matter, after a check of their types."""
     if not isinstance(state, Mapping):
         raise TokenizerError(f"a vocabulary is a mapping of its attributes, not {shown(state)}")
     known = _Attributes(**{name: state[name] for name in _Attributes.model_fields if name in state}).model_dump()

@@ -59,11 +59,7 @@ class Findings:
 
     @contextlib.contextmanager
     def until_interrupted(self) -> Iterator[None]:
-        """End early on Ctrl-C if there are figures to show.
-
-        Raises:
-            ConfigError: nothing could be measured.
-        """
+        """End early on Ctrl-C if there are figures to show."""
         try:
             yield
         except KeyboardInterrupt:
@@ -200,18 +196,7 @@ def measure_decoding(
     clock: Clock = time.perf_counter,
     report: Report = lambda _: None,
 ) -> Decoding:
-    """Make a decoder, fill its memory with text, and time how it reads on.
-
-    Args:
-        model: its memory is the decoder's.
-        ids: integers (N,), the text, repeated if it is too short.
-        precision: of the decoder.
-        compile: whether to compile it.
-        n_row: B.
-        n_token: steps to time.
-        clock: a test's own.
-        report: called with what is going on.
-    """
+    """Make a decoder of B rows, fill its memory with the text `ids` (N,), repeated if too short, and time how it reads on."""
     report("getting ready")
     for parameter in model.parameters():
         parameter.sum()  # weights mapped from a file are read at first use, and would seem to be the decoder's
@@ -280,17 +265,8 @@ def measure_scoring(
 ) -> Scoring:
     """Time the first segments of `evaluate` after lanes are warmed up, and stop it then.
 
-    Memory need not be full, because shapes are constant: a segment costs the same.
-
-    Args:
-        model: read with its own memory.
-        ids: integers (N,), the text, repeated if it is too short.
-        tgt_len: tokens per segment.
-        batch_size: lanes read side by side.
-        precision: of the matrix products.
-        n_token: tokens to time, at least; three segments are timed in any case.
-        clock: a test's own.
-        report: called with what is going on.
+    Memory need not be full, because shapes are constant: a segment costs the same. The text `ids` (N,) is repeated if it is too
+    short; three segments are timed in any case.
     """
     n_step = max(3, math.ceil(n_token / (tgt_len * batch_size)))
     length = max(model.reach(tgt_len), (_N_WARM_UP + n_step + 1) * tgt_len)

@@ -108,7 +108,6 @@ def _softmax_parts(reader: Reader) -> tuple[list[Tensor], list[list[Tensor]]]:
 
 
 def _tensors(parts: Tensor | Iterable[object] | None) -> Iterator[Tensor]:
-    """Yield the tensors within tuples of tuples."""
     if isinstance(parts, Tensor):
         yield parts
     elif parts is not None:

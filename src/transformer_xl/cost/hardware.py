@@ -76,11 +76,7 @@ _SIZES = (512, 1024, 2048, 4096, 8192)
 
 
 def gpu(name: str, precision: str) -> Hardware:
-    """Return what the data sheet of a GPU such as h100 says; precision `auto` takes what it multiplies fast.
-
-    Raises:
-        ConfigError: no data sheet of that name.
-    """
+    """Return what the data sheet of a GPU such as h100 says; precision `auto` takes what it multiplies fast."""
     sheet = _SHEETS.get(name.lower())
     if sheet is None:
         raise ConfigError(
@@ -109,11 +105,7 @@ def with_figures(
     network: float | None = None,
     efficiency: float | None = None,
 ) -> Hardware:
-    """Return the hardware with the user's figures, in the units of `txl plan`; None keeps a figure.
-
-    Raises:
-        ConfigError: a figure that is impossible.
-    """
+    """Return the hardware with the user's figures, in the units of `txl plan`; None keeps a figure."""
     figures = {"flops": flops, "bandwidth": bandwidth, "memory": memory, "network": network}
     for name, value in [*figures.items(), ("efficiency", efficiency)]:
         if value is not None and not 0 < value < float("inf"):
@@ -131,22 +123,14 @@ def with_figures(
 
 
 def assumed(train: TrainConfig, n_device: int) -> Hardware:
-    """Return this machine as a run's settings use it, or an h100 if it has fewer devices than `n_device`.
-
-    Raises:
-        ConfigError: the machine has no such device.
-    """
+    """Return this machine as a run's settings use it, or an h100 if it has fewer devices than `n_device`."""
     if n_device <= max(1, torch.cuda.device_count()):
         return this_machine(train.device, train.precision)
     return replace(gpu("h100", train.precision), origin="data sheet; this machine has fewer devices, --gpu names others")
 
 
 def this_machine(device: str, precision: str) -> Hardware:
-    """Measure, in a second or two, how fast a device of this machine multiplies and reads memory.
-
-    Raises:
-        ConfigError: the machine has no such device.
-    """
+    """Measure, in a second or two, how fast a device of this machine multiplies and reads memory."""
     place = choose_device(device)
     chosen, _ = choose_precision(precision, place)
     if place.type == "cuda":

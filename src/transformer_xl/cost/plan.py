@@ -188,7 +188,6 @@ def make_plan(
 
 
 def _check_lanes(config: RunConfig, gpus: int) -> None:
-    """Refuse a number of devices among which the lanes cannot be divided."""
     train = config.train
     n_group = gpus * train.accumulate
     if train.batch_size % n_group:
@@ -199,7 +198,6 @@ def _check_lanes(config: RunConfig, gpus: int) -> None:
 
 
 def _one_lane(config: RunConfig, model: TransformerXLConfig, hardware: Hardware) -> Work:
-    """Return the pass of a run with a single lane."""
     return Work(
         model=build(model),
         rows=1,

@@ -146,11 +146,7 @@ def is_counted(settings: ModelConfig | type[ModelConfig]) -> bool:
 
 
 def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
-    """Return a run's model settings with the size of the vocabulary, and where that size comes from.
-
-    Raises:
-        ConfigError: the model is of another kind than can be planned, or the size is unknown without the text.
-    """
+    """Return a run's model settings with the size of the vocabulary, and where that size comes from."""
     if not is_counted(config.model):
         planned = ", ".join(name for name, settings in KINDS.items() if is_counted(settings))
         raise ConfigError(f"only {planned} models can be planned, and '{config.name}' is of kind '{config.model.kind}'")
@@ -159,11 +155,7 @@ def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
 
 
 def vocabulary(config: RunConfig) -> tuple[int, str]:
-    """Return the size that a run's vocabulary will have, and where that size comes from.
-
-    Raises:
-        ConfigError: the size is unknown without the text.
-    """
+    """Return the size that a run's vocabulary will have, and where that size comes from."""
     model, tokenizer, corpus = config.model, config.tokenizer, config.data.corpus
     if model.vocab_size:
         return model.vocab_size, "as set"

@@ -40,11 +40,7 @@ def draw_known(
     top_p: float | None = None,
     min_p: float | None = None,
 ) -> int:
-    """Return the id of a token, of scores fp32 (V,); for the settings see `RejectionSampler`, for top_p also its rejections.
-
-    Raises:
-        ConfigError: no token can be drawn.
-    """
+    """Return the id of a token, of scores fp32 (V,); for the settings see `RejectionSampler`, for top_p also its rejections."""
     best = float(scores[scores.argmax()])
     require_drawable(math.isfinite(best))
     nats = scores.astype(np.float64)
@@ -90,9 +86,6 @@ class RejectionSampler:
         top_k: as in `Sampling`.
         top_p: as in `Sampling`, but below 1.
         min_p: as in `Sampling`.
-
-    Raises:
-        ConfigError: no token can be drawn.
     """
 
     def __init__(self, row: RowScores, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
@@ -147,7 +140,6 @@ class RejectionSampler:
         )
 
     def _is_near(self, score: float) -> bool:
-        """Return whether min-p keeps a score."""
         while not score < self._least(self._best):
             if score >= self._least(self._reference):
                 return True
@@ -235,7 +227,6 @@ class RejectionSampler:
         return math.exp((score - self._reference) / self._temperature)
 
     def _least(self, best: float) -> float:
-        """Return the least score that min-p keeps."""
         return -math.inf if self._min_p is None else best + self._temperature * math.log(self._min_p)
 
     def _open(self, i: int) -> None:

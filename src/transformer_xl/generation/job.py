@@ -24,25 +24,15 @@ _Events = Iterator[Chosen | Finished]
 
 @dataclass
 class Sample:
-    """A text while it is written.
+    """A text while it is written."""
 
-    Attributes:
-        number: in order of all texts.
-        prompt: what it continues.
-        prompt_number: in order of the prompts.
-        sample: number among the texts of one prompt.
-        seed: of the text.
-        transcript: tokens to text.
-        piece: what the last token added.
-    """
-
-    number: int
-    prompt: Prompt
-    prompt_number: int
-    sample: int
-    seed: int
-    transcript: Transcript
-    piece: str = ""
+    number: int  # in order of all texts
+    prompt: Prompt  # what it continues
+    prompt_number: int  # in order of the prompts
+    sample: int  # number among the texts of one prompt
+    seed: int  # of the text
+    transcript: Transcript  # tokens to text
+    piece: str = ""  # what the last token added
 
 
 class Printer(Protocol):
@@ -133,30 +123,17 @@ class Interrupts:
 
 @dataclass
 class Job:
-    """Texts to write.
-
-    Attributes:
-        decoder: its rows write.
-        tokenizer: of the model.
-        sampling: how tokens are chosen.
-        stopping: what ends a text.
-        n_tokens: of each text, at most.
-        seed: of all texts.
-        n: texts per prompt.
-        likeliest: how many of the likeliest tokens are reported with their log-probabilities; None: no report.
-        own: numbers of the texts that this process writes; None: all.
-        totals: what was read and written so far.
-    """
+    """Texts to write."""
 
     decoder: Decoder
     tokenizer: Tokenizer
     sampling: Sampling
     stopping: Stopping
-    n_tokens: int
-    seed: int
-    n: int = 1
-    likeliest: int | None = None
-    own: range | None = None
+    n_tokens: int  # of each text, at most
+    seed: int  # of all texts
+    n: int = 1  # texts per prompt
+    likeliest: int | None = None  # how many of the likeliest tokens are reported with their log-probabilities; None: no report
+    own: range | None = None  # numbers of the texts that this process writes; None: all
     totals: Totals = field(default_factory=Totals)
 
     def run(self, prompts: Sequence[Prompt], printer: Printer, on_read: Callable[[int], object]) -> bool:

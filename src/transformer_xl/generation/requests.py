@@ -21,19 +21,12 @@ EMPTY_PROMPT = "the prompt is empty; give at least one token, of text that the t
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text to go on from.
+    """A text to go on from."""
 
-    Attributes:
-        ids: its tokens, (n,), int64.
-        origin: how to name it in JSON: `prompt` with the text, or `prompt_file` with the name of its file.
-        seed: its own seed, if it has one.
-        shown: whether it was typed, so that it is shown before what is written.
-    """
-
-    ids: "np.ndarray"
-    origin: dict[str, str]
-    seed: int | None = None
-    shown: bool = False
+    ids: "np.ndarray"  # its tokens, (n,), int64
+    origin: dict[str, str]  # how to name it in JSON: `prompt` with the text, or `prompt_file` with the name of its file
+    seed: int | None = None  # its own seed, if it has one
+    shown: bool = False  # whether it was typed, so that it is shown before what is written
 
 
 @dataclass(frozen=True, kw_only=True)

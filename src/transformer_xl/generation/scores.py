@@ -260,7 +260,6 @@ def by_cluster(borders: Sequence[int], ids: Iterable[int]) -> dict[int, list[int
 
 
 def _best(scores: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the n largest and their places."""
     if n == 1:
         place = int(scores.argmax())  # the first of equal ones
         return scores[place : place + 1], np.array([place])

@@ -71,17 +71,11 @@ def check_origin(there: Origin, here: Origin) -> None:
 
 @dataclass(frozen=True)
 class SessionFormat:
-    """Writes and reads the files of a decoder's rows. It does not look at what the rows hold now, so any thread may use it.
+    """Writes and reads the files of a decoder's rows. It does not look at what the rows hold now, so any thread may use it."""
 
-    Attributes:
-        own: the state of an empty row.
-        by_position: see `Stream.by_position`.
-        check: raises a ValueError for tensors that cannot be the state of a row.
-    """
-
-    own: RowState
-    by_position: Collection[str]
-    check: Callable[[dict[str, Tensor]], object]
+    own: RowState  # the state of an empty row
+    by_position: Collection[str]  # see `Stream.by_position`
+    check: Callable[[dict[str, Tensor]], object]  # raises a ValueError for tensors that cannot be the state of a row
 
     def save(self, path: str | Path, rows: Sequence[RowState], *, note: Mapping[str, str] | None = None) -> None:
         """Write what one or more rows have read to one file; see `Decoder.save`."""

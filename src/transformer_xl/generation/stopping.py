@@ -20,9 +20,6 @@ class Stopping:
         tokens: ids that end it; they are not part of the text.
         strings: strings that end it; they are not part of it either. A single string needs no list.
 
-    Raises:
-        ConfigError: an empty text, or a negative id.
-
     Example:
         >>> stream = Stopping(strings=["\n\n"]).stream()
         >>> [stream.push(text) for text in ("one\n", "two\n", "\nthree")]

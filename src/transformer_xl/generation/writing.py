@@ -154,7 +154,6 @@ class Scheduler:
         return draft and self._end(draft, "interrupted")
 
     def _interrupt(self) -> list[Finished]:
-        """End all texts, in order."""
         drafts = sorted((draft for draft in self._drafts if draft), key=lambda draft: draft.number)
         return [self._end(draft, "interrupted") for draft in drafts]
 
@@ -439,12 +438,10 @@ class _Draft:
 
     @property
     def is_reading(self) -> bool:
-        """Whether a part of the prompt is still to be read."""
         return self.n_read < len(self._prompt)
 
     @property
     def n_left(self) -> int:
-        """How many tokens of the prompt are still to be read."""
         return len(self._prompt) - self.n_read
 
     def read_piece(self) -> tuple[list[int], Scores | None]:
@@ -485,7 +482,6 @@ class _Draft:
         return "length" if whole and reason in (None, "interrupted") else reason
 
     def finished(self, reason: FinishReason, stop_token: int | None = None) -> Finished:
-        """Return the end of the text."""
         reading, writing = self._read - self._begin, time.perf_counter() - self._read
         return Finished(self.number, reason, self.n_read, self.n_written, reading, writing, stop_token)
 

@@ -97,7 +97,6 @@ class AnyXLNetConfig(PreTrainedConfig):
     model_type: ClassVar[str] = XLNetConfig.kind
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return a config of transformers."""
         return transformers.XLNetConfig(*args, **kwargs)
 
     @classmethod

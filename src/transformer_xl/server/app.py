@@ -40,14 +40,7 @@ def make_app(
     origins: Collection[str] = (),
     hosts: Collection[str] = (),
 ) -> Any:
-    """Return the ASGI application of a service, guarded.
-
-    Args:
-        service: its engine must have been started.
-        keys: SHA-256 of each key; empty: none is asked for.
-        origins: foreign web pages that may send requests.
-        hosts: names by which it may be called besides those of this machine.
-    """
+    """Return the ASGI application of a service, whose engine has been started, guarded; see `Guard`."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -83,7 +76,6 @@ async def _failed(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _invalid(_: Request, error: RequestValidationError | ValidationError) -> JSONResponse:
-    """Name the fields that do not fit."""
     problems: list[str] = []
     for each in error.errors():
         parts = (str(part) for part in each["loc"] if part not in ("body", "query"))
@@ -154,15 +146,7 @@ class _Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server that drains when it is told to end, and answers 503 meanwhile.
-
-    Args:
-        service: what it serves.
-        app: see `make_app`.
-        host: address to listen at.
-        port: of it; 0: a free one.
-        grace: seconds that texts have to end.
-    """
+    """A server that drains when it is told to end: texts have `grace` seconds to end, and it answers 503 meanwhile."""
 
     def __init__(self, service: Service, app: Any, *, host: str, port: int, grace: float) -> None:
         self._service, self._grace, self._ending = service, grace, False
@@ -216,7 +200,6 @@ class Server(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sends at once (no delay) if it says TCP
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

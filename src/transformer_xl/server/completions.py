@@ -110,7 +110,6 @@ class Completion:
             yield about | {"choices": [], "usage": self._usage()}
 
     def _whole(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return a choice as it is shown when it is whole."""
         return choice
 
     def _part(self, choice: dict[str, Any]) -> dict[str, Any]:

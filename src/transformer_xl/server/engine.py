@@ -43,35 +43,20 @@ _IDLE_SECONDS = 0.25
 
 @dataclass(eq=False)
 class _Part:
-    """What a row does for a ticket: all of it, or the prompt that several texts share, or one of these.
+    """What a row does for a ticket: all of it, or the prompt that several texts share, or one of these."""
 
-    Attributes:
-        ticket: whose it is.
-        prompt: what is read first.
-        index: of the text among those of the ticket; None: it only reads.
-        state: what it continues; None: the session's, or nothing.
-        number: of the scheduler.
-        row: of the decoder.
-        turn: keeps the session's text true; None: no session remembers this.
-        transcript: tokens to characters.
-        text: characters of the last token.
-        n_read: tokens that an earlier part of the ticket has read.
-        shares: it is one of several texts of a prompt that was read for all of them.
-        before: what a copy of a session is a copy of.
-    """
-
-    ticket: Ticket
-    prompt: np.ndarray
-    index: int | None = None
-    state: RowState | None = None
-    number: int = -1
-    row: int = -1
-    turn: Turn | None = None
-    transcript: Transcript | None = None
-    text: str = ""
-    n_read: int = 0
-    shares: bool = False
-    before: TextState | None = None
+    ticket: Ticket  # whose it is
+    prompt: np.ndarray  # what is read first
+    index: int | None = None  # of the text among those of the ticket; None: it only reads
+    state: RowState | None = None  # what it continues; None: the session's, or nothing
+    number: int = -1  # of the scheduler
+    row: int = -1  # of the decoder
+    turn: Turn | None = None  # keeps the session's text true; None: no session remembers this
+    transcript: Transcript | None = None  # tokens to characters
+    text: str = ""  # characters of the last token
+    n_read: int = 0  # tokens that an earlier part of the ticket has read
+    shares: bool = False  # it is one of several texts of a prompt that was read for all of them
+    before: TextState | None = None  # what a copy of a session is a copy of
 
     @property
     def session(self) -> Session | None:
@@ -81,14 +66,9 @@ class _Part:
 
 
 class Engine:
-    """Runs jobs on the rows of a decoder. `submit`, `cancel` and `call` may be called by any thread.
+    """Runs jobs on the rows of a decoder, which nobody else may use; `queue` jobs may wait, `per_owner` of each owner.
 
-    Args:
-        decoder: nobody else may use it.
-        tokenizer: of the model.
-        queue: how many jobs may wait.
-        per_owner: how many of them of one owner; None: all.
-        metrics: counts.
+    `submit`, `cancel` and `call` may be called by any thread.
     """
 
     def __init__(
@@ -160,12 +140,7 @@ class Engine:
         return self._thread.is_alive() and self.n_failed < 2 and not stuck
 
     def submit(self, job: Job, tell: Callable[[Answer], object]) -> Ticket:
-        """Let a job wait for a row.
-
-        Args:
-            job: what is to be done.
-            tell: called in the engine's thread with each answer; must return at once.
-        """
+        """Let a job wait for a row; `tell` is called in the engine's thread with each answer, and must return at once."""
         ticket = Ticket(job, tell, time.monotonic())
         with self._wake:
             if self._stopping or self.is_draining:
@@ -376,7 +351,6 @@ class Engine:
         return row
 
     def _submit(self, part: _Part, row: int) -> None:
-        """Hand a part to the scheduler."""
         job, session, prompt = part.ticket.job, part.session, part.prompt
         request = self._request(part)
         self._dirty[row] = self._residents[row] is None
@@ -495,7 +469,6 @@ class Engine:
         ticket.tell(answer)
 
     def _leave(self, ticket: Ticket) -> None:
-        """Free the session of a ticket that is over."""
         session = ticket.job.session
         if session and session.busy is ticket and ticket.n_open <= 0:
             session.busy = None
@@ -507,7 +480,6 @@ class Engine:
             session.n_rewindable = max(0, self.decoder.n_rewindable(session.row) - 1)
 
     def _fail(self, ticket: Ticket, refusal: RefusalError) -> None:
-        """End all that belongs to a ticket."""
         with self._wake:
             for queue in self._waiting.values():
                 for part in [part for part in queue if part.ticket is ticket]:

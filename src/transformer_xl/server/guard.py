@@ -68,7 +68,6 @@ class Guard:
         self._hosts = LOOPBACK | set(hosts)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Pass a request on, or refuse it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -105,7 +104,6 @@ class Guard:
             self._metrics.answered(route, status, time.perf_counter() - begin, owner=owner)
 
     def _owner(self, scope: Any, headers: dict[str, str]) -> str:
-        """Return whose the request is."""
         if not self._keys:
             host = headers.get("host", "")
             name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host

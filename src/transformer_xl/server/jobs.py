@@ -47,48 +47,29 @@ def no_session() -> RefusalError:
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """How texts are written.
-
-    Attributes:
-        sampling: how tokens are chosen.
-        stopping: what ends a text, besides its length.
-        max_tokens: how many tokens are written at most.
-        seeds: one for each text.
-        keeps_drawing: the random numbers of the session go on, and the seed only begins them.
-    """
+    """How texts are written."""
 
     sampling: Sampling
-    stopping: Stopping
+    stopping: Stopping  # what ends a text, besides its length
     max_tokens: int
-    seeds: tuple[int, ...]
-    keeps_drawing: bool = False
+    seeds: tuple[int, ...]  # one for each text
+    keeps_drawing: bool = False  # the random numbers of the session go on, and the seed only begins them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A prompt to read, and perhaps texts to write after it.
+    """A prompt to read, and perhaps texts to write after it."""
 
-    Attributes:
-        owner: whose it is.
-        prompt: token ids (n,).
-        writing: None: nothing is written.
-        session: the session that reads it; None: a text of its own, which is forgotten at the end.
-        forks: the session stays as it is; a copy of it reads and writes.
-        score: report the tokens of the prompt with their log-probabilities.
-        likeliest: how many of the likeliest tokens to report with each token, and its log-probability; None: neither.
-        streams: the client gets the tokens as they come, and has to read them.
-        timeout: seconds after which the job is ended, waiting included.
-    """
-
-    owner: str
-    prompt: np.ndarray
-    writing: Writing | None = None
-    session: "Session | None" = None
-    forks: bool = False
-    score: bool = False
+    owner: str  # whose it is
+    prompt: np.ndarray  # token ids (n,)
+    writing: Writing | None = None  # None: nothing is written
+    session: "Session | None" = None  # the session that reads it; None: a text of its own, which is forgotten at the end
+    forks: bool = False  # the session stays as it is; a copy of it reads and writes
+    score: bool = False  # report the tokens of the prompt with their log-probabilities
+    # how many of the likeliest tokens to report with each token, and its log-probability; None: neither
     likeliest: int | None = None
-    streams: bool = False
-    timeout: float = LONGEST_SECONDS
+    streams: bool = False  # the client gets the tokens as they come, and has to read them
+    timeout: float = LONGEST_SECONDS  # seconds after which the job is ended, waiting included
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,20 +112,13 @@ Answer = Progress | Piece | End | Problem
 
 @dataclass(eq=False)
 class Ticket:
-    """A job on its way.
+    """A job on its way."""
 
-    Attributes:
-        job: what was asked.
-        tell: called in the engine's thread with each answer; must return at once.
-        cancelled: set by `Engine.cancel`; by whom.
-        n_ahead: tokens that were told and not yet taken by who reads them.
-    """
-
-    job: Job
-    tell: Callable[[Answer], object]
+    job: Job  # what was asked
+    tell: Callable[[Answer], object]  # called in the engine's thread with each answer; must return at once
     submitted: float
-    cancelled: str = ""
-    n_ahead: int = 0
+    cancelled: str = ""  # set by `Engine.cancel`; by whom
+    n_ahead: int = 0  # tokens that were told and not yet taken by who reads them
     n_open: int = 0
 
     @property

@@ -34,43 +34,24 @@ _OTHER_FILES = 640
 
 @dataclass(eq=False)
 class Session:
-    """A text that is read and written in turns.
+    """A text that is read and written in turns."""
 
-    Attributes:
-        id: names it in requests.
-        owner: hash of the key that made it.
-        created: when, in seconds since 1970.
-        ttl: seconds after its last use when it is deleted; None: never.
-        text: what is known of it besides what its row remembers.
-        row: of the decoder, where it lies; None: elsewhere. Only the engine changes this and `parked`.
-        parked: what its row remembered; None: it is in a row, or has read nothing.
-        busy: the job that reads or writes in it.
-        used: when it was used last, in seconds since 1970.
-        saved_at: how many tokens the file holds; None: there is none.
-        n_rewindable: by how many tokens it can go back now.
-        is_changed: it is not what its file holds.
-        is_gone: it was deleted, or left to its file.
-        is_leaving: it is being left to its file; whoever asks for it must wait.
-        n_users: requests that go on and have it in hand.
-        lease: what keeps other processes away.
-    """
-
-    id: str
-    owner: str
-    created: float
-    ttl: float | None
-    text: TextState = field(default_factory=TextState)
-    row: int | None = None
-    parked: RowState | None = None
-    busy: Ticket | None = None
-    used: float = field(default_factory=time.time)
-    saved_at: int | None = None
-    n_rewindable: int = 0
-    is_changed: bool = False
-    is_gone: bool = False
-    is_leaving: bool = False
-    n_users: int = 0
-    lease: ExitStack = field(default_factory=ExitStack)
+    id: str  # names it in requests
+    owner: str  # hash of the key that made it
+    created: float  # when, in seconds since 1970
+    ttl: float | None  # seconds after its last use when it is deleted; None: never
+    text: TextState = field(default_factory=TextState)  # what is known of it besides what its row remembers
+    row: int | None = None  # of the decoder, where it lies; None: elsewhere. Only the engine changes this and `parked`
+    parked: RowState | None = None  # what its row remembered; None: it is in a row, or has read nothing
+    busy: Ticket | None = None  # the job that reads or writes in it
+    used: float = field(default_factory=time.time)  # when it was used last, in seconds since 1970
+    saved_at: int | None = None  # how many tokens the file holds; None: there is none
+    n_rewindable: int = 0  # by how many tokens it can go back now
+    is_changed: bool = False  # it is not what its file holds
+    is_gone: bool = False  # it was deleted, or left to its file
+    is_leaving: bool = False  # it is being left to its file; whoever asks for it must wait
+    n_users: int = 0  # requests that go on and have it in hand
+    lease: ExitStack = field(default_factory=ExitStack)  # what keeps other processes away
 
     @property
     def expires_at(self) -> float | None:
@@ -149,12 +130,7 @@ class Store:
             yield from self.notes(folder.name)
 
     def lease(self, path: Path, *, wait: float = 0.0) -> ExitStack:
-        """Keep other processes away from a session.
-
-        Args:
-            path: of the session's file.
-            wait: seconds to wait for it; another process may only be looking whether it is free.
-        """
+        """Keep other processes away from a session; `wait` some seconds for one that may only be looking whether it is free."""
         lock, owner = _lock_of(path), _owner_of(path)
         try:
             make_directory(path.parent, mode=0o700)  # so that only we put files there

@@ -45,7 +45,6 @@ class EventStream(Response):
         self._events, self._done, self._is_read = events, done, is_read
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Send the events."""
         with suppress(_GoneError):
             await unless_gone(receive, self._send(send), self._is_read)
 

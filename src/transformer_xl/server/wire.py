@@ -369,11 +369,9 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 class Logprobs:
-    """Tokens of a text as OpenAI's legacy object: the same number for a token wherever it stands.
+    """The tokens of a text as OpenAI's legacy object: the `n` likeliest of each are listed, and the token itself always is.
 
-    Args:
-        tokenizer: of the model.
-        n: how many of the likeliest are listed; the token itself always is.
+    A token has the same number wherever it stands.
     """
 
     def __init__(self, tokenizer: Tokenizer, n: int) -> None:

@@ -100,11 +100,7 @@ class Average:
         return {"kind": self._config.average, "count": int(self.count)}
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor], model: nn.Module) -> None:
-        """Restore a saved average. If the run now asks for another kind, that average begins now.
-
-        Raises:
-            ValueError: it is of other weights.
-        """
+        """Restore a saved average. If the run now asks for another kind, that average begins now."""
         if state["kind"] == self._config.average:
             self.count = state["count"]
             parameters = dict(model.named_parameters())

@@ -12,14 +12,7 @@ _MOST_BARS = 25
 
 
 def draw_confusion(path: Path, confusion: np.ndarray, labels: Sequence[str], *, name: str) -> Path:
-    """Draw how many texts of each class got each class; of many classes, only which are confused most.
-
-    Args:
-        path: of the picture.
-        confusion: int (n, n), texts of each class (row) that got each class (column).
-        labels: names of the n classes.
-        name: of the run.
-    """
+    """Draw how many texts (n, n) of each class (row) got each class (column); of many classes, only which are confused most."""
     names = [_short(label) for label in labels]
     n = len(labels)
     if n > _MOST_CELLS:

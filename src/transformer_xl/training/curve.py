@@ -63,16 +63,9 @@ def curves_of(entries: Iterable[Entry], config: RunConfig) -> list[Curve]:
 
 
 def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: str = "") -> Path | None:
-    """Draw all losses of a log against tokens read, with a legend below that names each.
+    """Draw all losses of a log against tokens read, with a legend below that names each; None: there is no finite loss.
 
-    Args:
-        entries: of the log.
-        config: of the run.
-        path: of the picture.
-        end: how the run ended if it failed, in a few words for the title.
-
-    Returns:
-        The path; None if there is no finite loss of training or validation.
+    `end` says how the run ended if it failed, in a few words for the title.
     """
     curves = curves_of(entries, config)
     if all(curve.kind == "final" for curve in curves):

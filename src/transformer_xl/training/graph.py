@@ -19,11 +19,7 @@ from transformer_xl.world import World
 def why_no_graph(
     model: SequenceModel, stream: AnyStream, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
 ) -> str | None:
-    """Say why steps of a run cannot be captured; None if they can.
-
-    Raises:
-        ConfigError: `train.graph` asks for it nevertheless.
-    """
+    """Say why steps of a run cannot be captured; None if they can."""
     reasons = {
         "train.graph is off": train.graph == "off",
         f"{device.type} has no CUDA graphs": device.type != "cuda",

@@ -72,18 +72,8 @@ def conduct(
 ) -> Ending:
     """Train a run in its directory from where it stands, with everything saved that somebody may want to go on with.
 
-    Args:
-        directory: of the run.
-        config: its settings.
-        set_up: makes its parts.
-        end: scores it, or not if a signal has ended it; gets the signals that arrive meanwhile.
-        world: the processes that train it.
-        display: shows the progress.
-        resume: whether it was asked to go on.
-        goes_on: whether there is something to go on with.
-
-    Returns:
-        What `end` returns.
+    `set_up` makes its parts. `end` scores it, or not if a signal has ended it, gets the signals that arrive meanwhile, and
+    returns what this does. `resume`: it was asked to go on; `goes_on`: there is something to go on with.
     """
     with _room(config, directory), ExitStack() as held:
         with world.agreed():

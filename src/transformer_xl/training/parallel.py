@@ -53,7 +53,6 @@ class Parallel:
         self.model.zero_grad()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model."""
         return self._call(*args, **kwargs)
 
     @contextmanager

@@ -124,8 +124,6 @@ def train(
 
 
 class _Training(TextRun):
-    """A run of `train`."""
-
     def validate(self) -> Best | None:
         split = self.corpus.splits["valid"]
         trainer, config = self.trainer, self.config

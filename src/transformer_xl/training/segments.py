@@ -20,21 +20,15 @@ AnySegment = Segment | PairSegment | LabelledBatch
 
 @dataclass(frozen=True)
 class SegmentKind:
-    """What a step must know of a kind of segment.
+    """What a step must know of a kind of segment."""
 
-    Attributes:
-        length: cut: they may be cut at any token; fixed: all are read whole and have `train.tgt_len` tokens; own: all are read
-            whole, and each has a length of its own.
-        are_alike: whether all processes read and learn from as many tokens in a step, unless they learn from answers.
-        n_read: how many tokens a segment has.
-        n_scored: how many losses are learned from.
-        arguments: what the model is called with besides ids and memory.
-    """
-
+    # cut: they may be cut at any token; fixed: all are read whole and have `train.tgt_len` tokens; own: all are read whole, and
+    # each has a length of its own
     length: Literal["cut", "fixed", "own"]
-    are_alike: bool
-    n_read: Callable[[Any], int]
-    n_scored: Callable[[Any, TrainConfig], int]
+    are_alike: bool  # whether all processes read and learn from as many tokens in a step, unless they learn from answers
+    n_read: Callable[[Any], int]  # how many tokens a segment has
+    n_scored: Callable[[Any, TrainConfig], int]  # how many losses are learned from
+    # what the model is called with besides ids and memory
     arguments: Callable[[Any, torch.device, TrainConfig], dict[str, Any]]
 
 
@@ -88,7 +82,6 @@ def _of_task(batch: LabelledBatch, device: torch.device, _: TrainConfig) -> dict
 
 
 def _n_labelled(batch: LabelledBatch) -> int:
-    """Return how many rows have a label."""
     labels = batch.labels.flatten(1) if batch.labels.dim() > 1 else batch.labels[:, None]
     missing = labels.isnan() if labels.is_floating_point() else labels == -100
     return int((~missing.any(1)).sum())

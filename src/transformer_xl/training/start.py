@@ -116,11 +116,7 @@ def resumed_settings(
     corpus: str | None,
     base: str | None = None,
 ) -> RunConfig:
-    """Return a run's settings with overrides.
-
-    Raises:
-        CheckpointError: recipe, text, tokenizer or a setting that checkpoints depend on has changed.
-    """
+    """Return a run's settings with overrides."""
     before = directory.config()
     if before.task:
         raise CheckpointError(f"'{directory.path}' is fine-tuned; go on with txl finetune --resume --out {directory.path}")
@@ -242,10 +238,6 @@ def begin(
 
     Without `with_weights` it only checks. A resumed run gives `warn`; a missing recipe to compare with, and more threads than
     this machine has cores, are then only warnings.
-
-    Raises:
-        ConfigError: settings cannot work together, with this vocabulary or on this machine.
-        CorpusError: the text is too short for one segment per lane, or has no answers to learn from.
     """
     device, precision, reason = check_machine(config, world, warn=warn)
     longest = SegmentLengths(config.train).longest
@@ -305,11 +297,7 @@ def take_weights(model: SequenceModel, base: SequenceModel) -> None:
 
 
 def adapt(model: nn.Module, train: TrainConfig) -> None:
-    """Give a model low-rank adapters, if they are asked for.
-
-    Raises:
-        ConfigError: it has no linear maps that they could adapt.
-    """
+    """Give a model low-rank adapters, if they are asked for."""
     if train.lora_rank is not None and not add_adapters(model, rank=train.lora_rank, scale=train.lora_alpha / train.lora_rank):
         raise ConfigError(f"train.lora_rank ({train.lora_rank}) adapts linear maps inside layers, and this model has none")
 
@@ -317,11 +305,7 @@ def adapt(model: nn.Module, train: TrainConfig) -> None:
 def check_machine(
     config: RunConfig, world: World, *, warn: Callable[[str], None] | None
 ) -> tuple[torch.device, Precision, str]:
-    """Return where and how precisely a run computes, and why; a resumed run gives `warn`, see `begin`.
-
-    Raises:
-        ConfigError: this machine has no such device, or fewer cores than threads are asked for.
-    """
+    """Return where and how precisely a run computes, and why; a resumed run gives `warn`, see `begin`."""
     with world.agreed():
         _check_threads(config.train.threads, warn)
         device = choose_device(config.train.device)
@@ -343,11 +327,7 @@ def _check_threads(threads: int | None, warn: Callable[[str], None] | None) -> N
 
 
 def check_model(config: RunConfig) -> None:
-    """Refuse settings that a run's model cannot have, before its text is prepared, which may take hours.
-
-    Raises:
-        ConfigError: it has no such kind of attention, backend or length, or is too large for this machine.
-    """
+    """Refuse settings that a run's model cannot have, before its text is prepared, which may take hours."""
     longest = SegmentLengths(config.train).longest
     vocab_size = config.model.vocab_size or max(config.model.cutoffs, default=0) + 1  # any will do
     model = make_blueprint(completed(config.model, vocab_size=vocab_size, tgt_len=longest))

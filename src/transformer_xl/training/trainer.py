@@ -65,12 +65,7 @@ class StepResult:
 
 
 class Trainer:
-    """A model in training, which is moved to `device`. `stream` reads only the lanes of this process.
-
-    Raises:
-        ConfigError: `train` asks for an attention backend or a compiler that cannot run here, or for lanes that do not divide
-            evenly.
-    """
+    """A model in training, which is moved to `device`. `stream` reads only the lanes of this process."""
 
     def __init__(
         self,

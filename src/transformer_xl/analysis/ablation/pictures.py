@@ -89,7 +89,6 @@ def _figure(ablation: Ablation, *, width: float = 9) -> "Figure":
 
 
 def _results(ablation: Ablation) -> list[list[dict[str, Any]]]:
-    """Return the results of the finished runs of each variant."""
     return [[result for result in ablation.results(own) if result.get("done")] for own in ablation.plan.variants]
 
 
@@ -119,6 +118,5 @@ def _line(axes: "Axes", x: list[Any], means: list[Mean], style: dict[str, Any], 
 
 
 def _validations(directory: Path) -> dict[int, dict[str, Any]]:
-    """Return the validations of a run by step."""
     entries = [entry for entry in read_metrics(directory) if entry["kind"] == "valid"]
     return {entry["step"]: entry for entry in entries if None not in (entry["loss"], entry["bpc"])}

@@ -123,9 +123,6 @@ def make_variants(
 
     Models of other kinds than transformer_xl have no `recurrence` and `attention` to vary, so they are taken as they are.
 
-    Raises:
-        ConfigError: an unknown recipe, settings that cannot work, two recipes of one name, or an axis that none of them has.
-
     Example:
         >>> [variant.name for variant in make_variants(["quickstart"], recurrence=["yes", "no"], loss=["half"])]
         ['recurrence-half', 'no-recurrence-half']
@@ -210,7 +207,6 @@ def _values(axis: str, own: dict[str, str], asked: Sequence[str] | None, *, ever
 
 
 def _changes(labels: dict[str, str], own: dict[str, str]) -> list[str]:
-    """Return the overrides that make a variant of a recipe."""
     changes: list[str] = []
     if labels.get("recurrence") == "no" != own["recurrence"]:
         changes += ["model.mem_len=0", "model.same_length=false", "eval.mem_len=0", "eval.same_length=none"]

@@ -225,7 +225,6 @@ def _in_unit(loss: Mean | None, bpc: Mean | None, unit: str) -> str:
 
 
 def _notes(table: Table) -> list[str]:
-    """Explain the figures in a few lines."""
     unit = {"bpc": "bits per character", "ppl": "perplexity per token"}[table.unit]
     notes = []
     if table.text:

@@ -37,11 +37,7 @@ class Worker:
         return self._corpora[key]
 
     def check(self) -> None:
-        """Prepare the texts of all runs that are left, and check the settings of new ones, before any run takes hours.
-
-        Raises:
-            TxlError: a run would fail; the message names its variant.
-        """
+        """Prepare the texts of all runs that are left, and check the settings of new ones, before any run takes hours."""
         left = [trial for trial in self.ablation.plan.trials if not self.is_done(trial)]
         for variant in self.ablation.plan.variants:
             own = [trial for trial in left if trial.variant is variant]

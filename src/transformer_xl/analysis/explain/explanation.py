@@ -116,7 +116,7 @@ def explain(
     precision: Precision = "fp32",
     on_tokens: Callable[[int], object] | None = None,
 ) -> Explanation:
-    """Read at most `most` tokens of a text with memory and without, and find what memory gained each; raises as `find_facts`.
+    """Read at most `most` tokens of a text with memory and without, and find what memory gained each.
 
     See `Explanation` for the other arguments; `top` is the number of likeliest tokens shown.
     """
@@ -141,14 +141,7 @@ def find_facts(
     precision: Precision = "fp32",
     on_tokens: Callable[[int], object] | None = None,
 ) -> Facts:
-    """Read a text and find the facts about its tokens. Each is read and reported twice if there is memory.
-
-    Raises:
-        CorpusError: fewer than two tokens.
-        TokenizerError: ids outside the model's vocabulary.
-        ConfigError: lengths that cannot work together.
-        CheckpointError: a model whose losses are not numbers.
-    """
+    """Read a text and find the facts about its tokens. Each is read and reported twice if there is memory."""
     if len(ids) < 2:
         raise CorpusError(f"the text has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
@@ -174,7 +167,6 @@ def _nats_without_memory(
 
 
 def _rows(reading: Reading) -> int:
-    """Return how many segments are read side by side without memory."""
     return max(1, 2048 // (reading.tgt_len + reading.ext_len))
 
 

@@ -41,11 +41,7 @@ def check_output(directory: Path) -> None:
 
 
 def write_explanation(explanation: Explanation, directory: Path) -> Path:
-    """Write page, pictures and totals over those of an earlier explanation, each whole or not at all; return the page's path.
-
-    Raises:
-        ConfigError: the directory holds something else.
-    """
+    """Write page, pictures and totals over those of an earlier explanation, each whole or not at all; return the page."""
     content, figures = page(explanation), pictures(explanation)
     totals = {"format": _FORMAT, "name": explanation.name, **explanation.totals}
     check_output(directory)

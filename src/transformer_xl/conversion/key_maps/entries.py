@@ -147,9 +147,6 @@ class KeyMap:
         """Return the names of each part in a checkpoint, by the part's name. Tensors of several names should be equal.
 
         Parts that are optional and missing are left out.
-
-        Raises:
-            CheckpointError: a tensor is missing, unknown, or of another shape.
         """
         found: dict[str, list[str]] = {}
         for part in self.parts():
@@ -187,11 +184,7 @@ class KeyMap:
                 yield f"there is no tensor '{entry.foreign[0].name}', so '{entry.native[0]}' is zeros"
 
     def check_native(self, shapes: Mapping[str, Shape], origin: str) -> None:
-        """Check that the table covers each tensor of a model, with as many numbers as the foreign tensors have.
-
-        Raises:
-            CheckpointError: the format cannot hold a model of these settings.
-        """
+        """Check that the table covers each tensor of a model, with as many numbers as the foreign tensors have."""
         for name in shapes:
             entry = self._by_native.get(name)
             if entry is None:

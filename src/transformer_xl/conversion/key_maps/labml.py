@@ -114,9 +114,6 @@ def without_biases(layer: str, tensors: list[Tensor]) -> list[Tensor]:
     Returns:
         Weight and bias of the norm, the joined maps of queries, keys and values, and the map of outputs; as they are if both
         biases are zeros.
-
-    Raises:
-        CheckpointError: a weight of the norm is almost 0, or no values lead to the outputs' bias.
     """
     dtype = tensors[0].dtype
     gamma, beta, w_q, w_k, w_v, w_o, bias_v, bias_o = (tensor.double() for tensor in tensors)

@@ -104,7 +104,6 @@ def positions(sizes: Sizes[TransformerXLConfig], shapes: Mapping[str, str]) -> l
 
 
 def _embedding(sizes: Sizes[TransformerXLConfig], names: Names) -> Iterator[Entry]:
-    """Yield the entries of `word_emb`."""
     tied = sizes.config.tied_projections
     for i, size in enumerate(sizes.tables):
         table, projection = f"embedding.tables.{i}", f"embedding.projections.{i}"

@@ -244,7 +244,7 @@ class _Reader(_Interpreter):
         self._find, self._start, self._n_parts = find, file.tell(), 0
 
     def next(self) -> Any:
-        """Return the content of the next pickle; it is small enough to be listed and printed."""
+        """Return the content of the next pickle, which is small enough to be listed and printed."""
         self.memo = {}
         content = self.load()
         most = FREE_TEXT + TEXT_PER_BYTE * self._n_read
