@@ -25,11 +25,11 @@ import transformer_xl as txl
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import at_least_fp32
 from transformer_xl.kernels.equation import first_keys
+from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_model
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.memory import remembered
-from transformer_xl.model.sequence_model import SequenceModel
 
 
 class MatrixConfig(txl.TransformerXLConfig):
@@ -129,7 +129,7 @@ class MatrixTransformerXL(txl.TransformerXL):
             matrices.append(matrix if keep_graph else matrix.detach())
         n_valid = (n_own_B - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
         new = MatrixMems(tuple(hidden), n_valid, tokens, tuple(matrices)) if self.mem_len else self.init_mems(len(ids))
-        return self.drop_output(self.final_norm(h_BTD)), new
+        return self.final_norm(h_BTD), new
 
 
 txl.register_model(MatrixConfig, MatrixTransformerXL)

@@ -17,7 +17,7 @@ from common.reading import ScoringSide
 from common.reading_ours import config_of
 from common.wire import serve
 from transformer_xl.conversion.key_maps.huggingface import key_map
-from transformer_xl.model.sequence_model import ModelOutput
+from transformer_xl.model.call import ModelOutput
 from transformer_xl.model.transformer_xl import TransformerXL
 
 SEED = 0

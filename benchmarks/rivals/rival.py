@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.adaptive import make_softmax
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution, Rows
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.sequence_model import make_softmax
 
 
 def library(name: str) -> ModuleType:
@@ -58,7 +58,7 @@ class Rival(LanguageModel):
 
     @abstractmethod
     def read_rows(self, x_BTD: Tensor, mems: Memory) -> tuple[Tensor, Memory]:
-        """Return the input of the softmax, (B, T, D), and the new memory; no row is padded."""
+        """Return the last states, (B, T, D), and the new memory; no row is padded."""
 
     def train(self, mode: bool = True) -> "Rival":
         """Set the mode of the body, too."""
@@ -80,7 +80,7 @@ class Rival(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Memory]:
-        """Return the input of the softmax, (B, T, D), and the new memory; rows with equal padding are read together."""
+        """Return the last states, (B, T, D), and the new memory; rows with equal padding are read together."""
         if rows.document_starts is not None:
             raise ConfigError(f"{self.described} cannot begin a document inside a segment; use train.reset_at_documents=false")
         mems = self.init_mems(len(ids)) if mems is None else mems
@@ -89,7 +89,7 @@ class Rival(LanguageModel):
             h_BTD, new = self.read_rows(x_BTD, mems)
         else:
             h_BTD, new = self._read_padded(x_BTD, mems, rows.n_pad)
-        return self.drop_output(h_BTD), new if keep_graph else new.detach()
+        return h_BTD, new if keep_graph else new.detach()
 
     def _read_padded(self, x_BTD: Tensor, mems: Memory, n_pad: Tensor) -> tuple[Tensor, Memory]:
         states, memories, order = [], [], []

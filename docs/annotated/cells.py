@@ -237,13 +237,13 @@ for name, table in model.learned_positions.items():
     print(f"transformer_xl: {name} {tuple(table.shape)}")
 
 # %% adaptive
-from transformer_xl.model.adaptive import cluster_sizes, cluster_widths
+from transformer_xl.model.adaptive import Clusters
 
 # the words of WikiText-103, with the paper's cutoffs
 V, D, cutoffs = 267_735, 1024, (20_000, 40_000, 200_000)
 total = 0
-sizes_of, widths_of = cluster_sizes(V, cutoffs), cluster_widths(4, d_embed=D, div_val=4)
-for size, width in zip(sizes_of, widths_of, strict=True):
+clusters = Clusters(V, cutoffs, div_val=4, d_embed=D, d_model=D)
+for size, width in zip(clusters.sizes, clusters.widths, strict=True):
     total += size * width + width * D  # vectors and projection
     print(f"{size:7,} words of width {width:4}")
 print(f"{total:,} numbers instead of {V * D:,}")

@@ -32,13 +32,12 @@ if TYPE_CHECKING:
     from transformer_xl.inference.reader import Reader
     from transformer_xl.model.attention.block import AttentionKind
     from transformer_xl.model.attention.kinds import register_attention
+    from transformer_xl.model.base import LanguageModel
     from transformer_xl.model.body import TransformerXLBody
-    from transformer_xl.model.call import Execution, Rows
+    from transformer_xl.model.call import Execution, ModelOutput, Rows
     from transformer_xl.model.kinds import register_model
-    from transformer_xl.model.language_model import LanguageModel
     from transformer_xl.model.lstm import Lstm
     from transformer_xl.model.memory import Mems
-    from transformer_xl.model.sequence_model import ModelOutput
     from transformer_xl.model.task_model import TaskModel
     from transformer_xl.model.transformer_xl import TransformerXL
     from transformer_xl.model.vanilla import Vanilla
@@ -68,13 +67,12 @@ _NAMES = {
     "model.attention.block": "AttentionKind",
     "model.attention.kinds": "register_attention",
     "model.body": "TransformerXLBody",
-    "model.call": "Execution Rows",
+    "model.call": "Execution ModelOutput Rows",
+    "model.base": "LanguageModel",
     "model.kinds": "register_model",
-    "model.language_model": "LanguageModel",
     "model.lstm": "Lstm",
     "model.memory": "Mems",
     "inference.reader": "Reader",
-    "model.sequence_model": "ModelOutput",
     "model.task_model": "TaskModel",
     "model.transformer_xl": "TransformerXL",
     "model.vanilla": "Vanilla",

@@ -22,8 +22,7 @@ from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, Piece, ki
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.kernels.device import choose_device
-from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.reading.evaluation import Reading
 
 

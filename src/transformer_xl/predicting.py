@@ -21,7 +21,7 @@ from transformer_xl.errors import ConfigError, CorpusError, one_line, shown
 from transformer_xl.files import canonical_json, files_below, locked, replace_file
 from transformer_xl.generation.session_file import model_sha256
 from transformer_xl.kernels.device import choose_device
-from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.opening import Opened, Which
 from transformer_xl.reading.tasks import Prediction, head_of, predictions

@@ -18,7 +18,7 @@ from transformer_xl.data.text_files import Chunk, cut_chunks, numbered_lines
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.kernels.device import InferencePrecision
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.opening import CHUNK_BYTES
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.reading.tasks import windows

@@ -14,8 +14,8 @@ from transformer_xl.analysis.curves import by_position, memory_line, open_texts,
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.build import make_model
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.opening import Opened, Text
 from transformer_xl.reading.evaluation import Score, evaluate
 

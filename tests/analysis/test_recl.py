@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.helpers import examples, tiny_model
 from transformer_xl.analysis.recl import context_losses, effective_lengths
 from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL

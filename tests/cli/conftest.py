@@ -16,7 +16,7 @@ from tests.helpers import with_settings
 from tests.training.helpers import write_recipe, write_text
 from transformer_xl.cli import main
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.base import SequenceModel
 
 
 @dataclass(frozen=True)

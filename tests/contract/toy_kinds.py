@@ -12,11 +12,11 @@ import transformer_xl as txl
 from transformer_xl.config.model import ModelConfig, TransformerXLConfig
 from transformer_xl.config.settings import Natural
 from transformer_xl.kernels.equation import key_distances, masked_softmax, rel_shift
+from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution, Rows
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.sequence_model import make_softmax
 
 
 class SlopedAttention(AttentionKind):
@@ -132,7 +132,7 @@ class Fading(LanguageModel):
         h_BTD = torch.stack(traces, dim=1)
         for layer in self.layers:
             h_BTD = h_BTD + execution.run(layer, h_BTD.tanh())
-        return self.drop_output(h_BTD), Trace(trace if keep_graph else trace.detach(), n_read)
+        return h_BTD, Trace(trace if keep_graph else trace.detach(), n_read)
 
 
 class SummaryConfig(TransformerXLConfig):

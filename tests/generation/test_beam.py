@@ -15,7 +15,7 @@ from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.generate import generate
 from transformer_xl.generation.scores import Scores
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.lstm import Lstm
 
 PROMPTS = [[1, 2, 3], [4] * 9, [5], [6, 7], [8, 9, 10, 11, 12, 0], [3, 1]]

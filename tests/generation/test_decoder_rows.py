@@ -14,7 +14,7 @@ from transformer_xl.config.model import LstmConfig
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.session_file import RowState
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.lstm import Lstm
 
 VOCAB = 13

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.helpers import assert_close
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.scores import ROUNDING, Scores, by_cluster
-from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 
 BORDERS = (0, 4, 9, 13)
 
@@ -30,9 +30,9 @@ def clustered(log_probabilities: Tensor, borders: Sequence[int] = BORDERS) -> Sc
 
 def adaptive_logits(n_row: int = 1, *, scale: float = 0.7) -> Tensor:
     """Log-probabilities (n_row, 13) of a random adaptive softmax: a head of 4 tokens, tails of 5 and 4."""
-    sizes = {"cutoffs": BORDERS[1:-1], "div_val": 2, "d_embed": 8, "d_model": 8}
-    embedding = AdaptiveEmbedding(BORDERS[-1], **sizes)
-    softmax = AdaptiveSoftmax(BORDERS[-1], **sizes, tied=True, tied_projections=[False, True, True])
+    clusters = Clusters(BORDERS[-1], cutoffs=tuple(BORDERS[1:-1]), div_val=2, d_embed=8, d_model=8)
+    embedding = AdaptiveEmbedding(clusters)
+    softmax = AdaptiveSoftmax(clusters, tied=True, tied_projections=[False, True, True])
     with torch.no_grad():
         for parameter in softmax.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.5)

@@ -12,7 +12,7 @@ from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Finished, FinishReason, Request, text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.writing import write
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.stream import KeptKeys
 

@@ -5,8 +5,8 @@ import torch
 
 from tests.training.helpers import tiny_model
 from transformer_xl.model.adapters import add_adapters, merged
+from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_model
-from transformer_xl.model.sequence_model import SequenceModel
 
 
 def adapted(kind: str) -> tuple[SequenceModel, SequenceModel]:

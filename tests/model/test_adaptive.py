@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import assert_close, gradients, tiny_model
 from transformer_xl.model import softmax
-from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 from transformer_xl.model.softmax import linear_nll
 from transformer_xl.training.lamb import Lamb
 
@@ -110,10 +110,10 @@ def test_all_labels_ignored_is_zero_and_leaves_them_alone():
 
 
 def test_tails_are_narrower():
-    embedding = AdaptiveEmbedding(13, cutoffs=(4, 9), div_val=4, d_embed=32, d_model=8)
+    clusters = Clusters(13, cutoffs=(4, 9), div_val=4, d_embed=32, d_model=8)
+    embedding = AdaptiveEmbedding(clusters)
     assert [tuple(table.shape) for table in embedding.tables] == [(4, 32), (5, 8), (4, 2)]
-    settings = {"cutoffs": (4, 9), "div_val": 4, "d_embed": 32, "d_model": 8, "tied": True}
-    adaptive = AdaptiveSoftmax(13, **settings, tied_projections=(False, True, False))
+    adaptive = AdaptiveSoftmax(clusters, tied=True, tied_projections=(False, True, False))
     assert adaptive.weights is None
     assert {name: tuple(p.shape) for name, p in adaptive.named_parameters() if "proj" in name} == {
         "projections.0": (8, 32),

@@ -8,7 +8,7 @@ import torch
 from tests.helpers import tiny_model, tokens
 from tests.training import helpers as training_helpers
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -48,18 +48,18 @@ def test_hidden_states_are_those_of_the_memory_and_the_softmax_reads_the_last(op
 
 
 @pytest.mark.parametrize("options", [{}, {"kind": "vanilla"}], ids=str)
-def test_attention_weights_are_those_that_are_visited_and_the_model_reads_on(options: dict[str, Any]) -> None:
+def test_attention_weights_are_of_each_layer_and_the_model_reads_on(options: dict[str, Any]) -> None:
     model = training_helpers.tiny_model(**options).eval()
     assert isinstance(model, LanguageModel)
     first, ids = torch.randint(11, (2, 3, 4)).unbind()
-    mems, seen = model(first).mems, dict[int, torch.Tensor]()
+    mems = model(first).mems
     weights, new = model.attention_weights(ids, mems=mems)
-    model.visit_attention(ids, seen.__setitem__, mems=mems)
-    assert list(seen) == list(range(model.config.n_layer))
+    kept, _ = model.attention_weights(ids, mems=mems, keep=lambda layer, weight: (layer, weight.clone()))
+    assert [layer for layer, _ in kept] == list(range(model.config.n_layer))
     for layer, weight in enumerate(weights):
         assert weight.shape == (3, model.attention_blocks()[0].n_head, 4, 4 if options else 8)
         torch.testing.assert_close(weight.sum(-1), torch.ones_like(weight[..., 0]))
-        assert torch.equal(weight, seen[layer]) and not weight.requires_grad
+        assert torch.equal(weight, kept[layer][1]) and not weight.requires_grad
     for name, x in model(ids, mems=mems).mems.state_dict().items():
         torch.testing.assert_close(new.state_dict()[name], x)
 

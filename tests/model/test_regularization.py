@@ -8,11 +8,10 @@ from torch import Tensor, nn
 
 from tests.helpers import tiny_model
 from tests.training import helpers as training_helpers
-from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionKind
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Regularizers
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -250,12 +249,3 @@ def test_penalties_are_of_states_before_their_dropout(kind: str) -> None:
     dropped = model(ids, labels=ids, regularizers=by)
     assert dropped.nll is not None and not torch.equal(dropped.nll, model(ids, labels=ids).nll)
     torch.testing.assert_close(dropped.auxiliary, model.eval()(ids, labels=ids, regularizers=by).auxiliary)
-
-
-def test_penalties_need_a_model_that_ends_with_its_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = training_helpers.tiny_model()
-    ids = torch.randint(11, (3, 5))
-    monkeypatch.setattr(model, "read", lambda ids, **_: (model.embed(ids), model.init_mems(len(ids))))
-    assert model(ids, labels=ids).auxiliary is None
-    with pytest.raises(ConfigError, match=r"TransformerXL.read that gives them to self.drop_output once, .* 0 times"):
-        model(ids, labels=ids, regularizers=Regularizers(activation=0.2))

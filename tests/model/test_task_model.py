@@ -24,12 +24,11 @@ from transformer_xl.config.model import (
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.build import make_model
-from transformer_xl.model.call import Execution
+from transformer_xl.model.call import Execution, ModelOutput
 from transformer_xl.model.heads import SpanScores
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.opening import open_run

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.helpers import assert_close, default_dtype
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.key_maps.entries import KeyMap, Part
-from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import Order, XLNet

@@ -14,7 +14,7 @@ from tests.reading.test_dynamic import lstm, nats_of, vanilla
 from tests.reading.test_evaluation import some_ids
 from tests.reference.reading_loops import cache_nats
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.reading.cache import Cache, CacheRows
 from transformer_xl.reading.dynamic import Dynamic, LearningState
 from transformer_xl.reading.evaluation import evaluate

@@ -15,7 +15,7 @@ from tests.reference.reading_loops import dynamic_nats, mean_of_squares
 from transformer_xl.config.model import LstmConfig, VanillaConfig
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError
 from transformer_xl.files import write_file
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.reading.cache import Cache

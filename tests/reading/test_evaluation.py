@@ -19,8 +19,8 @@ from transformer_xl.generation.sampling import Sampling
 from transformer_xl.inference.reader import Reader
 from transformer_xl.kernels.graphs import Graphs
 from transformer_xl.model.attention.relative import RelativeAttention
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL

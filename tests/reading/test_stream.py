@@ -11,7 +11,7 @@ import torch
 from tests.helpers import assert_close, tiny_model
 from transformer_xl.config.model import LstmConfig, VanillaConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.reading.stream import CarriedState, KeptKeys, ReadAgain, Stream, open_stream, scoring

@@ -19,9 +19,9 @@ from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.data.labelled import LabelledBatch, LabelledStream
 from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import SegmentStream
+from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_model
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.training.display import Display
 from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.trainer import Trainer

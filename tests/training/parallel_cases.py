@@ -17,7 +17,7 @@ from tests.training.helpers import OPTIM, tiny_model, tiny_stream
 from tests.world_cases import txl
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config.run import OptimConfig, TrainConfig
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.parallel import whole
 from transformer_xl.training.trainer import Trainer

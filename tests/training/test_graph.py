@@ -18,7 +18,7 @@ from tests.training.test_trainer_bad_steps import INJURIES
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.kernels.graphs import Compute, Told
 from transformer_xl.model import softmax
-from transformer_xl.model.sequence_model import ModelOutput
+from transformer_xl.model.call import ModelOutput
 from transformer_xl.training import trainer as trainer_module
 from transformer_xl.training.trainer import StepResult, Trainer
 

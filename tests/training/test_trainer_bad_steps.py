@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.training.helpers import bits, differing, memories, saved, tiny_trainer
 from transformer_xl.errors import TrainingError
-from transformer_xl.model.sequence_model import ModelOutput
+from transformer_xl.model.call import ModelOutput
 from transformer_xl.training.trainer import Trainer
 
 Injury = Callable[[Trainer, pytest.MonkeyPatch, float], None]

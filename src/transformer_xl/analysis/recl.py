@@ -26,7 +26,7 @@ import torch
 
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.errors import CorpusError
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.opening import Opened, open_run
 from transformer_xl.reading.segments import windows
 from transformer_xl.reading.stream import open_stream, scoring

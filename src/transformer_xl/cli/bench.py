@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from transformer_xl.cost.bench import DecoderMode, Findings, ScoringMode
     from transformer_xl.kernels.device import InferencePrecision
-    from transformer_xl.model.language_model import LanguageModel
+    from transformer_xl.model.base import LanguageModel
     from transformer_xl.opening import Opened
 
 app = App(name="bench", help="Measure how fast a model is, compared with what this machine allows.", help_format="plaintext")

@@ -23,7 +23,7 @@ from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.kernels.device import InferencePrecision, cannot_compile
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.room import check_room
 from transformer_xl.reading.evaluation import evaluate
 

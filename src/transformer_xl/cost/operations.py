@@ -17,7 +17,7 @@ import numpy as np
 
 from transformer_xl.config.model import AttentionConfig
 from transformer_xl.cost.work import COMPARE_DISTANCES, Work, clusters
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.transformer_xl import TransformerXL
 
 Part = Literal["tokens", "memory", "distances", "content", "distance", "values", "embedding", "softmax"]

@@ -20,9 +20,9 @@ from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.attention.relative import RelativeAttention
 from transformer_xl.model.attention.rotary import RotaryAttention
 from transformer_xl.model.attention.shaw import ShawAttention
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.build import completed, make_blueprint
 from transformer_xl.model.kinds import MODELS
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.softmax import CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS
 from transformer_xl.model.transformer_xl import TransformerXL
 

@@ -22,7 +22,7 @@ from transformer_xl.generation.inputs import (
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.session_file import LAST, Origin, RowState, SessionFormat, check_origin, model_sha256
 from transformer_xl.kernels.device import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
-from transformer_xl.model.language_model import LanguageModel, check_reads_on
+from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.stream import KeptKeys, Stream, open_stream
 

@@ -10,7 +10,7 @@ from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.generation.writing import write
 from transformer_xl.kernels.device import PrecisionName
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 
 
 def generate(

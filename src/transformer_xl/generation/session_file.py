@@ -21,7 +21,7 @@ from torch import Tensor
 
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, canonical_json, whole_file
-from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.base import SequenceModel
 from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.tensor_file import TensorFile, TensorSpec, encode_lazily, encode_tensors
 from transformer_xl.untrusted import parse_json

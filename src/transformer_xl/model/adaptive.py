@@ -11,69 +11,94 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary, E_i width of the vectors of
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.config.model import ModelConfig
 from transformer_xl.kernels.device import at_least_fp32
-from transformer_xl.model.softmax import Cluster, Embedding, drawn, linear_nll, look_up
+from transformer_xl.model.softmax import Cluster, Embedding, TokenEmbedding, TokenSoftmax, drawn, linear_nll, look_up
 
 
-def cluster_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
-    """Return the number of ids of each cluster, head first.
+@dataclass(frozen=True)
+class Clusters:
+    """How a vocabulary is divided, and how wide the vectors of its clusters are.
+
+    Attributes:
+        vocab_size: V.
+        cutoffs: first id of each tail; may be empty.
+        div_val: factor between the widths of neighboring clusters.
+        d_embed: width of the head's vectors.
+        d_model: D.
+        proj_same_dim: with `div_val` above 1, project vectors of width D too.
 
     Example:
-        >>> cluster_sizes(10, (3, 7))
-        [3, 4, 3]
+        >>> clusters = Clusters(10, cutoffs=(3, 7), div_val=4, d_embed=32, d_model=8)
+        >>> clusters.sizes, clusters.widths, clusters.projected
+        ((3, 4, 3), (32, 8, 2), (True, True, True))
     """
-    return [high - low for low, high in itertools.pairwise((0, *cutoffs, vocab_size))]
 
+    vocab_size: int
+    cutoffs: tuple[int, ...]
+    div_val: int
+    d_embed: int
+    d_model: int
+    proj_same_dim: bool = True
 
-def cluster_widths(n_cluster: int, *, d_embed: int, div_val: int) -> list[int]:
-    """Return E_i, the width of the vectors of each cluster.
+    @classmethod
+    def of(cls, config: ModelConfig) -> Self:
+        """Return those of a model."""
+        assert config.vocab_size is not None
+        sizes = (config.div_val, config.d_embed or config.d_model, config.d_model)
+        return cls(config.vocab_size, config.cutoffs, *sizes, config.proj_same_dim)
 
-    Example:
-        >>> cluster_widths(4, d_embed=1024, div_val=4)
-        [1024, 256, 64, 16]
-    """
-    return [d_embed // div_val**i for i in range(n_cluster)]
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """The first id of each cluster, head first, and V."""
+        return (0, *self.cutoffs, self.vocab_size)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ids of each cluster."""
+        return tuple(high - low for low, high in itertools.pairwise(self.borders))
 
-def is_projected(width: int, *, d_model: int, div_val: int, proj_same_dim: bool) -> bool:
-    """Say whether vectors of a cluster are projected; with `div_val` above 1 those of width D may be, too."""
-    return width != d_model or (div_val > 1 and proj_same_dim)
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """E_i, the width of the vectors of each cluster."""
+        return tuple(self.d_embed // self.div_val**i for i in range(len(self.cutoffs) + 1))
+
+    @property
+    def projected(self) -> tuple[bool, ...]:
+        """For each cluster, whether a projection connects its vectors with the states."""
+        return tuple(width != self.d_model or (self.div_val > 1 and self.proj_same_dim) for width in self.widths)
+
+    def tables(self) -> nn.ParameterList:
+        """Draw vectors for each cluster, (size, E_i)."""
+        return nn.ParameterList(drawn(*shape) for shape in zip(self.sizes, self.widths, strict=True))
+
+    def projections(self, *, tied: Sequence[bool]) -> nn.ParameterList:
+        """Draw the projections (D, E_i) of those clusters that have one and do not share it with another part."""
+        places = zip(self.widths, self.projected, tied, strict=True)
+        return nn.ParameterList(
+            nn.Parameter(drawn(self.d_model, width)) if is_projected and not is_tied else None
+            for width, is_projected, is_tied in places
+        )
 
 
 class AdaptiveEmbedding(nn.Module):
     """Vectors of token ids, narrower for rarer clusters, each cluster with its projection to D; scaled by sqrt(D).
 
     Reference: `AdaptiveEmbedding` of the authors' `pytorch/mem_transformer.py` with `div_val` above 1.
-
-    Args:
-        vocab_size: V.
-        cutoffs: first id of each tail.
-        div_val: factor between the widths of neighboring clusters.
-        d_embed: width of the head's vectors.
-        d_model: D.
-        proj_same_dim: project vectors of width D too.
     """
 
-    def __init__(
-        self, vocab_size: int, *, cutoffs: Sequence[int], div_val: int, d_embed: int, d_model: int, proj_same_dim: bool = True
-    ) -> None:
+    def __init__(self, clusters: Clusters) -> None:
         super().__init__()
-        self.borders = (0, *cutoffs, vocab_size)
-        sizes = cluster_sizes(vocab_size, cutoffs)
-        widths = cluster_widths(len(sizes), d_embed=d_embed, div_val=div_val)
-        self.tables = nn.ParameterList(drawn(size, width) for size, width in zip(sizes, widths, strict=True))
-        self.projections = nn.ParameterList(
-            nn.Parameter(drawn(d_model, width))
-            if is_projected(width, d_model=d_model, div_val=div_val, proj_same_dim=proj_same_dim)
-            else None
-            for width in widths
-        )
-        self.d_model = d_model
+        self.borders, self.d_model = clusters.borders, clusters.d_model
+        self.tables = clusters.tables()
+        self.projections = clusters.projections(tied=[False] * len(clusters.sizes))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed ids (B, T) as (B, T, d_model)."""
@@ -110,51 +135,28 @@ class AdaptiveSoftmax(nn.Module):
     in order; the head's classes for tails are in the order of the tails, as in the authors' TensorFlow code, not reversed.
 
     Args:
-        vocab_size: V.
-        cutoffs: first id of each tail; may be empty.
-        div_val: factor between the widths of neighboring clusters.
-        d_embed: width of the head's vectors.
-        d_model: D.
+        clusters: of the vocabulary.
         tied: use the embedding's vectors.
         tied_projections: per cluster: use the embedding's projection.
-        proj_same_dim: with `div_val` above 1, project vectors of width D too.
     """
 
     is_normalized = True
 
-    def __init__(
-        self,
-        vocab_size: int,
-        *,
-        cutoffs: Sequence[int],
-        div_val: int,
-        d_embed: int,
-        d_model: int,
-        tied: bool,
-        tied_projections: Sequence[bool],
-        proj_same_dim: bool = True,
-    ) -> None:
+    def __init__(self, clusters: Clusters, *, tied: bool, tied_projections: Sequence[bool]) -> None:
         super().__init__()
-        self.borders = (0, *cutoffs, vocab_size)
-        self.sizes = cluster_sizes(vocab_size, cutoffs)
+        self.borders, self.sizes = clusters.borders, clusters.sizes
         self.tied_projections = tuple(tied_projections)
-        widths = cluster_widths(len(self.sizes), d_embed=d_embed, div_val=div_val)
-        self.joined = div_val == 1
+        self.joined = clusters.div_val == 1
         if self.joined:
-            self.weight = None if tied else nn.Parameter(drawn(vocab_size, d_embed))
-            self.bias = nn.Parameter(torch.zeros(vocab_size))
+            self.weight = None if tied else nn.Parameter(drawn(clusters.vocab_size, clusters.d_embed))
+            self.bias = nn.Parameter(torch.zeros(clusters.vocab_size))
         else:
-            shapes = zip(self.sizes, widths, strict=True)
-            self.weights = None if tied else nn.ParameterList(drawn(size, width) for size, width in shapes)
+            self.weights = None if tied else clusters.tables()
             self.biases = nn.ParameterList(torch.zeros(size) for size in self.sizes)
-        self.cluster_weight = nn.Parameter(torch.zeros(len(cutoffs), d_embed)) if cutoffs else None
-        self.cluster_bias = nn.Parameter(torch.zeros(len(cutoffs))) if cutoffs else None
-        self.projections = nn.ParameterList(
-            nn.Parameter(drawn(d_model, width))
-            if not tied_projection and is_projected(width, d_model=d_model, div_val=div_val, proj_same_dim=proj_same_dim)
-            else None
-            for width, tied_projection in zip(widths, tied_projections, strict=True)
-        )
+        n_tail = len(clusters.cutoffs)
+        self.cluster_weight = nn.Parameter(torch.zeros(n_tail, clusters.d_embed)) if n_tail else None
+        self.cluster_bias = nn.Parameter(torch.zeros(n_tail)) if n_tail else None
+        self.projections = clusters.projections(tied=self.tied_projections)
 
     def logits(self, h_BTD: Tensor, embedding: Embedding) -> Tensor:
         """Return log-probabilities (B, T, V), at least in fp32, of hidden states (B, T, D); they are normalized."""
@@ -188,8 +190,8 @@ class AdaptiveSoftmax(nn.Module):
         """Return for each tail a size with room for its labels, of a few sizes, so that shapes recur.
 
         Example:
-            >>> clusters = {"cutoffs": [2, 4], "div_val": 1, "tied_projections": [False] * 3}
-            >>> softmax = AdaptiveSoftmax(9, **clusters, d_embed=4, d_model=4, tied=False)
+            >>> clusters = Clusters(9, cutoffs=(2, 4), div_val=1, d_embed=4, d_model=4)
+            >>> softmax = AdaptiveSoftmax(clusters, tied=False, tied_projections=[False] * 3)
             >>> softmax.tail_sizes(torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8] * 20))  # of 40 and 100
             [48, 112]
         """
@@ -236,3 +238,21 @@ def _project(h: Tensor, projection: Tensor | None) -> Tensor:
 
 def _log_softmax(h: Tensor, vectors: Tensor, bias: Tensor) -> Tensor:
     return F.log_softmax(at_least_fp32(F.linear(h, vectors, bias)), dim=-1)
+
+
+def make_embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
+    """Return the vectors of tokens that the settings describe."""
+    clusters = Clusters.of(config)
+    if config.div_val > 1:
+        return AdaptiveEmbedding(clusters)
+    sizes = {"d_embed": clusters.d_embed, "d_model": clusters.d_model}
+    return TokenEmbedding(clusters.vocab_size, **sizes, scale=config.embedding_scale)
+
+
+def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:
+    """Return the softmax over the vocabulary that the settings describe."""
+    clusters, tied, tied_projections = Clusters.of(config), config.tie_weight, config.tied_projections
+    if config.div_val > 1 or config.cutoffs:
+        return AdaptiveSoftmax(clusters, tied=tied, tied_projections=tied_projections)
+    sizes = {"d_embed": clusters.d_embed, "d_model": clusters.d_model}
+    return TokenSoftmax(clusters.vocab_size, **sizes, tied=tied, tied_projection=tied_projections[0])

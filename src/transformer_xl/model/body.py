@@ -91,6 +91,6 @@ class TransformerXLBody(nn.Module):
             )
         if n_pad is not None and n_pad.shape != x_BTF.shape[:1]:
             raise ValueError(f"n_pad {tuple(n_pad.shape)} must have shape {tuple(x_BTF.shape[:1])}, one for each row")
-        if mems is not None:
-            mems.check(x_BTF.shape[0], self.config.n_layer)
-        return self.model.read(x_BTF, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)  # pyright: ignore[reportArgumentType]
+        self.model.check_memory(mems, x_BTF.shape[0])
+        last_BTD, mems = self.model.read(x_BTF, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)  # pyright: ignore[reportArgumentType]
+        return self.model.drop_output(last_BTD), mems

@@ -7,8 +7,8 @@ import torch
 from transformer_xl.config.model import ModelConfig, TransformerXLConfig
 from transformer_xl.errors import ConfigError, one_line
 from transformer_xl.model.attention.kinds import attention_kind
+from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.kinds import make_backbone
-from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.task_model import TaskModel
 
 Config = TypeVar("Config", bound=ModelConfig)

@@ -1,8 +1,6 @@
-"""What a call of a model gets besides tokens and memory: facts about the rows (`Rows`), and how to compute (`Execution`).
+"""What a call of a model gets besides tokens and memory, and what it returns: a model owns parameters alone.
 
-They are passed in as values, and so is what training adds to the loss (`Regularizers`); a model owns parameters alone.
-
-Shapes: B batch, T tgt_len.
+Shapes: B batch, T tgt_len, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -10,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-RunLayer = Callable[..., Tensor]
-"""How a layer is called; see `run_layer`."""
+from transformer_xl.kernels.device import at_least_fp32
+from transformer_xl.model.memory import Memory
 
 
 def run_layer(layer: nn.Module, h_BTD: Tensor, **arguments: Any) -> Tensor:
@@ -50,6 +49,14 @@ class Regularizers:
     activation: float = 0.0
     temporal: float = 0.0
 
+    def penalty(self, last_BTD: Tensor) -> Tensor:
+        """Return what is added to the mean loss of a token for the size of the last layer's states, and for their changes."""
+        last_BTD = at_least_fp32(last_BTD)
+        penalty = self.activation * last_BTD.square().mean()
+        if self.temporal and last_BTD.shape[1] > 1:
+            penalty = penalty + self.temporal * F.mse_loss(last_BTD[:, 1:], last_BTD[:, :-1])
+        return penalty
+
 
 @dataclass(frozen=True)
 class Execution:
@@ -65,7 +72,7 @@ class Execution:
 
     backend: str = "auto"
     checkpoint_layers: bool = False
-    run_layer: RunLayer = run_layer
+    run_layer: Callable[..., Tensor] = run_layer
     tail_sizes: tuple[int, ...] | None = None
 
     def run(self, layer: nn.Module, h_BTD: Tensor, **arguments: Any) -> Tensor:
@@ -83,3 +90,31 @@ class Execution:
         if self.checkpoint_layers and torch.is_grad_enabled():
             return cast("Tensor", checkpoint(run, layer, h_BTD, use_reentrant=False, **arguments))
         return run(layer, h_BTD, **arguments)
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What a forward pass returns.
+
+    Attributes:
+        mems: the memory after the segment, for the next call.
+        logits: (B, T, V), scores of the token that follows each position (log-probabilities with an adaptive softmax); None if
+            labels were given.
+        nll: nats of each label, 0 where it is -100: (B, T) in the order of the tokens, or (B, K) of an XLNet; None without.
+        auxiliary: scalar, nats that a kind adds to the sum of `nll` in training; None: it adds none.
+    """
+
+    mems: Memory
+    logits: Tensor | None = None
+    nll: Tensor | None = None
+    auxiliary: Tensor | None = None
+
+
+def check_tokens(ids: Tensor, *axes: str) -> None:
+    """Refuse what is no tensor with these axes, and one that holds no tokens."""
+    shape = f"({', '.join(axes)})"
+    if not isinstance(ids, Tensor):
+        text = "torch.tensor([tokenizer.encode(text)])"
+        raise TypeError(f"ids must be an int64 tensor of shape {shape}, not a {type(ids).__name__}; use {text}")
+    if ids.dim() != len(axes) or 0 in ids.shape:
+        raise ValueError(f"ids {tuple(ids.shape)} must have shape {shape}, none of them 0")

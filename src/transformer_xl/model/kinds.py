@@ -5,8 +5,8 @@ from typing import Any, TypeVar
 
 from transformer_xl.config.model import KINDS, LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig, XLNetConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.lstm import Lstm
-from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.model.xlnet import XLNet

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import LstmConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.adaptive import make_softmax
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.dropout import Dropout
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.sequence_model import make_softmax
 
 _WARM_UP = 512
 """Tokens that a state reads before the part of a stream that it scores; farther ones have almost no effect on it."""
@@ -158,7 +158,7 @@ class Lstm(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
-        """Return the input of the softmax, (B, T, D), and the state before the last `ext_len` tokens of the segment."""
+        """Return the last states, (B, T, D), and the state before the last `ext_len` tokens of the segment."""
         return self.read_vectors(self.embed(ids), mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)
 
     def read_vectors(
@@ -191,4 +191,4 @@ class Lstm(LanguageModel):
             if i < len(self.layers) - 1:
                 x_BTD = self.drop(x_BTD)
         n_valid = torch.full((B,), self.mem_len, device=x_BTD.device)
-        return self.drop_output(x_BTD), Mems(tuple(states), n_valid)
+        return x_BTD, Mems(tuple(states), n_valid)

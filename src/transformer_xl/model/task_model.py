@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kernels.device import at_least_fp32
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.base import LanguageModel, SequenceModel
+from transformer_xl.model.call import Execution, ModelOutput, Rows
 from transformer_xl.model.heads import SpanHead, SpanScores, make_head
 from transformer_xl.model.kinds import make_backbone
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
 from transformer_xl.model.xlnet import XLNet
 
 
@@ -257,6 +256,7 @@ class TaskModel(SequenceModel):
             with torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned):
                 keep_graph = first_learned <= i < len(begins) - 1
                 h_BTD, mems = cast("Any", self.backbone).read(ids[:, begin:end], keep_graph=keep_graph, **arguments)
+                h_BTD = self.backbone.drop_output(h_BTD)
             yield h_BTD, own_pad
 
     def _beginning(self, n_row: int) -> Memory | None:

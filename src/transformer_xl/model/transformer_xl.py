@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.equation import first_keys
+from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.attention.kinds import attention_kind
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.gates import FIRST_BIAS
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered
 from transformer_xl.model.ngrams import earlier_tokens, make_ngrams
-from transformer_xl.model.sequence_model import make_softmax
 from transformer_xl.model.shift import first_positions, without_oldest
 
 
@@ -148,7 +148,7 @@ class TransformerXL(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
-        """Return the input of the softmax, (B, T, D), and the new memory; the arguments are those of `forward`."""
+        """Return the last states, (B, T, D), and the new memory; the arguments are those of `forward`."""
         (batch_size, T), n_pad = ids.shape[:2], rows.n_pad  # a body reads vectors
         if mems is None:
             mems = self.init_mems(batch_size, length=None if self.config.zero_first_memory else 0)
@@ -163,9 +163,8 @@ class TransformerXL(LanguageModel):
             hidden.append(remembered(mem_BMD, h_BTD, n_pad, mem_len=self.n_kept, ext_len=self.ext_len, keep_graph=keep_graph))
             seen = {"mem_BMD": mem_BMD, "first_BT": first_BT, "n_pad": n_pad, **looking_back, **positions[i]}
             h_BTD = execution.run(layer, h_BTD, **seen)
-        h_BTD = self.drop_output(self.final_norm(h_BTD))
         n_valid = (n_own - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
-        return h_BTD, self.mems_class(tuple(hidden), n_valid, tokens)
+        return self.final_norm(h_BTD), self.mems_class(tuple(hidden), n_valid, tokens)
 
     def last_tokens(self, mems: Mems) -> Tensor:
         """Return the last tokens that a memory holds, int64 (B, K); a ValueError if these are not what n-grams need."""

@@ -11,7 +11,7 @@ They score each token after a whole segment that is read anew; `evaluate(…, tg
 Shapes: B batch, T tgt_len, N heads, H d_head, D d_model.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.equation import first_keys
+from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.call import Execution, Rows
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
+from transformer_xl.model.call import Execution, ModelOutput, Regularizers, Rows
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Memory, Mems
-from transformer_xl.model.sequence_model import ModelOutput, make_softmax
 from transformer_xl.model.softmax import TokenSoftmax
 
 _LATER_TARGETS = 0.5
@@ -90,12 +90,24 @@ class Vanilla(LanguageModel):
         """Whether earlier layers, or more tokens than the next, are predicted."""
         return self.config.intermediate_losses or self.config.n_target > 1
 
-    def with_own_losses(
-        self, ids: Tensor, *, mems: Any, labels: Tensor, rows: Rows, execution: Execution, progress: float, **_: Any
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        mems: Memory | None = None,
+        labels: Tensor | None = None,
+        rows: Rows = Rows(),
+        execution: Execution = Execution(),
+        keep_graph: bool = False,
+        progress: float = 0.0,
+        regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
-        """Read one segment; the losses of other layers and targets are `auxiliary`."""
-        layers = self._layers(ids, rows, execution)
-        states = [self.drop_output(self.final_norm(h_BTD)) for h_BTD in layers]
+        if labels is None or not (self.training and self.adds_losses):
+            return super().forward(
+                ids, mems=mems, labels=labels, rows=rows, execution=execution, keep_graph=keep_graph, regularizers=regularizers
+            )
+        self.check_segment(ids, mems, labels)
+        states = [self.drop_output(self.final_norm(h_BTD)) for h_BTD in self._layers(ids, rows, execution)]
         n, early = self.config.n_layer, self.config.intermediate_losses
         # layer l of n predicts in the first l / 2n of training, and the last one always
         predicting = [i for i in range(n) if i == n - 1 or (early and progress < (i + 1) / (2 * n))]
@@ -114,9 +126,8 @@ class Vanilla(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
-        """Return the input of the softmax, (B, T, D), and a memory without positions."""
         *_, h_BTD = self._layers(ids, rows, execution)
-        return self.drop_output(self.final_norm(h_BTD)), self.init_mems(len(ids))
+        return self.final_norm(h_BTD), self.init_mems(len(ids))
 
     def _layers(self, ids: Tensor, rows: Rows, execution: Execution) -> list[Tensor]:
         """Return the output of every layer."""

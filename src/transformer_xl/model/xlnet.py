@@ -25,11 +25,12 @@ from transformer_xl.config.model import XLNetConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.choose import choose_ranked_backend
 from transformer_xl.kernels.equation import sinusoids
+from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.attention.two_streams import Sight, TwoStreamAttention
-from transformer_xl.model.call import Execution, run_layer
+from transformer_xl.model.base import SequenceModel
+from transformer_xl.model.call import Execution, ModelOutput, check_tokens, run_layer
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered
-from transformer_xl.model.sequence_model import ModelOutput, SequenceModel, make_softmax
 
 _UNSEEN = torch.iinfo(torch.int64).max
 """Rank of keys that nobody sees: padding, and memory that is not used yet."""
@@ -165,7 +166,7 @@ class XLNet(SequenceModel):
             ids, order=order, mems=mems, segments=segments, is_backward=is_backward, n_pad=n_pad,
             execution=execution, keep_graph=keep_graph,
         )  # fmt: skip
-        g_BKD = x_BQD[:, ids.shape[1] :]
+        g_BKD = self.drop_output(x_BQD)[:, ids.shape[1] :]
         if labels is None:
             return ModelOutput(new_mems, logits=self.softmax.logits(g_BKD, self.embedding))
         return ModelOutput(new_mems, nll=self.softmax.nll(g_BKD, labels, self.embedding))
@@ -204,7 +205,7 @@ class XLNet(SequenceModel):
         B, T = _checked(ids, order=order, segments=segments)
         if mems is None:
             mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0)
-        mems.check(B, self.config.n_layer)
+        self.check_memory(mems, B)
         ext_len, reuse_len = self.ext_len, self.config.reuse_len
         if order is not None and reuse_len is not None and reuse_len < T:
             ext_len = max(T - reuse_len, ext_len)
@@ -230,7 +231,7 @@ class XLNet(SequenceModel):
                 **self._biases(i),
             )
         n_valid = (n_own - ext_len).clamp(min=0, max=hidden[0].shape[1])
-        return self.drop_output(self.final_norm(x_BQD)), self.mems_class(tuple(hidden), n_valid)
+        return self.final_norm(x_BQD), self.mems_class(tuple(hidden), n_valid)
 
     def _enter(self, ids: Tensor, order: Order | None) -> Tensor:
         """Return what enters the first layer: embedded tokens, and `mask_emb` for each target."""
@@ -255,8 +256,7 @@ class XLNet(SequenceModel):
 
 def _checked(ids: Tensor, *, order: Order | None, segments: Tensor | None) -> tuple[int, int]:
     """Return B and T, or refuse shapes that do not fit together."""
-    if ids.dim() != 2 or ids.shape[1] == 0:
-        raise ValueError(f"ids {tuple(ids.shape)} must have shape (batch, tgt_len) with tgt_len of at least 1")
+    check_tokens(ids, "batch", "tgt_len")
     given = {"segments": segments, "order.rank": order and order.rank, "order.sees": order and order.sees}
     for name, value in given.items():
         if value is not None and value.shape != ids.shape:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from transformer_xl.errors import ConfigError, CorpusError, TrainingError
 from transformer_xl.kernels.device import Precision, PrecisionName, autocast, check_precision, choose_precision
+from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.call import Execution, Rows
-from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.room import check_room
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.segments import NOT_SCORED, Lanes

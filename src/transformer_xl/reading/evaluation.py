@@ -24,8 +24,8 @@ from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.files import whole_file
 from transformer_xl.kernels.device import InferencePrecision, PrecisionName, precision_of_segments
 from transformer_xl.kernels.graphs import Told
+from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.call import Execution
-from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.cache import Cache, CacheRows
 from transformer_xl.reading.dynamic import Dynamic, LearningState, precision_of_learning

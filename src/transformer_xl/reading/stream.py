@@ -24,11 +24,10 @@ from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.softmax import FrozenSoftmax
 from transformer_xl.kernels.device import InferencePrecision, Precision, activation_dtype, autocast
 from transformer_xl.kernels.graphs import Compute, Graphs, sent
+from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.call import Execution, Rows
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.room import check_room
-from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.transformer_xl import TransformerXL
 
 ALL = slice(None)

@@ -11,7 +11,7 @@ import torch
 
 from transformer_xl.errors import CorpusError, TrainingError
 from transformer_xl.kernels.device import InferencePrecision, PrecisionName, precision_of_segments
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.reading.segments import cut
 from transformer_xl.reading.stream import Stream, open_stream, scoring

@@ -28,9 +28,9 @@ from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, TrainingError, message_of
+from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_blueprint, make_model
 from transformer_xl.model.pretrained import RUNS
-from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.pictures import can_draw
 from transformer_xl.process import restarts

@@ -10,8 +10,7 @@ from transformer_xl.config.run import TrainConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import Precision
-from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.training.feed import AnyStream
 from transformer_xl.world import World
 

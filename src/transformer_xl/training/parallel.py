@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transformer_xl.config.run import Parallelism
 from transformer_xl.kernels.device import Precision, autocast
-from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.base import SequenceModel
 from transformer_xl.world import World
 
 

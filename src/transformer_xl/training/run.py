@@ -15,9 +15,8 @@ from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.generate import generate
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.pretrained import RUNS
-from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.process import restarts
 from transformer_xl.reading.targets import filled_in, scored_stream

@@ -19,11 +19,10 @@ from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, message_of, one_line
 from transformer_xl.kernels.device import Precision, choose_device, choose_precision
 from transformer_xl.model.adapters import add_adapters
+from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.build import completed, make_blueprint, make_model
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.pretrained import CONFIG_FILE, read_config, resolve
 from transformer_xl.model.room import check_room
-from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.process import cores
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.reading.targets import pair_stream, scored_stream

@@ -21,11 +21,10 @@ from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.kernels.device import Precision, autocast, cannot_compile
 from transformer_xl.kernels.graphs import Graphs, Told
 from transformer_xl.model.adaptive import AdaptiveSoftmax
+from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.call import Execution, run_layer
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.pretrained import is_finite
-from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.training.averages import Average

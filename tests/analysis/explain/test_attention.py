@@ -50,12 +50,12 @@ def values(block, h, options):
 @pytest.mark.parametrize("kind", ["paper", "pre_lnorm, untie_r", "same_length, clamp_len", "shaw", "vaswani"])
 def test_weights_equal_the_loops(kind):
     """Every weight, with memory filling up, is the softmax of the paper's four terms (or of the kind's) taken one by one."""
-    model, seen = make(kind), {}
+    model = make(kind)
     w, config = dict(model.named_parameters()), model.config
     memory, mems = [[] for _ in range(config.n_layer)], model.init_mems(1)
     for T in (3, 4, 5):
         ids = torch.randint(13, (1, T))
-        model.visit_attention(ids, seen.__setitem__, mems=mems)
+        seen, _ = model.attention_weights(ids, mems=mems)
         expected, memory = read_weights(ids[0].tolist(), memory, w, config)
         with torch.no_grad():
             mems = model.read(ids, mems=mems)[1]
@@ -101,7 +101,7 @@ def read_weights(ids, memory, w, config):
 
 def test_looking_leaves_the_model_as_it_was():
     model = make("paper")
-    model.visit_attention(torch.zeros(1, 3, dtype=torch.int64), lambda *_: None)
+    model.attention_weights(torch.zeros(1, 3, dtype=torch.int64))
     assert not any(layer.attention._forward_pre_hooks for layer in model.layers)
 
 

@@ -88,14 +88,14 @@ def test_more_alternatives_than_words():
 
 def looked(model, ids, how, place):
     """Weights (L, N, keys) by which the token at `place` was predicted, and the places of the keys."""
-    view, mems, found = how.view(model), how.view(model).init_mems(1), {}
+    view, mems = how.view(model), how.view(model).init_mems(1)
     for begin in range(0, len(ids) - 1, how.tgt_len):
         segment = torch.from_numpy(ids[begin : min(begin + how.tgt_len, len(ids) - 1)])[None]
         if begin <= place - 1 < begin + segment.shape[1]:
-            view.visit_attention(segment, lambda layer, weight: found.__setitem__(layer, weight[0]), mems=mems)
+            found, _ = view.attention_weights(segment, mems=mems)
             n_key = found[0].shape[-1]
             return (
-                torch.stack([found[i][:, place - 1 - begin] for i in sorted(found)]),
+                torch.stack([weight[0, :, place - 1 - begin] for weight in found]),
                 begin + segment.shape[1] - n_key + np.arange(n_key),
                 begin,
             )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config.model import AttentionConfig
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.reading.evaluation import Reading
 
@@ -168,7 +168,7 @@ class AttentionWatch:
         T = places_BT.shape[1]
         details = [SegmentDetails(T) for _ in scores]
 
-        def visit(layer: int, weight_BNTS: Tensor) -> None:
+        def add(layer: int, weight_BNTS: Tensor) -> None:
             n_memory = weight_BNTS.shape[-1] - ids.shape[1]
             for row, weight_NTS in enumerate(weight_BNTS[:, :, -T:]):
                 if wanted[row]:
@@ -176,7 +176,7 @@ class AttentionWatch:
                 if sampled[row]:
                     self.distances.add(layer, weight_NTS, n_memory=n_memory)
 
-        self._model.visit_attention(ids, visit, mems=mems)
+        self._model.attention_weights(ids, mems=mems, keep=add)
         for row, score in enumerate(scores):
             if wanted[row]:
                 self.details.put(index + row, int(places_BT[row, 0]), score, details[row])

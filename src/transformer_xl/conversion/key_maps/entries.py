@@ -18,7 +18,7 @@ from torch import Tensor
 
 from transformer_xl.config.model import AttentionConfig
 from transformer_xl.errors import CheckpointError, shown
-from transformer_xl.model.adaptive import cluster_sizes, cluster_widths, is_projected
+from transformer_xl.model.adaptive import Clusters
 
 C = TypeVar("C", bound=AttentionConfig)
 Change = Literal["", "transposed", "reversed"]
@@ -57,23 +57,9 @@ class Sizes(Generic[C]):
     config: C
 
     @cached_property
-    def clusters(self) -> tuple[int, ...]:
-        """Tokens per cluster, head first."""
-        assert self.config.vocab_size is not None
-        return tuple(cluster_sizes(self.config.vocab_size, self.config.cutoffs))
-
-    @cached_property
-    def widths(self) -> tuple[int, ...]:
-        """Width of the vectors of each cluster."""
-        config = self.config
-        return tuple(cluster_widths(len(self.clusters), d_embed=config.d_embed or config.d_model, div_val=config.div_val))
-
-    @cached_property
-    def projected(self) -> tuple[bool, ...]:
-        """For each cluster, whether a projection connects its vectors with the states."""
-        config = self.config
-        given = {"d_model": config.d_model, "div_val": config.div_val, "proj_same_dim": config.proj_same_dim}
-        return tuple(is_projected(width, **given) for width in self.widths)
+    def clusters(self) -> Clusters:
+        """The clusters of the vocabulary."""
+        return Clusters.of(self.config)
 
     @property
     def one_table(self) -> bool:
@@ -83,7 +69,7 @@ class Sizes(Generic[C]):
     @property
     def tables(self) -> tuple[int, ...]:
         """Tokens per table of the embedding."""
-        return (sum(self.clusters),) if self.one_table else self.clusters
+        return (sum(self.clusters.sizes),) if self.one_table else self.clusters.sizes
 
     @property
     def plain(self) -> bool:

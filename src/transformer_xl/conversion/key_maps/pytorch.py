@@ -116,24 +116,24 @@ def _embedding(sizes: Sizes[TransformerXLConfig], names: Names) -> Iterator[Entr
         if names.shared_projections:
             further, projections = (), (names.shared_projections.format(i=i),)
         scope = f"{names.prefix}word_emb"
-        yield Entry((table,), (Part(f"{scope}.emb_layers.{i}.weight", (size, sizes.widths[i]), further),))
-        if sizes.projected[i]:
-            shape = (sizes.config.d_model, sizes.widths[i])
+        yield Entry((table,), (Part(f"{scope}.emb_layers.{i}.weight", (size, sizes.clusters.widths[i]), further),))
+        if sizes.clusters.projected[i]:
+            shape = (sizes.config.d_model, sizes.clusters.widths[i])
             yield Entry((projection,), (Part(f"{scope}.emb_projs.{i}", shape, projections),))
 
 
 def _softmax(sizes: Sizes[TransformerXLConfig], names: Names) -> Iterator[Entry]:
     """Yield the entries of `crit`, without what the softmax shares with the embedding."""
-    n_cluster, tied = len(sizes.clusters), sizes.config.tied_projections
+    n_cluster, tied = len(sizes.clusters.sizes), sizes.config.tied_projections
     for i, size in enumerate(sizes.tables):
         weight, bias = (f"softmax.weights.{i}", f"softmax.biases.{i}")
         if sizes.one_table:
             weight, bias = "softmax.weight", "softmax.bias"
         yield Entry((bias,), (Part(names.biases.format(i=i), (size,)),))
         if not sizes.config.tie_weight:
-            yield Entry((weight,), (Part(names.weights.format(i=i), (size, sizes.widths[i])),))
-    for i, width in enumerate(sizes.widths):
-        if sizes.projected[i] and not tied[i]:
+            yield Entry((weight,), (Part(names.weights.format(i=i), (size, sizes.clusters.widths[i])),))
+    for i, width in enumerate(sizes.clusters.widths):
+        if sizes.clusters.projected[i] and not tied[i]:
             part = Part(names.projections.format(i=i), (sizes.config.d_model, width))
             if sizes.plain:  # ours maps states to vectors, theirs is a matrix for the other direction
                 yield Entry(("softmax.projection.weight",), (part,), "transposed")
@@ -141,7 +141,7 @@ def _softmax(sizes: Sizes[TransformerXLConfig], names: Names) -> Iterator[Entry]
                 yield Entry((f"softmax.projections.{i}",), (part,))
     if n_cluster > 1:
         change = "reversed" if names.tails_reversed else ""
-        for name, shape in (("cluster_weight", (n_cluster - 1, sizes.widths[0])), ("cluster_bias", (n_cluster - 1,))):
+        for name, shape in (("cluster_weight", (n_cluster - 1, sizes.clusters.widths[0])), ("cluster_bias", (n_cluster - 1,))):
             yield Entry((f"softmax.{name}",), (Part(f"crit.{name}", shape),), change)
 
 

@@ -95,25 +95,27 @@ def _embedding(sizes: Sizes[TransformerXLConfig]) -> Iterator[Entry]:
         scope, table, projection = f"{_ROOT}adaptive_embed/cutoff_{i}/", f"embedding.tables.{i}", f"embedding.projections.{i}"
         if sizes.one_table:
             scope, table, projection = f"{_ROOT}adaptive_embed/", "embedding.weight", "embedding.projection.weight"
-        yield Entry((table,), (Part(f"{scope}lookup_table", (size, sizes.widths[i])),))
-        if sizes.projected[i]:
-            yield Entry((projection,), (Part(f"{scope}proj_W", (sizes.widths[i], sizes.config.d_model)),), "transposed")
+        yield Entry((table,), (Part(f"{scope}lookup_table", (size, sizes.clusters.widths[i])),))
+        if sizes.clusters.projected[i]:
+            yield Entry(
+                (projection,), (Part(f"{scope}proj_W", (sizes.clusters.widths[i], sizes.config.d_model)),), "transposed"
+            )
 
 
 def _softmax(sizes: Sizes[TransformerXLConfig]) -> Iterator[Entry]:
-    scope, n_tail = f"{_ROOT}adaptive_softmax/", len(sizes.clusters) - 1
+    scope, n_tail = f"{_ROOT}adaptive_softmax/", len(sizes.clusters.sizes) - 1
     if sizes.plain:
-        yield Entry(("softmax.bias",), (Part(f"{scope}bias", sizes.clusters),))
+        yield Entry(("softmax.bias",), (Part(f"{scope}bias", sizes.clusters.sizes),))
         return
-    biases = [Part(f"{scope}cutoff_{i}/b", (size,)) for i, size in enumerate(sizes.clusters)]
+    biases = [Part(f"{scope}cutoff_{i}/b", (size,)) for i, size in enumerate(sizes.clusters.sizes)]
     if sizes.one_table:
         yield Entry(("softmax.bias",), tuple(biases))
     else:
         yield from (Entry((f"softmax.biases.{i}",), (part,)) for i, part in enumerate(biases))
-    for i, width in enumerate(sizes.widths):
-        if sizes.projected[i] and not sizes.config.tied_projections[i]:
+    for i, width in enumerate(sizes.clusters.widths):
+        if sizes.clusters.projected[i] and not sizes.config.tied_projections[i]:
             part = Part(f"{scope}cutoff_{i}/proj", (width, sizes.config.d_model))
             yield Entry((f"softmax.projections.{i}",), (part,), "transposed")
     if n_tail:
-        yield Entry(("softmax.cluster_weight",), (Part(f"{scope}cutoff_0/cluster_W", (n_tail, sizes.widths[0])),))
+        yield Entry(("softmax.cluster_weight",), (Part(f"{scope}cutoff_0/cluster_W", (n_tail, sizes.clusters.widths[0])),))
         yield Entry(("softmax.cluster_bias",), (Part(f"{scope}cutoff_0/cluster_b", (n_tail,)),))
