@@ -280,12 +280,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Options:
-    """All options of one call of `txl generate`.
-
-    Raises:
-        ConfigError: options are out of range or cannot be combined.
-        TxlError: the run, or a file of prompts, is not there.
-    """
+    """All options of one call of `txl generate`."""
 
     run: str
     source: PromptSource

@@ -39,14 +39,7 @@ _SETTINGS = {"tokens": int, "seed": int, **{name: _TYPES[name] for name in Choic
 
 
 class Conversation:
-    """Lines of a person and how a model goes on after each.
-
-    Args:
-        session: remembers them.
-        job: writes after them.
-        remembered: says where to save the session at the end, if anywhere.
-        quiet: no greeting, and no figures at the end.
-    """
+    """Lines of a person and how a model goes on after each."""
 
     def __init__(self, session: TextSession, job: Job, remembered: Remembered, *, quiet: bool) -> None:
         self._session, self._job, self._file, self._quiet = session, job, remembered.memory, quiet

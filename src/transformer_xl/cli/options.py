@@ -82,9 +82,6 @@ def import_kinds(places: Sequence[str] | None) -> None:
     Args:
         places: names of modules that are installed; or files (`PATH/NAME.py`) and packages (`PATH/NAME`), which may import what
             lies beside them. A place with a slash or the suffix .py is a path.
-
-    Raises:
-        ConfigError: there is no such module, another one has its name, or it fails.
     """
     for place in places or ():
         name, file = place, None
@@ -125,12 +122,7 @@ class TextChoice:
         return opened.text(file=self.file, split=self.split, corpus=self.corpus)
 
     def labelled_file(self, opened: "Opened") -> Path:
-        """Return the file with labels, for a fine-tuned model: by default the one that its run has to test or validate on.
-
-        Raises:
-            ConfigError: there is none.
-            CorpusError: the run's files are gone.
-        """
+        """Return the file with labels, for a fine-tuned model: by default the one that its run has to test or validate on."""
         from transformer_xl.data.task_texts import find_files
 
         if self.corpus is not None or self.split == "train":
@@ -155,11 +147,7 @@ _MOST_DIGITS = 18  # of a number that fits into 64 bits
 
 
 def numbers_of(option: str, text: str, *, least: int = 1) -> list[int]:
-    """Return the numbers that an option lists, each once.
-
-    Raises:
-        ConfigError: the text is not numbers of at least `least` with commas between.
-    """
+    """Return the numbers that an option lists, each once."""
     parts = [part.strip() for part in text.split(",")]
     if any(len(part) > _MOST_DIGITS for part in parts):
         raise ConfigError(f"--{option} '{text}' must be numbers of at most {_MOST_DIGITS} digits with commas between")
@@ -169,11 +157,7 @@ def numbers_of(option: str, text: str, *, least: int = 1) -> list[int]:
 
 
 def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Return the names that an option lists, each once.
-
-    Raises:
-        ConfigError: a name is unknown.
-    """
+    """Return the names that an option lists, each once."""
     chosen = [part.strip() for part in text.split(",")]
     for name in chosen:
         if name not in known:

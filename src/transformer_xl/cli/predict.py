@@ -158,7 +158,6 @@ class _Texts:
         return None if self.file == STDIN else self.file
 
     def check(self) -> None:
-        """Refuse what contradicts itself."""
         if self.typed is not None and self.file is not None:
             raise ConfigError(f"--text is read instead of a file; leave '{self.file}' out")
         for option, typed in (("text", self.typed), ("pair", self.pair)):

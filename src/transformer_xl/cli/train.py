@@ -159,11 +159,7 @@ def _compatible(recipe: str | None, overrides: list[str]) -> Iterator[str]:
 
 
 def _is_text(recipe: str) -> bool:
-    """Return whether what stands in place of a recipe is a text: a file, a directory or a glob.
-
-    Raises:
-        ConfigError: it is the directory of a run, or a path that leads nowhere.
-    """
+    """Return whether what stands in place of a recipe is a text: a file, a directory or a glob."""
     from transformer_xl.checkpoint.run_directory import RunDirectory
     from transformer_xl.config.recipes import recipe_names
 

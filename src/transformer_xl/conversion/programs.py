@@ -48,21 +48,13 @@ class Contents:
 
 @dataclass(frozen=True)
 class Program:
-    """A program whose checkpoints can be read.
+    """A program whose checkpoints can be read."""
 
-    Attributes:
-        title: name of the program, for messages.
-        files: names of its checkpoints, for messages.
-        find: returns the names, of those in a directory, that may be its checkpoints.
-        read: reads a checkpoint.
-        vocabulary: what users should do if a checkpoint has no vocabulary, for messages.
-    """
-
-    title: str
-    files: str
-    find: Callable[[list[str]], list[str]]
-    read: Callable[[Path], Contents]
-    vocabulary: str
+    title: str  # name of the program, for messages
+    files: str  # names of its checkpoints, for messages
+    find: Callable[[list[str]], list[str]]  # returns the names, of those in a directory, that may be its checkpoints
+    read: Callable[[Path], Contents]  # reads a checkpoint
+    vocabulary: str  # what users should do if a checkpoint has no vocabulary, for messages
 
 
 def read_any(weights: Path) -> Contents:

@@ -222,14 +222,9 @@ def read_spiece(
     keep_accents: bool = False,
     line_end: str | None = None,
 ) -> SentencePieceTokenizer:
-    """Read a model that SentencePiece trained, such as XLNet's `spiece.model`.
+    """Read a model that SentencePiece trained, such as XLNet's `spiece.model`; for the arguments see `SentencePieceTokenizer`.
 
-    Args:
-        path: of the file.
-        normalization: "xlnet": as XLNet reads text, with its way of writing commas after digits; "none": as SentencePiece does.
-        lower_case: fold case; XLNet's published models do not.
-        keep_accents: leave accents; these models do not.
-        line_end: the piece put after each line; None: nothing is.
+    The defaults are those of XLNet's published models; the file's own way is "none".
     """
     model = b64encode(Path(path).read_bytes()).decode()
     return SentencePieceTokenizer(

@@ -26,17 +26,11 @@ _TAIL = 512
 
 @dataclass
 class TextState:
-    """What is known of a text besides what its row remembers.
+    """What is known of a text besides what its row remembers."""
 
-    Attributes:
-        tail: the last tokens.
-        n_tokens: how many tokens were read and written in all.
-        random: the seed and the random numbers that go on from turn to turn; None: nothing was drawn yet.
-    """
-
-    tail: deque[int] = field(default_factory=lambda: deque(maxlen=_TAIL))
-    n_tokens: int = 0
-    random: "_Random | None" = None
+    tail: deque[int] = field(default_factory=lambda: deque(maxlen=_TAIL))  # the last tokens
+    n_tokens: int = 0  # how many tokens were read and written in all
+    random: "_Random | None" = None  # the seed and the random numbers that go on from turn to turn; None: nothing was drawn yet
 
     def remember(self, *tokens: int, n: int = 1) -> None:
         """Add `n` tokens; only the last ones are given."""
@@ -65,12 +59,7 @@ class TextState:
 
 
 class Turn:
-    """Keeps a text's state true while a request is read and written in its row.
-
-    Args:
-        text: of the row; changed by each event.
-        prompt: of the request.
-    """
+    """Keeps a text's state true while a request is read and written in its row."""
 
     def __init__(self, text: TextState, prompt: Sequence[int] | np.ndarray | Tensor) -> None:
         self._text, self._prompt, self._n_read = text, torch.as_tensor(prompt), 0

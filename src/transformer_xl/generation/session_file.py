@@ -39,17 +39,11 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class RowState:
-    """What one row of a decoder has read; any row of a decoder with the same model and settings can go on from it.
+    """What one row of a decoder has read; any row of a decoder with the same model and settings can go on from it."""
 
-    Attributes:
-        tensors: of the stream (`Stream.take`), and `last`, its last hidden state.
-        terms: settings of the decoder; JSON.
-        model: `model_sha256` of the decoder's model.
-    """
-
-    tensors: dict[str, Tensor]
-    terms: dict[str, Any]
-    model: str
+    tensors: dict[str, Tensor]  # of the stream (`Stream.take`), and `last`, its last hidden state
+    terms: dict[str, Any]  # settings of the decoder; JSON
+    model: str  # `model_sha256` of the decoder's model
 
 
 class Origin(NamedTuple):

@@ -25,9 +25,6 @@ _ARGUMENTS = frozenset({"name_or_path", "attn_implementation", "experts_implemen
 class TransformerXLPretrainedConfig(PreTrainedConfig):
     """The fields of `TransformerXLConfig`, with the same names and checks; saved as our own `config.json`.
 
-    Args:
-        **values: fields of `TransformerXLConfig`, and keys that transformers writes itself.
-
     Raises:
         ConfigError: any other key (because a `config.json` must not make transformers load code), or a value that cannot work.
 

@@ -87,9 +87,6 @@ class Record:
         Args:
             step: the last step whose entries stay.
             is_finished: the run was finished at that step, so its final entry may stay.
-
-        Returns:
-            The final entry, if it stays.
         """
         if not self.path.exists():
             return None

@@ -29,21 +29,16 @@ class AttentionNames:
     """The names of a kind of attention and its parameters in the authors' code and the programs derived from it.
 
     Shapes are written in letters: L layers, K max_klen, n heads, d their width, H = n x d, D d_model; "3H" is 3 times H.
-
-    Attributes:
-        attn_type: the authors' number of the kind.
-        layers: for names in `layers.{i}.attention.` here, the names and shapes in `layers.{i}.dec_attn.` there; several of
-            theirs, joined in this order, are one of ours.
-        model: parameters of the whole model, with the same names here, and their shapes there.
-        nvidia: shapes that differ in NVIDIA's code.
-        begins_memory: the authors' code can begin a memory with it.
     """
 
-    attn_type: int
+    attn_type: int  # the authors' number of the kind
+    # for names in `layers.{i}.attention.` here, the names and shapes in `layers.{i}.dec_attn.` there; several of theirs, joined
+    # in this order, are one of ours
     layers: Mapping[str, tuple[tuple[str, str], ...]]
+    # parameters of the whole model, with the same names here, and their shapes there
     model: Mapping[str, str] = field(default_factory=dict)
-    nvidia: Mapping[str, str] = field(default_factory=dict)
-    begins_memory: bool = True
+    nvidia: Mapping[str, str] = field(default_factory=dict)  # shapes that differ in NVIDIA's code
+    begins_memory: bool = True  # the authors' code can begin a memory with it
 
     @property
     def has_table(self) -> bool:
@@ -88,11 +83,7 @@ def shared_entries(sizes: Sizes[TransformerXLConfig], names: Names) -> list[Entr
 
 
 def attention_names(config: TransformerXLConfig) -> AttentionNames:
-    """Return the names that the three programs give to the parameters of the model's attention.
-
-    Raises:
-        ConfigError: they do not have this kind of attention.
-    """
+    """Return the names that the three programs give to the parameters of the model's attention."""
     if config.attention not in ATTENTION:
         raise ConfigError(f"attention ('{config.attention}') is a kind that no other program has; it cannot be converted")
     return ATTENTION[config.attention]
