@@ -15,7 +15,7 @@ import torch
 from transformer_xl.cli import main
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.job import Job
+from transformer_xl.generation.job import WritingJob
 from transformer_xl.training import record
 from transformer_xl.training.display import Display
 from transformer_xl.training.trainer import Trainer
@@ -111,16 +111,16 @@ def txl_that_is_stopped(rank: int, step: int, *arguments: str) -> dict[str, Any]
 
 def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:
     """Call `txl generate`; one process is interrupted when its own texts are written."""
-    run = Job.run
+    run = WritingJob.run
 
-    def run_and_interrupt(job: Job, *arguments: Any) -> bool:
+    def run_and_interrupt(job: WritingJob, *arguments: Any) -> bool:
         stopped = run(job, *arguments)
         if int(os.environ["RANK"]) == rank:
             signal.raise_signal(signal.SIGINT)
         return stopped
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells that run something in the background ignore it
-    with patch.object(Job, "run", run_and_interrupt):
+    with patch.object(WritingJob, "run", run_and_interrupt):
         return txl("generate", *arguments)
 
 

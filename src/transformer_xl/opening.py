@@ -18,7 +18,7 @@ from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.ids import IdTokenizer, is_array_file, read_ids
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
-from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, Piece, kind_of_file, read_chunks
+from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, FileRange, kind_of_file, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.kernels.device import choose_device
@@ -94,12 +94,12 @@ def file_text(file: Path, tokenizer: Tokenizer, *, separator: str | None = None)
     Only ids are held, two or four bytes each. `separator` divides it into documents, see `read_chunks`.
     """
     if isinstance(tokenizer, IdTokenizer):
-        return _text_of(file, read_ids(Piece(file), tokenizer), tokenizer)
+        return _text_of(file, read_ids(FileRange(file), tokenizer), tokenizer)
     if is_array_file(file):
         raise CorpusError(f"'{file}' holds ids, and this model's tokenizer (kind {tokenizer.kind}) reads text; give a text")
     if tokenizer.reads_bytes:  # others refuse what is not UTF-8
         warn_of_bytes(file)
-    return _text_of(file, read_chunks(Piece(file), CHUNK_BYTES, separator), tokenizer)
+    return _text_of(file, read_chunks(FileRange(file), CHUNK_BYTES, separator), tokenizer)
 
 
 def _text_of(file: Path, chunks: Iterable[Chunk], tokenizer: Tokenizer) -> Text:

@@ -15,7 +15,7 @@ from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.examples import read_examples, suffix_of
 from transformer_xl.data.labels import Example
 from transformer_xl.data.squad import read_squad
-from transformer_xl.data.text_files import Piece, content_sha256, read_blocks
+from transformer_xl.data.text_files import FileRange, content_sha256, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, one_line, shown
 from transformer_xl.files import canonical_json, files_below, locked, replace_file
@@ -93,7 +93,7 @@ def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool
         first = next(source, b"")
         source = itertools.chain([first], source)
     elif not source.is_dir():
-        first = next(read_blocks(Piece(source)), b"")
+        first = next(read_blocks(FileRange(source)), b"")
     if isinstance(source, Path) and head.kind == "span" and suffix_of(source) == ".json":
         examples = (question.example for question in read_squad(source, labelled=labelled))
     else:

@@ -13,7 +13,7 @@ from transformer_xl.config.run import DataConfig
 from transformer_xl.data import corpora
 from transformer_xl.data.corpora import fetch, find_corpus
 from transformer_xl.data.downloads import download, unpack
-from transformer_xl.data.named import NamedCorpus, Source, SplitFiles
+from transformer_xl.data.named import Download, NamedCorpus, SplitFiles
 from transformer_xl.errors import CorpusError
 
 CONTENT = bytes(range(256)) * 4000
@@ -159,7 +159,7 @@ def test_tar_links_are_not_followed(tmp_path) -> None:
 def test_a_named_corpus_is_fetched_once(server: Server, tmp_path, monkeypatch) -> None:
     archive = _archive(tmp_path / "c.zip", {f"c/{split}.txt": split.encode() for split in ("train", "valid", "test")})
     server.content = archive.read_bytes()
-    source = Source(
+    source = Download(
         (server.url + ".zip",),
         len(server.content),
         hashlib.sha256(server.content).hexdigest(),

@@ -24,7 +24,7 @@ from transformer_xl.data.corpora import choose_tokenizer, find_corpus
 from transformer_xl.data.ids import PACKED, IdTokenizer, document_border, id_file_size, is_id_file, read_ids
 from transformer_xl.data.named import SPLITS
 from transformer_xl.data.prepare import PreparedCorpus, prepare
-from transformer_xl.data.text_files import Piece
+from transformer_xl.data.text_files import FileRange
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TxlError
 
 DOCUMENTS = [[5, 0, 2], [7], [1, 1, 1, 6]]
@@ -88,18 +88,18 @@ def test_documents_of_any_length_are_kept(
     monkeypatch.setattr(id_files, "BLOCK_BYTES", block)
     path = write(tmp_path / name, DOCUMENTS)
     assert is_id_file(path)
-    assert documents_of([Piece(path)]) == DOCUMENTS
+    assert documents_of([FileRange(path)]) == DOCUMENTS
 
 
 def test_arrays_of_one_and_two_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(id_files, "BLOCK_BYTES", 16)
     np.save(tmp_path / "one.npy", np.arange(9, dtype=">u4"))
     np.save(tmp_path / "two.npy", np.arange(12).reshape(3, 4))
-    assert documents_of([Piece(tmp_path / "one.npy")]) == [list(range(9))]
-    assert documents_of([Piece(tmp_path / "two.npy")]) == np.arange(12).reshape(3, 4).tolist()
+    assert documents_of([FileRange(tmp_path / "one.npy")]) == [list(range(9))]
+    assert documents_of([FileRange(tmp_path / "two.npy")]) == np.arange(12).reshape(3, 4).tolist()
     packed = tmp_path / "lines.jsonl.gz"
     packed.write_bytes(gzip.compress(b"[1, 2]\n\n[3]"))
-    assert is_id_file(packed) and documents_of([Piece(packed)]) == [[1, 2], [3]]
+    assert is_id_file(packed) and documents_of([FileRange(packed)]) == [[1, 2], [3]]
 
 
 @pytest.mark.parametrize("text", ['{"text": "[1, 2]"}', "[]", '["a"]', "", "[true]", "1 2 3"])
@@ -264,11 +264,11 @@ def test_what_is_wrong_in_an_archive_is_named(tmp_path: Path) -> None:
             other[begin] |= value
         path.write_bytes(other)
         with pytest.raises(CorpusError, match=r"it.npz', array arr_0.npy is encrypted or packed in an unknown way"):
-            documents_of([Piece(path)])
+            documents_of([FileRange(path)])
     data[2000] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorpusError, match=r"it.npz' is damaged \(Bad CRC-32"):
-        documents_of([Piece(path)])
+        documents_of([FileRange(path)])
 
 
 def test_an_id_outside_a_given_vocabulary_is_placed(tmp_path: Path) -> None:

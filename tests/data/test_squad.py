@@ -15,7 +15,7 @@ from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import LabelledStream, Layout
 from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.squad import (
-    Answer,
+    GoldAnswer,
     LabelledWindows,
     Question,
     WindowLayout,
@@ -41,7 +41,7 @@ def written(folder: Path, values: Any) -> Path:
 
 
 def asked(passage: str, answer: str, *, text: str = "who?", **changes: Any) -> Question:
-    return Question("1", text, passage, (Answer(answer, passage.index(answer)),), **changes)
+    return Question("1", text, passage, (GoldAnswer(answer, passage.index(answer)),), **changes)
 
 
 def pieces() -> SentencePieceTokenizer:
@@ -64,7 +64,7 @@ def test_questions_come_with_answers_at_their_places(tmp_path: Path) -> None:
     path = tmp_path / "dev.json.xz"
     path.write_bytes(lzma.compress(json.dumps(squad(QUESTION, second)).encode()))
     first, impossible = read_squad(path)
-    assert (first.id, first.text, first.passage, first.answers) == ("q1", "Who went?", PASSAGE, (Answer("Ann", 0),))
+    assert (first.id, first.text, first.passage, first.answers) == ("q1", "Who went?", PASSAGE, (GoldAnswer("Ann", 0),))
     assert (first.is_impossible, impossible.is_impossible, impossible.answers) == (False, True, ())
     assert impossible.place == f"'{path}', question 'q2'"
 
@@ -179,7 +179,7 @@ def test_windows_cover_the_passage_and_share_each_piece_to_the_one_that_shows_mo
     room = stride + data.draw(st.integers(0, 9))
     layout = window_layout(ByteTokenizer(), False, tgt_len=room + 2 + 5, doc_stride=stride, max_query_len=5)
     start = data.draw(st.integers(0, n))
-    answer = Answer(passage[start : data.draw(st.integers(start + 1, n + 1))], start)
+    answer = GoldAnswer(passage[start : data.draw(st.integers(start + 1, n + 1))], start)
     question = Question("1", "?" * query, passage, (answer,))
     windows = layout.windows(question)
     raw, own = passage.encode(), room + 5 - query

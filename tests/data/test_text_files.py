@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformer_xl.data import text_files
 from transformer_xl.data.text_files import (
     BLOCK_BYTES,
-    Piece,
+    FileRange,
     code_point_border,
     content_size,
     cut_chunks,
@@ -42,13 +42,13 @@ def test_ranges_of_the_content(ending: str, tmp_path) -> None:
     path = _write(tmp_path, ending, CONTENT)
     assert content_size(path) == len(CONTENT) > 3 * BLOCK_BYTES
     for start, stop in [(0, None), (0, 10), (7, 7), (BLOCK_BYTES - 1, BLOCK_BYTES + 1), (300_000, None), (5, len(CONTENT))]:
-        assert b"".join(read_blocks(Piece(path, start, stop))) == CONTENT[start:stop]
+        assert b"".join(read_blocks(FileRange(path, start, stop))) == CONTENT[start:stop]
 
 
 def test_zst_of_several_frames(tmp_path) -> None:
     path = tmp_path / "a.zst"
     path.write_bytes(COMPRESS[".zst"](b"one ") + COMPRESS[".zst"](b"two"))
-    assert b"".join(read_blocks(Piece(path))) == b"one two"
+    assert b"".join(read_blocks(FileRange(path))) == b"one two"
 
 
 @pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
@@ -64,17 +64,17 @@ def test_what_is_no_file_or_too_short(tmp_path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
         with pytest.raises(CorpusError, match=rf"'{path}' is a directory, pipe or device; give a file"):
-            list(read_blocks(Piece(path)))
+            list(read_blocks(FileRange(path)))
     path = _write(tmp_path, "", b"short")
     with pytest.raises(CorpusError, match=r"ends at byte 5, but should have 9; it is incomplete or was changed"):
-        list(read_blocks(Piece(path, 0, 9)))
+        list(read_blocks(FileRange(path, 0, 9)))
 
 
 def test_zst_without_the_package(tmp_path, monkeypatch) -> None:
     path = _write(tmp_path, ".zst", b"x")
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
     with pytest.raises(CorpusError, match=r"needs the zstandard package: pip install zstandard"):
-        list(read_blocks(Piece(path)))
+        list(read_blocks(FileRange(path)))
 
 
 @given(st.text("ab \n東🙂", max_size=200), st.integers(4, 30), st.integers(1, 50))
@@ -105,10 +105,10 @@ def test_cuts_of_anything(data: bytes, chunk_bytes: int) -> None:
 def test_lines_are_as_long_as_may_be(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(text_files, "MAX_LINE_BYTES", BLOCK_BYTES)
     content = b"a" * (BLOCK_BYTES - 1) + b"\r\n" + b"b\rc\n\n\r\nd"
-    assert list(read_lines(Piece(_write(tmp_path, "", content)))) == [b"a" * (BLOCK_BYTES - 1), b"b\rc", b"", b"", b"d"]
+    assert list(read_lines(FileRange(_write(tmp_path, "", content)))) == [b"a" * (BLOCK_BYTES - 1), b"b\rc", b"", b"", b"d"]
     path = _write(tmp_path, ".gz", b"a\n" + bytes(BLOCK_BYTES + 1))
     with pytest.raises(CorpusError, match=r"^'.*text.txt.gz' line 2: it has more than 262,144 bytes; divide it$"):
-        list(read_lines(Piece(path)))
+        list(read_lines(FileRange(path)))
 
 
 def test_code_point_border(tmp_path) -> None:
@@ -146,7 +146,7 @@ def test_kinds_of_files_are_told_apart(data: bytes, kind: str) -> None:
 def test_separator_lines(chunk_bytes: int, tmp_path) -> None:
     path = _write(tmp_path, "", b"--\na\nb\n--\n--\nc --\n-- \r\nd\n--\r\ne\n--")
     documents: list[bytes] = []
-    for chunk in read_chunks(Piece(path), chunk_bytes, "--"):
+    for chunk in read_chunks(FileRange(path), chunk_bytes, "--"):
         assert chunk.data == path.read_bytes()[chunk.offset : chunk.offset + len(chunk.data)]
         if chunk.starts_document:
             documents.append(b"")

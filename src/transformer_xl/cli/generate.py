@@ -11,13 +11,13 @@ from cyclopts import Parameter
 from transformer_xl.cli.generate_options import (
     MACHINE,
     Beams,
-    Choice,
     Length,
     Machine,
     Options,
     Output,
     PromptSource,
     Remembered,
+    TokenChoice,
     refuse,
 )
 from transformer_xl.cli.options import Opening
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from transformer_xl.cli.printers import FilePrinter
     from transformer_xl.generation.decoder import Decoder
-    from transformer_xl.generation.job import Job
+    from transformer_xl.generation.job import WritingJob
     from transformer_xl.generation.session import TextSession
     from transformer_xl.opening import Opened
     from transformer_xl.world import World
@@ -48,7 +48,7 @@ def generate(
     *,
     source: PromptSource = PromptSource(),
     length: Length = Length(),
-    choice: Choice = Choice(),
+    choice: TokenChoice = TokenChoice(),
     beam: Beams = Beams(),
     output: Output = Output(),
     remembered: Remembered = Remembered(),
@@ -114,7 +114,7 @@ class _Task:
     """Texts to write, and what writes them."""
 
     prompts: list[Prompt]
-    job: "Job"
+    job: "WritingJob"
     session: "TextSession | None"  # remembers what is read and written; None: nothing does
     goes_on: bool  # random numbers go on from where the session's file left them
     file: "FilePrinter | None"  # takes the texts; None: they are printed
@@ -123,7 +123,7 @@ class _Task:
 def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "World") -> _Task:
     """Open the model and read the prompts; `file` is the session's, if it exists."""
     from transformer_xl.cli.printers import FilePrinter
-    from transformer_xl.generation.job import Job
+    from transformer_xl.generation.job import WritingJob
     from transformer_xl.generation.session import TextSession
     from transformer_xl.world import parts
 
@@ -155,7 +155,7 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
             session.load(file)
         if keeps_drawing and session.text.random is not None:
             seed, goes_on = session.text.random[0], True
-    job = Job(
+    job = WritingJob(
         decoder,
         opened.tokenizer,
         sampling,

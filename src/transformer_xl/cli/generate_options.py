@@ -110,7 +110,7 @@ _CHOICE = Group("How tokens are chosen", sort_key=3)
 
 @Parameter(name="*", group=_CHOICE)
 @dataclass(frozen=True)
-class Choice:
+class TokenChoice:
     """How tokens are chosen.
 
     Args:
@@ -141,7 +141,7 @@ class Choice:
     @property
     def draws(self) -> list[str]:
         """The options that are set and say how tokens are drawn: all but a ban."""
-        names = [name for name, value in vars(self).items() if name != "bias" and value != getattr(Choice(), name)]
+        names = [name for name, value in vars(self).items() if name != "bias" and value != getattr(TokenChoice(), name)]
         names += ["bias"] if any(value > -math.inf for _, value in self._biases()) else []
         return [f"--{name.replace('_', '-')}" for name in names]
 
@@ -285,7 +285,7 @@ class Options:
     run: str
     source: PromptSource
     length: Length
-    choice: Choice
+    choice: TokenChoice
     beam: Beams
     output: Output
     remembered: Remembered

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from transformer_xl.cli.generate_options import Choice, Remembered
+from transformer_xl.cli.generate_options import Remembered, TokenChoice
 from transformer_xl.cli.printers import StreamPrinter, describe_decoder, reading_bar
 from transformer_xl.cli.prompts import beginning, nothing, typed
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, TxlError, did_you_mean, message_of, one_line
-from transformer_xl.generation.job import Interrupts, Job, StoppedReading
+from transformer_xl.generation.job import Interrupts, StoppedReading, WritingJob
 from transformer_xl.generation.requests import Prompt, check_seed, text_seed
 from transformer_xl.generation.session import TextSession
 
@@ -34,14 +34,14 @@ Ctrl-C ends what it is writing; it remembers what was read and shown.
 
 _COMMANDS = ("help", "load", "quit", "reset", "save", "set")
 
-_TYPES = get_type_hints(Choice)
-_SETTINGS = {"tokens": int, "seed": int, **{name: _TYPES[name] for name in Choice().settings}, "stop": str | None}
+_TYPES = get_type_hints(TokenChoice)
+_SETTINGS = {"tokens": int, "seed": int, **{name: _TYPES[name] for name in TokenChoice().settings}, "stop": str | None}
 
 
 class Conversation:
     """Lines of a person and how a model goes on after each."""
 
-    def __init__(self, session: TextSession, job: Job, remembered: Remembered, *, quiet: bool) -> None:
+    def __init__(self, session: TextSession, job: WritingJob, remembered: Remembered, *, quiet: bool) -> None:
         self._session, self._job, self._file, self._quiet = session, job, remembered.memory, quiet
         self._saves = remembered.memory is not None and not remembered.read_only
         self._seed, self._turn = job.seed, 0

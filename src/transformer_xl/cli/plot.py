@@ -10,7 +10,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
-    from transformer_xl.analysis.lines import Line
+    from transformer_xl.analysis.lines import Curve
 
 
 def plot(
@@ -77,7 +77,7 @@ def plot(
     keep_freed_memory()
     found = find_runs(runs)
     check_units(found, unit, warn=warn)
-    lines: list[Line] = []
+    lines: list[Curve] = []
     labels: dict[str, Any] = {"ylabel": f"loss ({UNITS[unit]})"}
     scored: dict[str, str] = {}  # by run: the text
     scale = 1.0

@@ -34,10 +34,10 @@ def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
     import numpy as np
 
     from transformer_xl.data.ids import PACKED, IdTokenizer, is_id_file, read_ids
-    from transformer_xl.data.text_files import Piece
+    from transformer_xl.data.text_files import FileRange
 
     if isinstance(tokenizer, IdTokenizer) and path.is_file() and is_id_file(path):
-        packed = b"".join(chunk.data for chunk in read_ids(Piece(path), tokenizer))
+        packed = b"".join(chunk.data for chunk in read_ids(FileRange(path), tokenizer))
         return Prompt(np.frombuffer(packed, PACKED).astype(np.int64), {"prompt_file": str(path)})
     data = _content(path)
     try:
@@ -107,13 +107,13 @@ def is_piped() -> bool:
 
 
 def _content(path: Path) -> bytes:
-    from transformer_xl.data.text_files import Piece, read_blocks
+    from transformer_xl.data.text_files import FileRange, read_blocks
 
     if path != STDIN and path.is_fifo():
         with os.fdopen(open_pipe(path), "rb") as pipe:
             return pipe.read()
     if path != STDIN:
-        return b"".join(read_blocks(Piece(path)))
+        return b"".join(read_blocks(FileRange(path)))
     if sys.stdin is None:
         raise CorpusError("standard input is closed; give a file instead of -")
     return sys.stdin.buffer.read()

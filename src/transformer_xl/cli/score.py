@@ -163,14 +163,14 @@ class _Job:
         return rows(self._scored(bar, skip if self.per == "line" else 0), self.per, self.opened.tokenizer)
 
     def _scored(self, bar: Bar, skip: int) -> Iterator[Any]:
-        from transformer_xl.data.text_files import Piece, read_blocks
+        from transformer_xl.data.text_files import FileRange, read_blocks
         from transformer_xl.opening import warn_of_bytes
         from transformer_xl.surprisal import alone, carried
 
         (file,) = self.files
         model, tokenizer = self.opened.model, self.opened.tokenizer
         piped = _arriving(file) if _is_piped(file) else None
-        blocks, path = piped or read_blocks(Piece(file)), Path("standard input") if file == STDIN else file
+        blocks, path = piped or read_blocks(FileRange(file)), Path("standard input") if file == STDIN else file
         if not piped and tokenizer.reads_bytes:
             warn_of_bytes(file)
         if self.memory == "reset":

@@ -64,15 +64,15 @@ def translate(
         quiet: show no progress, only warnings and errors.
         json_: write JSON lines, and figures as one object.
     """
-    from transformer_xl.data.text_files import Piece, read_lines
+    from transformer_xl.data.text_files import FileRange, read_lines
 
     check_out(out, resume=resume)
     if reference and not find_spec("sacrebleu"):
         raise ConfigError("--reference needs the sacrebleu package: pip install sacrebleu")
     if not is_alone():
         raise ConfigError("txl translate works in one process; start it without torchrun, and divide the lines yourself")
-    total = sum(1 for _ in read_lines(Piece(file))) if file else None
-    references = [line.decode("utf-8", "replace").strip() for line in read_lines(Piece(reference))] if reference else []
+    total = sum(1 for _ in read_lines(FileRange(file))) if file else None
+    references = [line.decode("utf-8", "replace").strip() for line in read_lines(FileRange(reference))] if reference else []
     if reference and total is not None and total != len(references):
         raise CorpusError(f"'{file}' has {total:,} and '{reference}' {len(references):,} lines; give a reference for each")
     from transformer_xl.generation.decoder import Decoder
@@ -113,7 +113,7 @@ def translate(
         origin = origin_of(run, opened.model, file, json=as_objects, precision=precision, batch_size=batch_size)
         origin["computed"] += f" --beams {beams} --length-penalty {length_penalty:g} --mem-len {mem_len}"
         with prediction_file(out, origin, resume=resume) as (handle, n_kept):
-            kept = [line.decode() for line in read_lines(Piece(out))] if n_kept else []
+            kept = [line.decode() for line in read_lines(FileRange(out))] if n_kept else []
             found += [json.loads(line)["text"] if as_objects else line for line in kept]
             write_lines(lines(n_kept), handle, out, n_kept=n_kept, total=total, quiet=quiet, what="translating")
     if reference:
@@ -128,10 +128,10 @@ def translate(
 
 def _sources(opened: "Opened", file: Path | None, arriving: Arriving | None, reach: int | None) -> Iterator["Source"]:
     """Yield the sources, and say which are too long for the memory."""
-    from transformer_xl.data.text_files import Piece, read_lines
+    from transformer_xl.data.text_files import FileRange, read_lines
     from transformer_xl.translating import read_sources
 
-    place, lines = (f"'{file}'", read_lines(Piece(file))) if file else ("standard input", arriving or iter(()))
+    place, lines = (f"'{file}'", read_lines(FileRange(file))) if file else ("standard input", arriving or iter(()))
     for number, source in enumerate(read_sources(lines, place, opened.tokenizer), start=1):
         if reach is not None and len(source.ids) > reach:
             size = f"{len(source.ids):,} tokens, more than the memory ({reach:,})"

@@ -28,7 +28,7 @@ _UPDATE_TOUCHES = 7  # numbers per weight: weights and two moments are read and 
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepLayout:
     """How a step is divided."""
 
     gpus: int  # processes, one per device
@@ -87,7 +87,7 @@ class Plan:
     recipe: str
     model: TransformerXLConfig  # its settings, with the vocabulary
     parameters: int
-    layout: Layout
+    layout: StepLayout
     backend: Backend
     precision: str  # of the products
     tokens_per_step: int  # of all devices
@@ -127,17 +127,17 @@ class _Case:
     work: Work
     hardware: Hardware
 
-    def work_of(self, layout: Layout) -> Work:
+    def work_of(self, layout: StepLayout) -> Work:
         rows = self.config.train.batch_size // (layout.gpus * layout.accumulate)
         return replace(self.work, rows=rows, checkpointing=layout.checkpointing)
 
-    def memory_of(self, layout: Layout) -> StepMemory:
+    def memory_of(self, layout: StepLayout) -> StepMemory:
         n_share = layout.gpus if layout.division == "fsdp" else 1
         memory = count_memory(self.work_of(layout), self.config.optim, n_group=layout.accumulate, n_share=n_share)
         averaged = memory.weights if self.config.train.average != "none" else 0
         return replace(memory, optimizer=memory.optimizer + averaged)
 
-    def fits(self, layout: Layout) -> bool:
+    def fits(self, layout: StepLayout) -> bool:
         return self.memory_of(layout).total <= USABLE * self.hardware.memory
 
 
@@ -153,7 +153,7 @@ def make_plan(
     _check_lanes(config, gpus)
     model_config, origin = with_vocabulary(config)
     case = _Case(config, _one_lane(config, model_config, hardware), hardware)
-    layout = Layout(gpus, per_machine, division or "ddp", train.accumulate, train.checkpoint_layers)
+    layout = StepLayout(gpus, per_machine, division or "ddp", train.accumulate, train.checkpoint_layers)
     if division is None and gpus > 1 and not case.fits(layout):
         layout = replace(layout, division="fsdp")
     work, memory = case.work_of(layout), case.memory_of(layout)
@@ -222,7 +222,7 @@ def count_traffic(n_parameter: int, *, n_process: int, division: Division, n_pas
     return Traffic(reduced=n_pass * ring, gathered=2 * n_pass * ring)
 
 
-def _timing(n_flop: float, memory: StepMemory, traffic: Traffic, layout: Layout, hardware: Hardware, n_pass: int) -> Timing:
+def _timing(n_flop: float, memory: StepMemory, traffic: Traffic, layout: StepLayout, hardware: Hardware, n_pass: int) -> Timing:
     compute = n_flop / (hardware.flops * hardware.efficiency)
     update = _UPDATE_TOUCHES * memory.weights / hardware.bandwidth
     send = traffic.total / (hardware.network if layout.machines > 1 else hardware.link)
@@ -242,7 +242,7 @@ def _budget(config: RunConfig, tokens_per_step: int, rate: float) -> Budget:
     return Budget(tokens, tokens / tokens_per_step, tokens / rate)
 
 
-def _advice(case: _Case, layout: Layout, memory: StepMemory, timing: Timing) -> Iterator[str]:
+def _advice(case: _Case, layout: StepLayout, memory: StepMemory, timing: Timing) -> Iterator[str]:
     usable = USABLE * case.hardware.memory
     if memory.total > usable:
         problem = f"does not fit: {memory.total / 1e9:,.1f} GB of {usable / 1e9:,.1f} usable"
@@ -261,7 +261,7 @@ def _advice(case: _Case, layout: Layout, memory: StepMemory, timing: Timing) -> 
         )
 
 
-def _remedies(case: _Case, layout: Layout) -> Iterator[Layout]:
+def _remedies(case: _Case, layout: StepLayout) -> Iterator[StepLayout]:
     """Yield other ways to divide a step, the cheapest first."""
     lanes = case.config.train.batch_size // layout.gpus
     groups = [n for n in range(layout.accumulate, lanes + 1) if lanes % n == 0]
@@ -270,7 +270,7 @@ def _remedies(case: _Case, layout: Layout) -> Iterator[Layout]:
         yield replace(layout, division=division, checkpointing=checkpointing, accumulate=n_group)
 
 
-def _changes(layout: Layout, other: Layout) -> Iterator[str]:
+def _changes(layout: StepLayout, other: StepLayout) -> Iterator[str]:
     if other.division != layout.division:
         yield f"--divide {other.division}"
     if other.checkpointing != layout.checkpointing:
@@ -280,7 +280,7 @@ def _changes(layout: Layout, other: Layout) -> Iterator[str]:
 
 
 def _assumptions(
-    config: RunConfig, model: TransformerXLConfig, origin: str, backend: Backend, layout: Layout, hardware: Hardware
+    config: RunConfig, model: TransformerXLConfig, origin: str, backend: Backend, layout: StepLayout, hardware: Hardware
 ) -> Iterator[str]:
     yield f"vocabulary of {model.vocab_size:,}: {origin}"
     yield f"{hardware.name}: {hardware.flops / 1e12:,.4g} TFLOP/s {hardware.precision}, {hardware.origin}"

@@ -23,9 +23,9 @@ from transformer_xl.config.run import DataConfig, RunConfig, merge
 from transformer_xl.console import say
 from transformer_xl.data.downloads import download, unpack
 from transformer_xl.data.ids import IdTokenizer, is_array_file, is_id_file, read_ids
-from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, Source, SplitFiles, SplitName
+from transformer_xl.data.named import NAMED, SPLITS, Download, NamedCorpus, SplitFiles, SplitName
 from transformer_xl.data.splits import ABOUT_THE_CORPUS, Splits, splits_by_name, splits_by_ratio, splits_by_turns
-from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, kind_of_file, read_blocks, read_chunks
+from transformer_xl.data.text_files import COMPRESSED, Chunk, FileRange, kind_of_file, read_blocks, read_chunks
 from transformer_xl.errors import ConfigError, CorpusError, beside, did_you_mean
 from transformer_xl.files import files_below, locked, make_directories
 from transformer_xl.process import is_reporter
@@ -79,7 +79,7 @@ class Corpus:
     left_out: Sequence[Path] = ()  # binary files of a directory
 
     @cached_property
-    def splits(self) -> Mapping[SplitName, tuple[Piece, ...]]:
+    def splits(self) -> Mapping[SplitName, tuple[FileRange, ...]]:
         """The pieces of train, valid and test; valid and test may be empty."""
         return self.plan()
 
@@ -279,7 +279,7 @@ def _python_stdlib(config: DataConfig) -> Corpus:
 
 def _is_utf8(file: Path) -> bool:
     try:
-        b"".join(read_blocks(Piece(file))).decode("utf-8")
+        b"".join(read_blocks(FileRange(file))).decode("utf-8")
     except UnicodeDecodeError:
         return False
     return True
@@ -325,7 +325,7 @@ def fetch(name: str) -> Path:
     return folder
 
 
-def _fetch(source: Source, folder: Path) -> None:
+def _fetch(source: Download, folder: Path) -> None:
     targets = [member for _, member in source.members] or [source.file]
     if all((folder / target).is_file() for target in targets):
         return
@@ -346,14 +346,16 @@ def _search(name: str, directories: list[Path]) -> Splits | None:
     return None
 
 
-def _pieces(split: SplitFiles, folder: Path) -> tuple[Piece, ...]:
+def _pieces(split: SplitFiles, folder: Path) -> tuple[FileRange, ...]:
     for name in split.files:
         for ending in ("", *COMPRESSED):
             if files := sorted(file for file in folder.glob(name + ending) if file.is_file()):
                 if not split.translations:
-                    return tuple(Piece(file.absolute(), split.start, split.stop) for file in files)
+                    return tuple(FileRange(file.absolute(), split.start, split.stop) for file in files)
                 beside = _pieces(SplitFiles(split.translations), folder)
-                return tuple(Piece(file.absolute(), translation=other.path) for file, other in zip(files, beside, strict=False))
+                return tuple(
+                    FileRange(file.absolute(), translation=other.path) for file, other in zip(files, beside, strict=False)
+                )
     return ()
 
 

@@ -21,7 +21,7 @@ from transformer_xl.data.text_files import (
     BLOCK_BYTES,
     COMPRESSED,
     MAX_LINE_BYTES,
-    Piece,
+    FileRange,
     not_utf8,
     numbered_lines,
     read_blocks,
@@ -81,7 +81,7 @@ def read_examples(
             f"cannot tell what '{source}' holds by its name; give a file that ends in {', '.join(FORMATS)}, or "
             f"in one of these and {', '.join(COMPRESSED)}"
         )
-    return reader.lines(read_blocks(Piece(source)), kind)
+    return reader.lines(read_blocks(FileRange(source)), kind)
 
 
 def suffix_of(path: Path) -> str:
@@ -364,7 +364,7 @@ def _without_mark(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _whole(file: Path) -> bytes:
-    return b"".join(read_blocks(Piece(file))).removeprefix(b"\xef\xbb\xbf")
+    return b"".join(read_blocks(FileRange(file))).removeprefix(b"\xef\xbb\xbf")
 
 
 def class_directories(path: Path) -> list[Path]:
@@ -393,4 +393,4 @@ def _race_files(path: Path) -> list[Path]:
 def is_race(path: Path) -> bool:
     """Return whether a directory, or its high and middle, holds files of JSON objects, as RACE does."""
     files = _race_files(path)
-    return bool(files) and next(read_blocks(Piece(files[0])), b"").lstrip().startswith(b"{")
+    return bool(files) and next(read_blocks(FileRange(files[0])), b"").lstrip().startswith(b"{")

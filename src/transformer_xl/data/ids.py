@@ -1,8 +1,8 @@
 """Ids as their own text, which needs no vocabulary but its size, and files of them, read in bounded memory.
 
 Files are arrays of numpy (.npy, .npz) and lines of JSON (.jsonl). A row of a 2-D array is a document, and so is a 1-D array or
-a line. A `Piece` counts bytes: of arrays, those of their ids one after another, without headers; of another file, its own. An
-id belongs to the piece in which its first byte lies.
+a line. A `FileRange` counts bytes: of arrays, those of their ids one after another, without headers; of another file, its own.
+An id belongs to the piece in which its first byte lies.
 """
 
 import math
@@ -20,7 +20,7 @@ from transformer_xl.data.text_files import (
     BLOCK_BYTES,
     COMPRESSED,
     Chunk,
-    Piece,
+    FileRange,
     content_size,
     damage_told,
     numbered_lines,
@@ -104,16 +104,16 @@ def is_id_file(path: Path) -> bool:
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     if name.suffix != ".jsonl":
         return is_array_file(path)
-    return _BEGINS_WITH_IDS.match(next(read_blocks(Piece(path)), b"")) is not None
+    return _BEGINS_WITH_IDS.match(next(read_blocks(FileRange(path)), b"")) is not None
 
 
 def id_file_size(path: Path) -> int:
-    """Return the size of a file of ids in the bytes that a `Piece` counts."""
+    """Return the size of a file of ids in the bytes that a `FileRange` counts."""
     with damage_told(path):
         return sum(array.n_byte for array, _ in _arrays(path)) if is_array_file(path) else content_size(path)
 
 
-def read_ids(piece: Piece, tokenizer: IdTokenizer | None = None) -> Iterator[Chunk]:
+def read_ids(piece: FileRange, tokenizer: IdTokenizer | None = None) -> Iterator[Chunk]:
     """Yield the ids of a piece in chunks of bounded size, as `PACKED`."""
     vocab_size = tokenizer.vocab_size if tokenizer else MOST_IDS
     if is_array_file(piece.path):
@@ -127,7 +127,7 @@ def read_ids(piece: Piece, tokenizer: IdTokenizer | None = None) -> Iterator[Chu
         yield Chunk(packed, True, piece.path, offset)
 
 
-def _of_array(piece: Piece, array: _Array, file: IO[bytes], vocab_size: int) -> Iterator[Chunk]:
+def _of_array(piece: FileRange, array: _Array, file: IO[bytes], vocab_size: int) -> Iterator[Chunk]:
     width, (n_row, n_column) = array.dtype.itemsize, array.shape
     at, stop = (
         min(max(0, -((array.start - place) // width)), n_row * n_column) for place in (piece.start, piece.stop or sys.maxsize)
@@ -159,7 +159,7 @@ def _of_line(path: Path, offset: int, line: bytes) -> np.ndarray:
 
 
 def _line(path: Path, offset: int) -> str:
-    n_before = sum(block.count(b"\n") for block in read_blocks(Piece(path, 0, offset))) if offset else 0
+    n_before = sum(block.count(b"\n") for block in read_blocks(FileRange(path, 0, offset))) if offset else 0
     return f"'{path}': line {n_before + 1}"
 
 
@@ -196,14 +196,14 @@ def document_border(path: Path, position: int, low: int) -> int:
 
 def _document_starts(path: Path) -> Iterator[int]:
     if not is_array_file(path):
-        yield from (offset for offset, _ in _lines(Piece(path)))
+        yield from (offset for offset, _ in _lines(FileRange(path)))
         return
     with damage_told(path):
         for array, _ in _arrays(path):
             yield from range(array.start, array.start + array.n_byte, array.shape[1] * array.dtype.itemsize)
 
 
-def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
+def _lines(piece: FileRange) -> Iterator[tuple[int, bytes]]:
     """Yield lines that are not blank, and where in the file each begins."""
     offset = piece.start
     for _, line in numbered_lines(read_blocks(piece), f"'{piece.path}'"):

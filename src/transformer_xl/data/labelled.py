@@ -19,7 +19,7 @@ from transformer_xl.config.model import HeadConfig, ModelConfig, XLNetConfig
 from transformer_xl.data.labels import NOT_SCORED, Example, labels_of
 from transformer_xl.data.order import ORDER, permutation
 from transformer_xl.data.pairs import shortened
-from transformer_xl.data.streams import Stream
+from transformer_xl.data.streams import EndlessStream
 from transformer_xl.data.tokenizers import SentencePieceTokenizer, Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 
@@ -191,7 +191,7 @@ def batch_of(rows: Sequence[tuple[Row, ...]], labels: Tensor, *, length: int | N
     return LabelledBatch(shaped(ids), shaped(n_pad), shaped(segments), labels, shaped(may_answer))
 
 
-class Rows(Protocol):
+class LabelledRows(Protocol):
     """Examples that a `LabelledStream` deals out."""
 
     @property
@@ -267,13 +267,13 @@ class LabelledTexts:
         return tuple(self._layout.row(first, other, is_choice=self._is_choice) for other in others or [None])
 
     def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
-        """Return a batch; see `Rows.batch`."""
+        """Return a batch; see `LabelledRows.batch`."""
         labels = self.labels[torch.from_numpy(chosen)]
         labels[torch.from_numpy(~is_scored)] = torch.nan if labels.is_floating_point() else NOT_SCORED
         return batch_of([self.rows(index) for index in chosen.tolist()], labels, length=length)
 
 
-class LabelledStream(Stream):
+class LabelledStream(EndlessStream):
     """Endless iterator over batches of examples, epoch after epoch; see the head of this file.
 
     All processes pad to the length of the longest row of the whole batch. Where the last batch of an epoch is filled up, a
@@ -289,7 +289,7 @@ class LabelledStream(Stream):
 
     _resumed_with = "the same data, train.batch_size and train.seed"
 
-    def __init__(self, texts: Rows, *, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(self, texts: LabelledRows, *, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(batch_size=batch_size, rank=rank, world_size=world_size)
         self._texts, self._seed = texts, seed
         self._n_example = len(texts.lengths)

@@ -10,7 +10,7 @@ SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
 
 
 @dataclass(frozen=True)
-class Source:
+class Download:
     """One download."""
 
     urls: tuple[str, ...]  # mirrors of the same file, tried in order
@@ -45,7 +45,7 @@ class NamedCorpus:
     terms: str  # of use
     splits: dict[SplitName, SplitFiles]
     folders: tuple[str, ...] = ()  # usual names of its directory, besides its own
-    sources: tuple[Source, ...] = ()  # downloads; empty if it cannot be downloaded automatically
+    sources: tuple[Download, ...] = ()  # downloads; empty if it cannot be downloaded automatically
     how_to_get: str = ""  # what to do in that case
     # size of the vocabulary by kind of tokenizer, where it is known, so that `txl plan` need not read the text
     vocabularies: Mapping[str, int] = field(default_factory=dict)
@@ -63,13 +63,13 @@ def _wikitext_files(split: SplitName, n_bytes: int | None, n_tokens: int, sha256
     return SplitFiles((f"wiki.{split}.tokens", f"{split}.txt"), n_bytes, n_tokens, sha256=sha256)
 
 
-def _wikitext_source(name: str, size: int, sha256: str, unpacked_limit: int) -> Source:
+def _wikitext_source(name: str, size: int, sha256: str, unpacked_limit: int) -> Download:
     urls = (
         f"https://s3.amazonaws.com/research.metamind.io/wikitext/{name}-v1.zip",
         f"https://wikitext.smerity.com/{name}-v1.zip",
     )
     members = tuple((f"{name}/wiki.{split}.tokens", f"wiki.{split}.tokens") for split in SPLITS)
-    return Source(urls, size, sha256, members, unpacked_limit=unpacked_limit)
+    return Download(urls, size, sha256, members, unpacked_limit=unpacked_limit)
 
 
 def _hundred_million(name: str, sha256: str | None) -> dict[SplitName, SplitFiles]:
@@ -113,7 +113,7 @@ NAMED: dict[str, NamedCorpus] = {
         folders=("tiny_shakespeare", "shakespeare"),
         vocabularies={"char": 65},
         sources=(
-            Source(
+            Download(
                 ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
                 1_115_394,
                 _TINYSHAKESPEARE,
@@ -131,7 +131,8 @@ NAMED: dict[str, NamedCorpus] = {
         folders=("penn", "penntreebank"),
         vocabularies={"word": 10_000},
         sources=tuple(
-            Source((f"{_PTB_URL}ptb.{split}.txt",), _PTB[split][0], _PTB[split][2], file=f"ptb.{split}.txt") for split in SPLITS
+            Download((f"{_PTB_URL}ptb.{split}.txt",), _PTB[split][0], _PTB[split][2], file=f"ptb.{split}.txt")
+            for split in SPLITS
         ),
     ),
     "wikitext-2": NamedCorpus(
@@ -180,7 +181,7 @@ NAMED: dict[str, NamedCorpus] = {
         terms="GFDL / CC BY-SA",
         splits=_hundred_million("enwik8", "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"),
         sources=(
-            Source(
+            Download(
                 ("http://mattmahoney.net/dc/enwik8.zip",),
                 36_445_475,
                 "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
@@ -195,7 +196,7 @@ NAMED: dict[str, NamedCorpus] = {
         splits=_hundred_million("text8", None),
         vocabularies={"char": 27},
         sources=(
-            Source(
+            Download(
                 ("http://mattmahoney.net/dc/text8.zip",),
                 31_344_016,
                 "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
@@ -215,7 +216,7 @@ NAMED: dict[str, NamedCorpus] = {
         folders=("one-billion-words",),
         vocabularies={"word": 793_471},
         sources=(
-            Source(
+            Download(
                 ("http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",),
                 1_792_209_805,
                 "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",

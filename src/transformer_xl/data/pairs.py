@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from transformer_xl.data.order import PlainText, Shuffle, ShuffledText
-from transformer_xl.data.streams import Lanes
+from transformer_xl.data.streams import LaneStream
 from transformer_xl.data.targets import Draws, TargetSampler
 from transformer_xl.errors import ConfigError, CorpusError
 
@@ -52,7 +52,7 @@ class PairSegment:
     is_random: torch.Tensor  # (B,) bool, rows in which B does not go on where A ends
 
 
-class PairStream(Lanes):
+class PairStream(LaneStream):
     """Endless iterator over rows of two texts with targets, epoch after epoch.
 
     Args:

@@ -9,14 +9,14 @@ from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.text_files import (
     BLOCK_BYTES,
     EVERY_LINE,
-    Piece,
+    FileRange,
     code_point_border,
     content_size,
     read_blocks,
     read_chunks,
 )
 
-Splits = Mapping[SplitName, tuple[Piece, ...]]
+Splits = Mapping[SplitName, tuple[FileRange, ...]]
 
 _SPLIT_WORDS: dict[str, SplitName] = {
     "train": "train",
@@ -51,11 +51,11 @@ def splits_by_name(files: Sequence[Path], root: Path) -> Splits | None:
     They are clear if there is a train file and another split, and every file belongs to a split. Files about the corpus, such
     as README or LICENSE, are left out.
     """
-    splits: dict[SplitName, list[Piece]] = {name: [] for name in SPLITS}
+    splits: dict[SplitName, list[FileRange]] = {name: [] for name in SPLITS}
     for file in files:
         split = split_of(file.relative_to(root))
         if split:
-            splits[split].append(Piece(file))
+            splits[split].append(FileRange(file))
         elif re.split(r"[.\-_]", file.name.lower())[0] not in ABOUT_THE_CORPUS:
             return None
     if not splits["train"] or not (splits["valid"] or splits["test"]):
@@ -65,14 +65,14 @@ def splits_by_name(files: Sequence[Path], root: Path) -> Splits | None:
 
 def splits_by_turns(files: Sequence[Path], shares: tuple[float, float, float]) -> Splits:
     """Deal files out in order; each goes to the split that lacks most bytes of its share of the bytes so far."""
-    splits: dict[SplitName, list[Piece]] = {name: [] for name in SPLITS}
+    splits: dict[SplitName, list[FileRange]] = {name: [] for name in SPLITS}
     lacking = [0.0, 0.0, 0.0]
     for file in files:
         size = content_size(file)
         lacking = [lack + share * size for lack, share in zip(lacking, shares, strict=True)]
         neediest = lacking.index(max(lacking))
         lacking[neediest] -= size
-        splits[SPLITS[neediest]].append(Piece(file))
+        splits[SPLITS[neediest]].append(FileRange(file))
     return {name: tuple(pieces) for name, pieces in splits.items()}
 
 
@@ -123,9 +123,9 @@ def _between_files(sized: list[tuple[Path, int]], shares: tuple[float, float, fl
     ranks[-1] = len(wanted) - 1
     for i in reversed(range(len(ranks) - 1)):  # … and the last file belongs to the last one
         ranks[i] = max(ranks[i], ranks[i + 1] - 1)
-    splits: dict[SplitName, list[Piece]] = {name: [] for name in SPLITS}
+    splits: dict[SplitName, list[FileRange]] = {name: [] for name in SPLITS}
     for (file, _), rank in zip(sized, ranks, strict=True):
-        splits[wanted[rank]].append(Piece(file))
+        splits[wanted[rank]].append(FileRange(file))
     return {name: tuple(pieces) for name, pieces in splits.items()}
 
 
@@ -136,7 +136,7 @@ def _inside_files(
     total = sum(size for _, size in sized)
     targets = [int(round(sum(shares[: i + 1]), 9) * total) for i in range(len(SPLITS))]
     targets[-1] = total
-    splits: dict[SplitName, list[Piece]] = {name: [] for name in SPLITS}
+    splits: dict[SplitName, list[FileRange]] = {name: [] for name in SPLITS}
     before = 0
     for file, size in sized:
         start = 0
@@ -145,7 +145,7 @@ def _inside_files(
             if 0 < stop < size:
                 stop = max(start, border(file, stop, start, min(next_target - before, size)))
             if stop > start:
-                splits[name].append(Piece(file, start, None if stop == size else stop))
+                splits[name].append(FileRange(file, start, None if stop == size else stop))
                 start = stop
         before += size
     return {name: tuple(pieces) for name, pieces in splits.items()}
@@ -155,12 +155,12 @@ def _border(file: Path, position: int, limit: int, separator: str | None) -> int
     """Return where the first document from `position` on begins if that is before `limit`, else a border of code points."""
     if separator == EVERY_LINE:
         following = position
-        for block in read_blocks(Piece(file, position, limit)) if limit > position else ():
+        for block in read_blocks(FileRange(file, position, limit)) if limit > position else ():
             if (end := block.find(b"\n") + 1) and following + end < limit:
                 return following + end
             following += len(block)
     elif separator is not None and limit > position:
-        for chunk in read_chunks(Piece(file, position, limit), BLOCK_BYTES, separator):
+        for chunk in read_chunks(FileRange(file, position, limit), BLOCK_BYTES, separator):
             if chunk.starts_document and chunk.offset > position:
                 return chunk.offset
     return code_point_border(file, position)

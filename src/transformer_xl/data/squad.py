@@ -30,14 +30,14 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt, StringConstraints, V
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import NOT_SCORED, Example
-from transformer_xl.data.text_files import Piece, read_blocks
+from transformer_xl.data.text_files import FileRange, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, shown
 
 Item = TypeVar("Item")
 
 
-class Answer(NamedTuple):
+class GoldAnswer(NamedTuple):
     """A part of a passage: its text, and the character at which it begins."""
 
     text: str
@@ -56,7 +56,7 @@ class Question:
     id: str  # its name in the file
     text: str  # the question
     passage: str  # the text that may hold the answer
-    answers: tuple[Answer, ...] = ()  # right answers, from one or several people; none if there is none, or if it is not known
+    answers: tuple[GoldAnswer, ...] = ()  # from one or several people; none if there is none, or if it is not known
     is_impossible: bool = False  # the passage does not hold an answer
     is_labelled: bool = True  # whether the file says what the answer is, or that there is none
     article: int = 0  # number of the article that the passage is from
@@ -107,7 +107,7 @@ def read_squad(path: Path, *, labelled: bool = True) -> list[Question]:
     Unless they are `labelled`, those that have neither an answer nor the mark that there is none come, too.
     """
     try:
-        file = _File.model_validate_json(b"".join(read_blocks(Piece(path))))
+        file = _File.model_validate_json(b"".join(read_blocks(FileRange(path))))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
@@ -131,7 +131,7 @@ def _question(entry: _Question, passage: str, article: int, path: Path, *, label
         raise CorpusError(f"{place}: it has answers although is_impossible is true; remove one of the two")
     if labelled and not entry.is_impossible and not entry.answers:
         raise CorpusError(f"{place}: it has no answers; add one, or set is_impossible to true")
-    answers = tuple(Answer(answer.text, answer.answer_start) for answer in entry.answers)
+    answers = tuple(GoldAnswer(answer.text, answer.answer_start) for answer in entry.answers)
     for answer in answers:
         if (stands := passage[answer.start : answer.end]) != answer.text:
             raise CorpusError(
@@ -228,7 +228,7 @@ class WindowLayout:
     Example:
         >>> from transformer_xl.data.tokenizers import ByteTokenizer
         >>> layout = WindowLayout(Layout(ByteTokenizer(), "lstm"), tgt_len=14, doc_stride=4, max_query_len=4)
-        >>> question = Question("1", "who?", "it was Ann.", (Answer("Ann", 7),))
+        >>> question = Question("1", "who?", "it was Ann.", (GoldAnswer("Ann", 7),))
         >>> [bytes(window.row.ids.tolist()) for window in layout.windows(question)]
         [b'who?\nit was A\n', b'who?\nas Ann.\n']
         >>> [window.labels for window in layout.windows(question)]
@@ -284,7 +284,7 @@ class WindowLayout:
         """Return the ids of a question's text, int32 (n,)."""
         return self._layout.encode_at(question.text, question.place)[: self._max_query_len]
 
-    def recovered(self, question: Question, answer: Answer) -> str:
+    def recovered(self, question: Question, answer: GoldAnswer) -> str:
         """Return what the pieces of an answer give back: the answer, unless it begins or ends inside of a piece."""
         pieces = self.pieces(question)
         covering = pieces.covering(answer.start, answer.end)
@@ -367,7 +367,7 @@ class LabelledWindows:
 
     Attributes:
         lengths: tokens of each window's row, int64 (n,).
-        checksum: see `Rows`.
+        checksum: see `LabelledRows`.
         n_lost: questions whose answer begins or ends inside of a piece, so that no prediction can be exactly the answer.
     """
 
@@ -404,7 +404,7 @@ class LabelledWindows:
         return len(self.lengths)
 
     def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
-        """Return a batch; see `Rows.batch`."""
+        """Return a batch; see `LabelledRows.batch`."""
         rows, labels = [], []
         for index, counts in zip(chosen.tolist(), is_scored.tolist(), strict=True):
             passage, asked, *places = self._windows[index].tolist()

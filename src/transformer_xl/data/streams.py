@@ -42,7 +42,7 @@ class Segment:
     document_starts: torch.Tensor  # (B, T) bool, True where a new document begins at that token of `ids`
 
 
-class Stream(ABC):
+class EndlessStream(ABC):
     """The place of an endless stream, epoch after epoch; a subclass says what a step reads there.
 
     With W processes, rank r reads rows r·B/W … (r+1)·B/W - 1 of the B rows of a step. So all processes together read the same
@@ -123,7 +123,7 @@ class Stream(ABC):
         """Return what a saved position must fit."""
 
 
-class Lanes(Stream):
+class LaneStream(EndlessStream):
     """A stream over the lanes of a text."""
 
     def __init__(
@@ -176,7 +176,7 @@ class Lanes(Stream):
         return layout | {"seed": self._seed, "n_documents": len(self._starts), "order": ORDER}
 
 
-class SegmentStream(Lanes):
+class SegmentStream(LaneStream):
     """Endless iterator over the segments of a text, epoch after epoch.
 
     Args:

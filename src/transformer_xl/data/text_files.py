@@ -34,7 +34,7 @@ _CONTROL = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
 _ZST_INPUT_BYTES = 1 << 10  # small, because a malicious file may fill 32 kB with a byte
 
 
-class Piece(NamedTuple):
+class FileRange(NamedTuple):
     """A byte range of a file's decompressed content; `stop=None` means to the end.
 
     With a `translation`, a file with as many lines, the content is pairs of lines, divided by a tab.
@@ -68,7 +68,7 @@ class Chunk(NamedTuple):
             raise CorpusError(f"'{self.path}': {not_utf8(error, offset=self.offset)}, or use tokenizer.kind=byte") from None
 
 
-def read_blocks(piece: Piece) -> Iterator[bytes]:
+def read_blocks(piece: FileRange) -> Iterator[bytes]:
     """Yield the bytes of a piece in blocks of bounded size."""
     if piece.translation is not None:
         yield from _pairs(piece.path, piece.translation)
@@ -93,7 +93,7 @@ def read_blocks(piece: Piece) -> Iterator[bytes]:
 
 def _pairs(path: Path, translation: Path) -> Iterator[bytes]:
     """Yield lines of two files with a tab between them; a tab inside a line becomes a space."""
-    both = enumerate(zip_longest(*(read_lines(Piece(each)) for each in (path, translation))), start=1)
+    both = enumerate(zip_longest(*(read_lines(FileRange(each)) for each in (path, translation))), start=1)
     while block := list(islice(both, _PAIRS)):
         for number, (line, other) in block:
             if line is None or other is None:
@@ -102,7 +102,7 @@ def _pairs(path: Path, translation: Path) -> Iterator[bytes]:
         yield b"".join(b"%b\t%b\n" % tuple(line.replace(b"\t", b" ") for line in pair) for _, pair in block)
 
 
-def read_lines(piece: Piece) -> Iterator[bytes]:
+def read_lines(piece: FileRange) -> Iterator[bytes]:
     r"""Yield the lines of a piece without their ends, `\n` or `\r\n`."""
     for _, line in numbered_lines(read_blocks(piece), f"'{piece.path}'"):
         yield line.removesuffix(b"\n").removesuffix(b"\r")
@@ -128,14 +128,14 @@ def numbered_lines(blocks: Iterable[bytes], name: str) -> Iterator[tuple[int, by
 def content_size(path: Path) -> int:
     """Return the decompressed size of a file in bytes; reads it through if it is compressed."""
     if path.suffix in COMPRESSED:
-        return sum(len(block) for block in read_blocks(Piece(path)))
+        return sum(len(block) for block in read_blocks(FileRange(path)))
     return path.stat().st_size
 
 
 def content_sha256(path: Path) -> str:
     """Return the SHA-256 of the decompressed content of a file."""
     digest = hashlib.sha256()
-    for block in read_blocks(Piece(path)):
+    for block in read_blocks(FileRange(path)):
         digest.update(block)
     return digest.hexdigest()
 
@@ -163,7 +163,7 @@ def cut_chunks(blocks: Iterable[bytes], chunk_bytes: int) -> Iterator[bytes]:
         yield buffer
 
 
-def read_chunks(piece: Piece, chunk_bytes: int, separator: str | None = None) -> Iterator[Chunk]:
+def read_chunks(piece: FileRange, chunk_bytes: int, separator: str | None = None) -> Iterator[Chunk]:
     """Yield a piece, whose first byte begins a document, as chunks, cut as in `cut_chunks`.
 
     A new document begins after a line that is the `separator`, which is left out. `EVERY_LINE`: each line is a document, and a
@@ -191,7 +191,7 @@ def read_chunks(piece: Piece, chunk_bytes: int, separator: str | None = None) ->
 
 def code_point_border(path: Path, position: int) -> int:
     """Return the first byte position from `position` on that lies between two code points."""
-    following = b"".join(read_blocks(Piece(path, position, min(position + 4, content_size(path)))))
+    following = b"".join(read_blocks(FileRange(path, position, min(position + 4, content_size(path)))))
     at_most = len(following) if len(following) < 4 else 0  # four continuation bytes in a row are not UTF-8
     inside = next((i for i, byte in enumerate(following) if byte & 0xC0 != 0x80), at_most)
     return position + inside
@@ -219,7 +219,7 @@ def kind_of_bytes(data: bytes) -> Literal["UTF-8", "another encoding", "binary"]
 
 def kind_of_file(path: Path) -> Literal["UTF-8", "another encoding", "binary"]:
     """Tell by its beginning whether a file is text; see `kind_of_bytes`."""
-    return kind_of_bytes(next(read_blocks(Piece(path)), b""))
+    return kind_of_bytes(next(read_blocks(FileRange(path)), b""))
 
 
 def not_utf8(error: UnicodeDecodeError, *, offset: int = 0) -> str:

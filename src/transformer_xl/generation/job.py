@@ -1,4 +1,4 @@
-"""`Job`: many texts for some prompts, written until an interrupt, and handed to a printer as they come."""
+"""`WritingJob`: many texts for some prompts, written until an interrupt, and handed to a printer as they come."""
 
 import signal
 import threading
@@ -122,7 +122,7 @@ class Interrupts:
 
 
 @dataclass
-class Job:
+class WritingJob:
     """Texts to write."""
 
     decoder: Decoder

@@ -8,11 +8,11 @@ from typing import Any
 from transformer_xl.generation.requests import Chosen
 from transformer_xl.server.jobs import End, Job, Piece, Progress
 from transformer_xl.server.service import Service
-from transformer_xl.server.wire import Answer, Logprobs, WritingFields
+from transformer_xl.server.wire import Logprobs, Reply, WritingFields
 from transformer_xl.surprisal import whole_characters
 
 
-class Logs(Answer):
+class Logs(Reply):
     """Tokens with their log-probabilities, as in OpenAI's completions."""
 
     tokens: list[str]
@@ -21,7 +21,7 @@ class Logs(Answer):
     text_offset: list[int]
 
 
-class Choice(Answer):
+class Choice(Reply):
     """A text that was written."""
 
     index: int
@@ -30,7 +30,7 @@ class Choice(Answer):
     finish_reason: str | None
 
 
-class SaidMessage(Answer):
+class SaidMessage(Reply):
     """What the assistant says."""
 
     role: str
@@ -38,7 +38,7 @@ class SaidMessage(Answer):
     refusal: None = None
 
 
-class ChatChoice(Answer):
+class ChatChoice(Reply):
     """A message that was written."""
 
     index: int
@@ -47,7 +47,7 @@ class ChatChoice(Answer):
     finish_reason: str | None
 
 
-class Usage(Answer):
+class Usage(Reply):
     """How many tokens were read and written."""
 
     prompt_tokens: int
@@ -55,7 +55,7 @@ class Usage(Answer):
     total_tokens: int
 
 
-class _Written(Answer):
+class _Written(Reply):
     id: str
     object: str
     created: int

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.service import Service
 from transformer_xl.server.sessions import Session
-from transformer_xl.server.wire import Answer
+from transformer_xl.server.wire import Reply
 
 
 class ErrorDetail(BaseModel):
@@ -19,7 +19,7 @@ class ErrorDetail(BaseModel):
     code: str
 
 
-class Error(Answer):
+class Error(Reply):
     """Any answer of 400 and above."""
 
     error: ErrorDetail

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from transformer_xl.server.dependencies import ERRORS, Serving, require_model
-from transformer_xl.server.wire import Answer, DetokenizeRequest, Listed, TokenizeRequest
+from transformer_xl.server.wire import DetokenizeRequest, Listed, Reply, TokenizeRequest
 from transformer_xl.surprisal import whole_characters
 
 router = APIRouter(responses=ERRORS)
@@ -24,7 +24,7 @@ _ICON = (
 )
 
 
-class Model(Answer):
+class Model(Reply):
     """The model, as OpenAI describes one; `meta` holds its sizes."""
 
     id: str
@@ -34,14 +34,14 @@ class Model(Answer):
     meta: dict[str, Any]
 
 
-class TokenPiece(Answer):
+class TokenPiece(Reply):
     """A token and its text; bytes where they are no UTF-8."""
 
     id: int
     piece: str | list[int]
 
 
-class Tokens(Answer):
+class Tokens(Reply):
     """The tokens of a text."""
 
     tokens: list[int] | list[TokenPiece]

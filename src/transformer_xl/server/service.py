@@ -21,7 +21,7 @@ from transformer_xl.server.engine import Engine, why_cancelled
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, no_session
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.sessions import ID, Session, Sessions, Store, note_of, number_of
-from transformer_xl.server.wire import SessionAnswer, Source, ids_of
+from transformer_xl.server.wire import SessionAnswer, SessionSource, ids_of
 
 T = TypeVar("T")
 
@@ -281,7 +281,7 @@ class Service:
                     await self._leave_to_file(session)
 
     async def create(
-        self, owner: str, *, ttl: float | None = None, seed: int | None = None, source: Source | None = None
+        self, owner: str, *, ttl: float | None = None, seed: int | None = None, source: SessionSource | None = None
     ) -> Session:
         """Begin a session: empty, as a copy of another one, or from a saved file."""
         self._require_time()
@@ -295,7 +295,7 @@ class Service:
         session.is_changed = text.n_tokens > 0
         return session
 
-    async def _state_of(self, owner: str, source: Source | None) -> tuple[RowState | None, TextState, float | None]:
+    async def _state_of(self, owner: str, source: SessionSource | None) -> tuple[RowState | None, TextState, float | None]:
         if source is None:
             return None, TextState(), None
         if source.saved is not None:

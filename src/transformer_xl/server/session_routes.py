@@ -24,16 +24,16 @@ from transformer_xl.server.text_routes import (
     some_ids,
 )
 from transformer_xl.server.wire import (
-    Answer,
     AppendRequest,
     AskRequest,
     GenerateRequest,
     Listed,
+    Reply,
     RewindRequest,
     SaveRequest,
     SessionAnswer,
     SessionRequest,
-    Source,
+    SessionSource,
 )
 from transformer_xl.surprisal import whole_characters
 
@@ -41,7 +41,7 @@ router = APIRouter(responses=ERRORS)
 _PATH = "/v1/sessions/{session_id}"
 
 
-class Tail(Answer):
+class Tail(Reply):
     """The last tokens of a session."""
 
     n_tokens: int
@@ -49,7 +49,7 @@ class Tail(Answer):
     text: str
 
 
-class Appended(Answer):
+class Appended(Reply):
     """What was read; what is scored is told only where it was asked for."""
 
     session: SessionAnswer
@@ -59,7 +59,7 @@ class Appended(Answer):
     tokens: list[ScoredToken] | None = None
 
 
-class SavedName(Answer):
+class SavedName(Reply):
     """A text saved by a name."""
 
     object: Literal["saved"] = "saved"
@@ -225,7 +225,7 @@ async def ask(request: Request, service: Serving, session: Opened, body: AskRequ
 @router.post(_PATH + "/fork", status_code=201)
 async def fork(service: Serving, owner: Owner, session_id: str) -> SessionAnswer:
     """Begin a session as a copy of another one."""
-    return service.describe(await service.create(owner, source=Source(session=session_id)))
+    return service.describe(await service.create(owner, source=SessionSource(session=session_id)))
 
 
 @router.post(_PATH + "/rewind")

@@ -19,9 +19,9 @@ from transformer_xl.server.sessions import Session
 from transformer_xl.server.streaming import EventStream, unless_gone
 from transformer_xl.server.wire import (
     CHAT_STOPS,
-    Answer,
     ChatRequest,
     CompletionRequest,
+    Reply,
     ScoreRequest,
     TextFields,
     WritingFields,
@@ -33,7 +33,7 @@ from transformer_xl.surprisal import whole_characters
 router = APIRouter(responses=ERRORS)
 
 
-class ScoredToken(Answer):
+class ScoredToken(Reply):
     """A token and its log-probability; null for the first one of a text."""
 
     id: int
@@ -41,7 +41,7 @@ class ScoredToken(Answer):
     logprob: float | None
 
 
-class Figures(Answer):
+class Figures(Reply):
     """How well a text is predicted."""
 
     nats: float
@@ -61,7 +61,7 @@ class ScoreAnswer(Figures):
     n_tokens: int
 
 
-class ScoresAnswer(Answer):
+class ScoresAnswer(Reply):
     """The scores of a text with memory and without."""
 
     object: Literal["score"] = "score"

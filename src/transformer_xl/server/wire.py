@@ -39,13 +39,13 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 64, strict=True)]
 Place = Annotated[int, Field(ge=0, strict=True)]
 
 
-class Answer(BaseModel):
+class Reply(BaseModel):
     """An object of an answer, with all of its fields."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class Listed(Answer, Generic[T]):
+class Listed(Reply, Generic[T]):
     """A list, as OpenAI has them."""
 
     object: Literal["list"] = "list"
@@ -225,7 +225,7 @@ CHAT_STOPS = ("\nsystem:", "\ndeveloper:", "\nuser:", "\nassistant:")
 """Where somebody else speaks."""
 
 
-class SessionAnswer(Answer):
+class SessionAnswer(Reply):
     """A session: what it has read, where it lies, and what it costs."""
 
     id: str
@@ -248,17 +248,17 @@ class SessionRequest(Body):
 
     ttl: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
     seed: Seed | None = None
-    from_: "Source | None" = Field(default=None, alias="from")
+    from_: "SessionSource | None" = Field(default=None, alias="from")
 
 
-class Source(Body):
+class SessionSource(Body):
     """What a session begins with."""
 
     session: Annotated[str, Field(max_length=64)] | None = None
     saved: Annotated[str, Field(max_length=64)] | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> "Source":
+    def _one(self) -> "SessionSource":
         if (self.session is None) == (self.saved is None):
             raise ValueError("from needs either a session or a saved name")
         return self

@@ -23,7 +23,7 @@ from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.recipes import load_task
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import clock
-from transformer_xl.data.labelled import LabelledStream, LabelledTexts, Layout, Rows
+from transformer_xl.data.labelled import LabelledRows, LabelledStream, LabelledTexts, Layout
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.data.tokenizers import Tokenizer
@@ -224,7 +224,7 @@ def with_head(config: RunConfig, texts: TaskTexts, display: Display) -> RunConfi
     return config.changed(model={"head": head.model_dump()}, train=intervals)
 
 
-def rows_of(config: RunConfig, texts: TaskTexts, tokenizer: Tokenizer) -> Rows:
+def rows_of(config: RunConfig, texts: TaskTexts, tokenizer: Tokenizer) -> LabelledRows:
     """Return the training texts as rows of ids."""
     head = config.model.head
     assert head is not None
@@ -238,7 +238,7 @@ def _set_up(
     config: RunConfig,
     tokenizer: Tokenizer,
     texts: TaskTexts,
-    rows: Rows,
+    rows: LabelledRows,
     bases: list[SequenceModel],
     display: Display,
     world: World,
@@ -301,7 +301,7 @@ def _warnings(config: RunConfig, texts: TaskTexts, n_row: int) -> Iterator[str]:
         )
 
 
-def _checksum(rows: Rows, valid: Sequence[Any]) -> str:
+def _checksum(rows: LabelledRows, valid: Sequence[Any]) -> str:
     """Return a hash of what is learned from and validated on, wherever it lies: scores of other texts cannot be compared."""
     digest = hashlib.sha256(f"{rows.checksum}".encode())
     for each in valid:

@@ -76,7 +76,7 @@ class StopError(Exception):
 
 
 @dataclass(frozen=True)
-class Scores:
+class ValidationScores:
     """How well a model predicts the validation split, or its beginning."""
 
     plain: Score  # with memory
@@ -151,12 +151,12 @@ class TextRun(Run):
     """A run that trains on a text, and predicts another part of it."""
 
     corpus: PreparedCorpus = field(kw_only=True)
-    validated: Scores | None = None  # by the last validation of this process
-    recorded: Scores | None = None  # by the process that finished the run
+    validated: ValidationScores | None = None  # by the last validation of this process
+    recorded: ValidationScores | None = None  # by the process that finished the run
 
     command: ClassVar[str] = "train"
 
-    def outcome(self, scores: Scores | None = None, *, stopped_by: signal.Signals | None = None) -> Outcome:
+    def outcome(self, scores: ValidationScores | None = None, *, stopped_by: signal.Signals | None = None) -> Outcome:
         """Draw the loss curve, and return how the run ended."""
         picture = self.record.draw(self.config) if self.record else None
         trainer = self.trainer

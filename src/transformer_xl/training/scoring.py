@@ -13,7 +13,7 @@ from transformer_xl.opening import beginning, not_scored
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.reading.targets import score_targets, scored_stream
 from transformer_xl.reading.token_nats import score_answers
-from transformer_xl.training.run_base import Outcome, Scores, StopError, TextRun
+from transformer_xl.training.run_base import Outcome, StopError, TextRun, ValidationScores
 
 _SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
 
@@ -71,7 +71,7 @@ def conclude(run: TextRun, received: list[int]) -> Outcome:
     return run.outcome(scores)
 
 
-def _final_scores(run: TextRun, split: TokenSplit, received: list[int]) -> Scores:
+def _final_scores(run: TextRun, split: TokenSplit, received: list[int]) -> ValidationScores:
     """Score the whole split, or if that takes too long what validations read of it."""
     _check(run, received)
     n_token, limit, say = len(split.ids) - 1, run.config.eval.max_tokens, run.display.say
@@ -136,14 +136,16 @@ def _score(
     return evaluate(cast("LanguageModel", model), text.ids, **lengths, **sizes, **how)
 
 
-def score_split(run: TextRun, split: TokenSplit, what: str, *, limit: int | None, received: list[int] | None = None) -> Scores:
+def score_split(
+    run: TextRun, split: TokenSplit, what: str, *, limit: int | None, received: list[int] | None = None
+) -> ValidationScores:
     """Evaluate the weights and, if there are any, the averaged weights; see `_score`."""
     plain = _score(run, split, what=what, limit=limit, received=received)
     average = run.trainer.average
     if not average.count:
-        return Scores(plain)
+        return ValidationScores(plain)
     with average.in_place_of(run.trainer.model):
-        return Scores(plain, _score(run, split, what=f"{what} averaged weights", limit=limit, received=received))
+        return ValidationScores(plain, _score(run, split, what=f"{what} averaged weights", limit=limit, received=received))
 
 
 def extent(run: TextRun, score: Score) -> dict[str, int]:
@@ -159,7 +161,7 @@ def _check(run: TextRun, received: list[int]) -> None:
         raise StopError(number)
 
 
-def _as_entry(run: TextRun, scores: Scores) -> dict[str, float | int | None]:
+def _as_entry(run: TextRun, scores: ValidationScores) -> dict[str, float | int | None]:
     """Return scores as the log keeps them, from which, with their `extent`, `recorded` makes them again."""
     plain = scores.plain
     losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}
@@ -168,7 +170,7 @@ def _as_entry(run: TextRun, scores: Scores) -> dict[str, float | int | None]:
     return {name: score.loss for name, score in losses.items() if score} | {"bpc": bpc} | sizes
 
 
-def recorded(entry: dict[str, Any] | None) -> Scores | None:
+def recorded(entry: dict[str, Any] | None) -> ValidationScores | None:
     """Return the scores of an entry of the log; None if it has none that are complete and finite."""
     if entry is None or None in (entry.get(name) for name in ("loss", "scored", "characters")):
         return None
@@ -179,4 +181,4 @@ def recorded(entry: dict[str, Any] | None) -> Scores | None:
 
     plain = score("loss")
     assert plain is not None
-    return Scores(plain, score("average_loss"), score("loss_without_memory"))
+    return ValidationScores(plain, score("average_loss"), score("loss_without_memory"))
