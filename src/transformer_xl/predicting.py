@@ -24,7 +24,8 @@ from transformer_xl.kernels.device import choose_device
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.opening import Opened, Which
-from transformer_xl.reading.tasks import Prediction, head_of, predictions
+from transformer_xl.reading.task_scores import Prediction
+from transformer_xl.reading.tasks import head_of, predictions
 from transformer_xl.untrusted import read_json_object
 
 Text = str | tuple[str, str] | Example

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.training.test_curve import CONFIG, TRAINING, VALIDATION
-from transformer_xl.analysis.lines import Curve, draw
+from transformer_xl.analysis.lines import PlotLine, draw
 from transformer_xl.pictures import Look
 from transformer_xl.training.curve import curves_of, draw_curve
 
@@ -16,11 +16,11 @@ def test_no_two_lines_look_alike_in_gray(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("transformer_xl.pictures.save_picture", lambda figure, path: figures.append(figure) or path)
     x, looks = list(range(100)), tuple[Look, ...](("thin", "marked", "marked", "dashed", "dashed", "level"))
     lines = [
-        Curve(run, f"{run} {i}", [0] if look == "level" else x, [1.0] if look == "level" else x, look=look)
+        PlotLine(run, f"{run} {i}", [0] if look == "level" else x, [1.0] if look == "level" else x, look=look)
         for run in "abcdefgh"
         for i, look in enumerate(looks)
     ]
-    draw([*lines, Curve("i", "i", [7], [1.0], trained=7)], tmp_path / "a.png", title="", xlabel="", ylabel="")
+    draw([*lines, PlotLine("i", "i", [7], [1.0], trained=7)], tmp_path / "a.png", title="", xlabel="", ylabel="")
     (axes,) = figures[0].axes
     drawn = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
     names = [text.get_text() for text in figures[0].legends[0].get_texts()]
@@ -41,7 +41,8 @@ def test_one_run_looks_as_in_its_loss_curve(tmp_path: Path, monkeypatch: pytest.
     curves = curves_of(entries, CONFIG)
     assert [curve.look for curve in curves] == ["thin", "marked", "dashed"]
     lines = [
-        Curve("a", curve.title(), range(len(curve.points)), [y for _, y in curve.points], look=curve.look) for curve in curves
+        PlotLine("a", curve.title(), range(len(curve.points)), [y for _, y in curve.points], look=curve.look)
+        for curve in curves
     ]
     draw(lines, tmp_path / "plot.png", title="", xlabel="", ylabel="", from_zero=True)
     own, compared = (

@@ -23,7 +23,7 @@ from transformer_xl.errors import CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.opening import open_run
 from transformer_xl.predicting import read_texts
-from transformer_xl.reading.tasks import TaskScore
+from transformer_xl.reading.task_scores import TaskScore
 
 N = 40
 

@@ -21,7 +21,8 @@ from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, train_token
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading import tasks
-from transformer_xl.reading.tasks import Prediction, TaskScore, matthews, pearson, predictions, ranks, windows
+from transformer_xl.reading.task_scores import Prediction, TaskScore, matthews, pearson, ranks
+from transformer_xl.reading.tasks import predictions, windows
 
 LINE = "the cat sat on the mat and the dog sat on the cat "
 HEADS: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ import numpy as np
 
 from transformer_xl.analysis.comparison import ComparedRun, Unit, score
 from transformer_xl.analysis.lengths import has_length, lengths_of, readings, trained_length
-from transformer_xl.analysis.lines import Curve
+from transformer_xl.analysis.lines import PlotLine
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import SplitName
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
@@ -34,12 +34,12 @@ XLABELS: dict[Against, str] = {
 _MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))  # of the trained length
 
 
-def learning_curves(runs: Sequence[ComparedRun], *, against: Against, unit: Unit) -> list[Curve]:
+def learning_curves(runs: Sequence[ComparedRun], *, against: Against, unit: Unit) -> list[PlotLine]:
     """Return training and validation loss of runs, of averaged weights too."""
     return [line for run in runs for line in _curves_of_run(run, against, unit)]
 
 
-def _curves_of_run(run: ComparedRun, against: Against, unit: Unit) -> list[Curve]:
+def _curves_of_run(run: ComparedRun, against: Against, unit: Unit) -> list[PlotLine]:
     entries = read_metrics(run.path)
     curves = [curve for curve in curves_of(entries, run.config) if curve.kind != "final"]
     if not curves:
@@ -54,7 +54,7 @@ def _curves_of_run(run: ComparedRun, against: Against, unit: Unit) -> list[Curve
             "seconds": [entry["seconds"] for entry in found],
         }[against]
         y = [factor * loss for _, loss in curve.points]
-        lines.append(Curve(run.name, f"{run.name}, {curve.title(factor)}", x, y, look=curve.look))
+        lines.append(PlotLine(run.name, f"{run.name}, {curve.title(factor)}", x, y, look=curve.look))
     return lines
 
 
@@ -117,15 +117,15 @@ def memory_line(
     unit: Unit,
     lengths: Sequence[int] | None = None,
     on_tokens: Callable[[int], object] | None = None,
-) -> Curve:
+) -> PlotLine:
     """Score a run with memories of several lengths, see `memory_readings`; without an attention length, the line is level."""
     chosen = memory_readings(run, lengths)
     scores = [score(opened, text, reading, on_tokens=on_tokens) for reading in chosen]
     y = [measured.loss if unit == "nats" else measured.bpc for measured in scores]
     if not has_length(run.config):
-        return Curve(run.name, run.name, [0], y, look="level")
+        return PlotLine(run.name, run.name, [0], y, look="level")
     remembers = run.config.model.mem_len > 0
-    return Curve(
+    return PlotLine(
         run.name,
         run.name if remembers else f"{run.name} (text read again)",
         [reading.length for reading in chosen],
@@ -153,7 +153,7 @@ def position_lines(
     span: int,
     unit: Unit,
     on_tokens: Callable[[int], object] | None = None,
-) -> list[Curve]:
+) -> list[PlotLine]:
     """Score a text and return the mean loss of each of `span` positions in consecutive segments, with 95 % confidence."""
     lines = []
     for how, reading in segment_readings(run.config):
@@ -164,7 +164,7 @@ def position_lines(
         y, half = factor * mean[:span], factor * 1.96 * error[:span]  # 95 % of a normal distribution
         low, high = (y - half).tolist(), (y + half).tolist()
         look = "dashed" if lines else "marked"  # the second is without memory
-        lines.append(Curve(run.name, f"{run.name}, {how}", list(range(len(y))), y.tolist(), low, high, look))
+        lines.append(PlotLine(run.name, f"{run.name}, {how}", list(range(len(y))), y.tolist(), low, high, look))
     return lines
 
 

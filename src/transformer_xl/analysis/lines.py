@@ -14,7 +14,7 @@ _AGAIN = (":", "-.", (0, (1, 5)))  # dashes of lines of one run with one look, f
 
 
 @dataclass(frozen=True)
-class Curve:
+class PlotLine:
     """A line, perhaps with a band from `low` to `high`."""
 
     run: str  # lines of one run have one color, unless it is the only one
@@ -33,7 +33,7 @@ class Curve:
 
 
 def draw(
-    lines: Sequence[Curve],
+    lines: Sequence[PlotLine],
     path: Path,
     *,
     title: str,

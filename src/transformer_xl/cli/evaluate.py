@@ -322,7 +322,8 @@ def _evaluate_task(
 ) -> None:
     """Print how often a fine-tuned model is right about the texts of a file with labels."""
     from transformer_xl.predicting import read_texts
-    from transformer_xl.reading.tasks import head_of, precision_of_texts, predictions, tally_of
+    from transformer_xl.reading.task_scores import tally_of
+    from transformer_xl.reading.tasks import head_of, precision_of_texts, predictions
 
     if not world.alone:
         raise ConfigError(f"'{opened.source}' is fine-tuned, and is scored in one process; start txl eval without torchrun")

@@ -10,7 +10,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
-    from transformer_xl.analysis.lines import Curve
+    from transformer_xl.analysis.lines import PlotLine
 
 
 def plot(
@@ -77,7 +77,7 @@ def plot(
     keep_freed_memory()
     found = find_runs(runs)
     check_units(found, unit, warn=warn)
-    lines: list[Curve] = []
+    lines: list[PlotLine] = []
     labels: dict[str, Any] = {"ylabel": f"loss ({UNITS[unit]})"}
     scored: dict[str, str] = {}  # by run: the text
     scale = 1.0

@@ -1,0 +1,447 @@
+"""What a model says of a text (`Prediction`), and how right that is of many: metrics by kind of task.
+
+Scores of answers are those of the official scripts `evaluate-v1.1.py` and `evaluate-v2.0.py`, as shares (Rajpurkar et al. 2016,
+section 6.1, and 2018).
+"""
+
+import math
+import re
+import string
+from abc import ABC, abstractmethod
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from transformer_xl.data.labels import Example, Label
+from transformer_xl.errors import CorpusError
+
+Version = Literal["1.1", "2.0"]
+
+_ARTICLES = re.compile(r"\b(?:an?|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A place in a text that may answer a question.
+
+    Attributes:
+        text: what stands there, as it is written; empty: there is no answer.
+        start: its first character.
+        end: the character after its last.
+        probability: that it is the answer, as the part of the passage says that was read with it at one time.
+    """
+
+    text: str
+    start: int
+    end: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of a text.
+
+    Attributes:
+        example: the text, with its own label if that is known.
+        label: the likeliest class; all labels of probability 0.5 or more; a number; the index of a choice; the text of an
+            answer, empty if there is none.
+        probabilities: of each class, label or choice, in the order of the model's labels or the example's choices; empty
+            for numbers and answers.
+        nats: negative log-likelihood of the example's own label, in multilabel the mean over all labels; None where it is not
+            known, and for numbers and answers.
+        answers: places that may answer a question, the likeliest first; empty for other kinds.
+        no_answer: probability that there is no answer in the text; None for other kinds.
+    """
+
+    example: Example
+    label: Label
+    probabilities: tuple[float, ...] = ()
+    nats: float | None = None
+    answers: tuple[Answer, ...] = ()
+    no_answer: float | None = None
+
+    @property
+    def probability(self) -> float | None:
+        """That the class or choice is right, or the answer; None for numbers, and where there are several labels or none."""
+        if self.answers and self.label:
+            return self.answers[0].probability
+        if self.no_answer is not None:
+            return self.no_answer
+        return None if isinstance(self.label, tuple) or not self.probabilities else max(self.probabilities)
+
+
+_MAIN = {
+    "classification": "accuracy",
+    "multilabel": "micro_f1",
+    "regression": "pearson",
+    "choice": "accuracy",
+    "span": "f1",
+}
+_WORDS = {"micro_f1": "micro F1", "macro_f1": "macro F1", "f1": "F1", "exact": "exact match", "mse": "mean squared error"}
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """How right predictions are.
+
+    A class that neither occurs nor is predicted counts in no mean. Matthews' correlation is 0, and the others are NaN, where
+    all labels or all predictions are the same, which leaves them undefined.
+
+    Attributes:
+        kind: of the task.
+        n: texts that were scored: those with a label.
+        metrics: by name, all between -1 and 1 but `mse` and `nats` (mean per text): accuracy, macro_f1, matthews (of two
+            classes); micro_f1, macro_f1, exact; pearson, spearman, mse; accuracy of choices; exact, f1 of answers.
+        per_label: precision, recall, f1 and n, how often it occurs, of each class or label.
+        confusion: int64 (n_label, n_label), texts of each class (row) that got each class (column); None for other kinds.
+    """
+
+    kind: str
+    n: int
+    metrics: dict[str, float]
+    per_label: dict[str, dict[str, float]] = field(default_factory=dict)
+    confusion: np.ndarray | None = None
+
+    @staticmethod
+    def of(kind: str, labels: Sequence[str], predictions: Iterable[Prediction]) -> "TaskScore":
+        """Return the score of predictions, which are looked at one by one.
+
+        Args:
+            kind: of the task, see `HeadConfig.kind`.
+            labels: names of the classes or labels.
+            predictions: those of texts without a label are left out.
+
+        Raises:
+            CorpusError: no text has a label.
+
+        Example:
+            >>> texts = [Example("fine", label="good"), Example("poor", label="bad"), Example("so so", label="bad")]
+            >>> predictions = [Prediction(text, "good") for text in texts]
+            >>> print(TaskScore.of("classification", ["good", "bad"], predictions).in_words())
+            accuracy 0.333, macro F1 0.250, matthews 0.000 (3 texts)
+        """
+        tally = tally_of(kind, labels)
+        for prediction in predictions:
+            tally.add(prediction)
+        return tally.score()
+
+    @property
+    def main_name(self) -> str:
+        """Name of the metric by which models are chosen, as the authors choose.
+
+        If some questions have no answer, it is the F1 that the best threshold of no answer gives.
+        """
+        return "best_f1" if "best_f1" in self.metrics else _MAIN[self.kind]
+
+    @property
+    def main(self) -> float:
+        """That metric: larger is better, and -1 where it is not defined."""
+        value = self.metrics[self.main_name]
+        return -1.0 if math.isnan(value) else value
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all figures for JSON, with None where one is not defined."""
+        parts: dict[str, Any] = {"kind": self.kind, "n": self.n, "main": self.main_name}
+        parts |= {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        if self.per_label:
+            parts["per_label"] = self.per_label
+        if self.confusion is not None:
+            parts |= {"labels": list(self.per_label), "confusion": self.confusion.tolist()}
+        return parts
+
+    def in_words(self) -> str:
+        """Return the metrics on one line."""
+        digits = {"mse": 4, "nats": 4}
+        figures = [f"{_WORDS.get(name, name)} {value:z.{digits.get(name, 3)}f}" for name, value in self.metrics.items()]
+        return f"{', '.join(figures)} ({self.n:,} {'text' if self.n == 1 else 'texts'})"
+
+
+class Tally(ABC):
+    """Counts how often predictions are right; it grows with numbers, not with texts."""
+
+    n = 0
+
+    def __init__(self) -> None:
+        self._nats, self._n_nats = 0.0, 0
+
+    def add(self, prediction: Prediction) -> None:
+        """Count a prediction, unless the label of its text is not known."""
+        if prediction.example.label is None:
+            return
+        self._count(prediction, prediction.example.label)
+        self.n += 1
+        if prediction.nats is not None:
+            self._nats += prediction.nats
+            self._n_nats += 1
+
+    def score(self) -> TaskScore:
+        """Return the score of what was counted."""
+        if not self.n:
+            raise CorpusError("no text has a label, so there is nothing to score; give a file with labels")
+        score = self._score()
+        return replace(score, metrics=score.metrics | ({"nats": self._nats / self._n_nats} if self._n_nats else {}))
+
+    @abstractmethod
+    def _count(self, prediction: Prediction, label: Label) -> None:
+        """Count a prediction of a text whose label is known."""
+
+    @abstractmethod
+    def _score(self) -> TaskScore:
+        """Return the score, without nats."""
+
+
+class _Classes(Tally):
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__()
+        self._ids = {label: i for i, label in enumerate(labels)}
+        self._confusion = np.zeros((len(labels), len(labels)), np.int64)
+
+    def _count(self, prediction: Prediction, label: Label) -> None:
+        self._confusion[self._ids[str(label)], self._ids[str(prediction.label)]] += 1
+
+    def _score(self) -> TaskScore:
+        n_true, n_said, n_right = self._confusion.sum(1), self._confusion.sum(0), self._confusion.diagonal()
+        per_label, f1 = _per_label(list(self._ids), n_true, n_said, n_right)
+        metrics = {"accuracy": float(n_right.sum() / self.n), "macro_f1": f1}
+        if len(self._ids) == 2:
+            metrics["matthews"] = matthews(self._confusion)
+        return TaskScore("classification", self.n, metrics, per_label, self._confusion)
+
+
+class _Labels(Tally):
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__()
+        self._ids = {label: i for i, label in enumerate(labels)}
+        self._n_true, self._n_said, self._n_right = np.zeros((3, len(labels)), np.int64)
+        self._n_exact = 0
+
+    def _count(self, prediction: Prediction, label: Label) -> None:
+        assert isinstance(label, tuple) and isinstance(prediction.label, tuple), "multilabel has tuples of labels"
+        true, said = ({self._ids[each] for each in labels} for labels in (label, prediction.label))
+        self._n_true[list(true)] += 1
+        self._n_said[list(said)] += 1
+        self._n_right[list(true & said)] += 1
+        self._n_exact += true == said
+
+    def _score(self) -> TaskScore:
+        per_label, f1 = _per_label(list(self._ids), self._n_true, self._n_said, self._n_right)
+        n_any = int(self._n_true.sum() + self._n_said.sum())
+        micro = 2 * int(self._n_right.sum()) / n_any if n_any else math.nan
+        metrics = {"micro_f1": micro, "macro_f1": f1, "exact": self._n_exact / self.n}
+        return TaskScore("multilabel", self.n, metrics, per_label)
+
+
+class _Numbers(Tally):
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__()
+        self._true, self._said = array("d"), array("d")  # 16 bytes a text, because ranks need all of them
+
+    def _count(self, prediction: Prediction, label: Label) -> None:
+        assert isinstance(label, int | float) and isinstance(prediction.label, int | float), "regression has numbers"
+        self._true.append(label)
+        self._said.append(prediction.label)
+
+    def _score(self) -> TaskScore:
+        true, said = np.array(self._true), np.array(self._said)
+        metrics = {
+            "pearson": pearson(true, said),
+            "spearman": pearson(ranks(true), ranks(said)),
+            "mse": float(np.square(true - said).mean()),
+        }
+        return TaskScore("regression", self.n, metrics)
+
+
+class _Choices(Tally):
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__()
+        self._n_right = 0
+
+    def _count(self, prediction: Prediction, label: Label) -> None:
+        self._n_right += prediction.label == label
+
+    def _score(self) -> TaskScore:
+        return TaskScore("choice", self.n, {"accuracy": self._n_right / self.n})
+
+
+class _Answers(Tally):
+    """Counts how right answers are: as in version 2.0 if a question has no answer, else as in 1.1.
+
+    Labels are the right answers: a tuple of texts, empty if the passage holds none.
+    """
+
+    def __init__(self, labels: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._columns: dict[str, array[float]] = {
+            name: array("d")
+            for name in ("exact_1", "f1_1", "exact", "f1", "no_answer", "is_impossible", "is_found", "is_silent")
+        }
+
+    def _count(self, prediction: Prediction, label: Label) -> None:
+        assert isinstance(label, tuple), "questions have tuples of answers"
+        said = prediction.answers[0].text if prediction.answers else ""
+        values = (
+            *exact_and_f1(said, label, "1.1"),
+            *exact_and_f1(said, label),
+            1.0 if prediction.no_answer is None else prediction.no_answer,
+            float(not label),
+            float(bool(said)),
+            float(bool(said) and not prediction.label),
+        )
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column.append(value)
+
+    def _score(self) -> TaskScore:
+        columns = {name: np.array(column) for name, column in self._columns.items()}
+        is_impossible, is_silent = columns["is_impossible"] > 0, columns["is_silent"] > 0
+        if not is_impossible.any():
+            given = {name: np.where(is_silent, 0.0, columns[f"{name}_1"]) for name in ("exact", "f1")}
+            return TaskScore("span", self.n, {name: float(each.mean()) for name, each in given.items()})
+        given = {name: np.where(is_silent, columns["is_impossible"], columns[name]) for name in ("exact", "f1")}
+        metrics = {name: float(each.mean()) for name, each in given.items()}
+        for part, of_part in (("answerable", ~is_impossible), ("impossible", is_impossible)):
+            if of_part.any():
+                metrics |= {f"{part}_{name}": float(each[of_part].mean()) for name, each in given.items()}
+        for name in given:
+            scores = np.where(is_impossible, 1 - columns["is_found"], columns[name])
+            best = best_threshold(scores, columns["no_answer"], is_impossible)
+            metrics |= {f"best_{name}": best.score, f"best_{name}_threshold": best.threshold}
+        return TaskScore("span", self.n, metrics)
+
+
+def tally_of(kind: str, labels: Sequence[str]) -> Tally:
+    """Return what counts the predictions of a task; see `TaskScore.of`."""
+    kinds = {"classification": _Classes, "multilabel": _Labels, "regression": _Numbers, "choice": _Choices, "span": _Answers}
+    return kinds[kind](labels)
+
+
+def _per_label(
+    labels: Sequence[str], n_true: np.ndarray, n_said: np.ndarray, n_right: np.ndarray
+) -> tuple[dict[str, dict[str, float]], float]:
+    """Return precision, recall, F1 and n of each label, 0 where one is not defined, and the mean F1."""
+
+    def share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+        return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+
+    columns = {
+        "precision": share(n_right, n_said),
+        "recall": share(n_right, n_true),
+        "f1": share(2 * n_right, n_true + n_said),
+        "n": n_true,
+    }
+    counts = (n_true + n_said) > 0
+    f1 = float(columns["f1"][counts].mean()) if counts.any() else math.nan
+    return {label: {name: column[i].item() for name, column in columns.items()} for i, label in enumerate(labels)}, f1
+
+
+def matthews(confusion: np.ndarray) -> float:
+    """Return Matthews' correlation of any number of classes, 0 where it is not defined (Gorodkin 2004).
+
+    Args:
+        confusion: integers (n, n), see `TaskScore`.
+
+    Example:
+        >>> round(matthews(np.array([[3, 1], [1, 1]])), 4)
+        0.25
+    """
+    n_true, n_said = confusion.sum(1).astype(float), confusion.sum(0).astype(float)
+    n = n_true.sum()
+    spread = (n * n - n_true @ n_true) * (n * n - n_said @ n_said)
+    return float((confusion.trace() * n - n_true @ n_said) / math.sqrt(spread)) if spread > 0 else 0.0
+
+
+def pearson(x: np.ndarray, y: np.ndarray) -> float:
+    """Return Pearson's correlation of floats (N,); NaN where all of one are the same, or there are fewer than two."""
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return math.nan
+    x, y = x - x.mean(), y - y.mean()
+    return max(-1.0, min(1.0, float(x @ y) / (math.sqrt(x @ x) * math.sqrt(y @ y))))
+
+
+def ranks(x: np.ndarray) -> np.ndarray:
+    """Return the rank of each number from 1, floats (N,); equal numbers share the mean of theirs.
+
+    Example:
+        >>> ranks(np.array([2.0, 7.0, 2.0, 1.0])).tolist()
+        [2.5, 4.0, 2.5, 1.0]
+    """
+    _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[place]
+
+
+def normalized(text: str) -> str:
+    """Return an answer as it is compared: in lower case, without punctuation and articles, with single spaces.
+
+    Example:
+        >>> normalized("The  cat's (a) hat.")
+        'cats hat'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_and_f1(said: str, answers: Sequence[str], version: Version = "2.0") -> tuple[float, float]:
+    """Return how right an answer is: whether it is one of the right ones, and the best F1 of its words with one of them.
+
+    Args:
+        said: the answer, empty if there is none.
+        answers: the right ones; empty if there is none.
+        version: 2.0: right answers without words do not count, unless all are, and two answers without words agree. 1.1: all
+            count, and an answer without words has F1 0.
+
+    Example:
+        >>> exact_and_f1("the cat sat", ["A cat", "dog"])
+        (0.0, 0.6666666666666666)
+    """
+    words = normalized(said).split()
+    golds = [normalized(answer).split() for answer in answers]
+    if version == "2.0":
+        golds = [gold for gold in golds if gold] or [[]]
+    if not golds:
+        return 0.0, 0.0
+    return float(any(gold == words for gold in golds)), max(_f1(words, gold, version) for gold in golds)
+
+
+def _f1(words: list[str], gold: list[str], version: Version) -> float:
+    if version == "2.0" and not (words and gold):
+        return float(words == gold)
+    n_common = (Counter(words) & Counter(gold)).total()
+    return 2 * n_common / (len(words) + len(gold)) if n_common else 0.0
+
+
+class BestThreshold(NamedTuple):
+    """The best score that can be had by giving no answer where its probability is above a threshold, and the threshold."""
+
+    score: float
+    threshold: float
+
+
+def best_threshold(scores: np.ndarray, no_answer: np.ndarray, is_impossible: np.ndarray) -> BestThreshold:
+    """Look for the threshold of the probability of no answer that gives the best score, as the official script does.
+
+    Args:
+        scores: (n,), of the answers that would be given; those to questions without an answer count 0, unless they are empty.
+        no_answer: (n,), probability that there is none.
+        is_impossible: (n,) bool, whether there is none.
+
+    Returns:
+        The mean score, and the largest probability at which an answer is given; 0 if none ever should be. Questions of the
+        same probability, which the script parts, stay together.
+
+    Example:
+        >>> best_threshold(np.array([1.0, 0.5, 0.0]), np.array([0.1, 0.3, 0.9]), np.array([False, False, True]))
+        BestThreshold(score=0.8333333333333334, threshold=0.3)
+    """
+    order = np.argsort(no_answer, kind="stable")
+    ordered = no_answer[order]
+    gain = np.where(is_impossible, scores - 1, scores)[order]  # by answering, beside giving no answer to any
+    total = is_impossible.sum() + np.cumsum(gain)
+    may_end = np.append(ordered[1:] != ordered[:-1], True)
+    total = np.where(may_end, total, -np.inf)
+    best = int(total.argmax())
+    if total[best] <= is_impossible.sum():
+        return BestThreshold(float(is_impossible.mean()), 0.0)
+    return BestThreshold(float(total[best] / len(scores)), float(ordered[best]))
