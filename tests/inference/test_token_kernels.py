@@ -91,13 +91,13 @@ def test_slots_are_divided_among_programs(width: int, n_run: int, tiles: int, mo
     both, launched = Both(2, 1e-5, clamp_len=9), []
     monkeypatch.setattr(fused_token, "_TILE_ELEMENTS", 16 * width)
     monkeypatch.setattr(fused_token, "_MOST_PROGRAMS", n_run * 2 * both.library.config.n_head)
-    launch = fused_token._launch
+    launch = fused_token.launch
 
     def noted(kernel: Any, grid: tuple[int, ...], *tensors: Any, **constants: int) -> None:
         launched.append((constants.get("W"), constants.get("TILES")))
         launch(kernel, grid, *tensors, **constants)
 
-    monkeypatch.setattr(fused_token, "_launch", noted)
+    monkeypatch.setattr(fused_token, "launch", noted)
     wander(both)
     assert (width, tiles) in launched
 

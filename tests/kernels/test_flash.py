@@ -158,7 +158,7 @@ def test_products_in_fp32_are_as_exact_as_pytorchs(set_as, expected):
     q, before = torch.zeros(1, 1, 1, 1), torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = set_as
     try:
-        assert fused.Launch.of(q, q, 0.0).precision == expected
+        assert fused.Launcher.of(q, q, 0.0).precision == expected
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 
@@ -176,7 +176,7 @@ LOADING = """
 import sys
 import torch
 from transformer_xl.kernels import flash as fused
-fused.Launch.__call__ = lambda *_: None  # not every interpreter of Triton knows all that the kernels say
+fused.Launcher.__call__ = lambda *_: None  # not every interpreter of Triton knows all that the kernels say
 q, u, first = torch.ones(1, 2, 1, 4), torch.zeros(1, 4), torch.zeros(1, 2, dtype=torch.int64)
 fused.fused_attention(q, q, q, q[0], r_w_bias=u, r_r_bias=u, first_BT=first)
 print("torch._dynamo" in sys.modules)
@@ -200,10 +200,10 @@ def test_wide_heads_in_fp32_take_smaller_tiles(monkeypatch):
 def test_kernels_compile_for_gpus():
     """The compiler may refuse what the interpreter accepts, and it needs no GPU to do so."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    script = Path(__file__).parents[3] / "benchmarks" / "gpu" / "registers.py"
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu" / "registers.py"
     command = [sys.executable, "-W", "ignore", str(script), "--dtypes", "bf16", "--dropout"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = [name for name in dir(fused_kernels) if name.endswith("_kernel")]
+    names = {name for name in dir(fused_kernels) if name.endswith("_kernel")} - {"phase_kernel"}
     assert len(names) == 4
     assert all(name.removesuffix("_kernel") in done.stdout for name in names)

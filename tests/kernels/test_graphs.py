@@ -88,7 +88,7 @@ def test_steps_in_fixed_places_have_the_bits_of_others(name: str, precision: Inf
 def test_a_step_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if fused:
         pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
-        monkeypatch.setattr("transformer_xl.inference.token_kernels._launch", lambda *_, **__: None)
+        monkeypatch.setattr("transformer_xl.inference.token_kernels.launch", lambda *_, **__: None)
     reader = Reader(model_of(name, torch.float32), tgt_len=4)
     if fused:
         reader.fuse()
@@ -120,7 +120,7 @@ def test_a_segment_in_the_order_of_time_asks_for_no_value(name: str, fused: bool
         if not reader._fuses_segments:
             pytest.skip("what it scores by distance is no product with a key")
         monkeypatch.setattr(fused_segment, "_ordered", lambda k, v, keys, values, end_B: (keys, values.mT.contiguous()))
-        monkeypatch.setattr("transformer_xl.kernels.flash.Launch.__call__", lambda *_: None)
+        monkeypatch.setattr("transformer_xl.kernels.flash.Launcher.__call__", lambda *_: None)
     reader.read_in_order(fused=fused)
     monkeypatch.setattr(reader_module, "common_rows", lambda position_BT: position_BT)  # which only a CPU compares
     memory, ids, labels = reader.empty_memory(2), tokens(2, 4), tokens(2, 4)

@@ -9,15 +9,13 @@ Needs Triton and a GPU; with TRITON_INTERPRET=1 it runs on any device, slowly.
 Shapes: B rows, T tokens, C slots, N heads, H d_head, P H rounded up to a power of two, W slots of a tile.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from transformer_xl.inference.frozen import LayerOptions, LayerWeights, Turns, finish, product, project_segment
-from transformer_xl.kernels.choose import on_device
+from transformer_xl.kernels.choose import launch
 from transformer_xl.kernels.flash import fused_attention
 
 _TILE_ELEMENTS = 4096
@@ -95,11 +93,10 @@ def _ordered(k_BTNH: Tensor, v_BTNH: Tensor, keys_NBCH: Tensor, values_NBHC: Ten
     copies = [torch.empty(keys_NBCH.shape, dtype=keys_NBCH.dtype, device=keys_NBCH.device) for _ in range(2)]
     P = max(16, triton.next_power_of_2(H))
     W = max(16, _TILE_ELEMENTS // P)
-    kernel: Any = _order_kernel
-    with on_device(end_B.device):
-        kernel[N * B, triton.cdiv(C, W)](
-            k_BTNH, v_BTNH, keys_NBCH, values_NBHC, end_B, *copies,
-            *strides, *keys_NBCH.stride()[:2], k_BTNH.shape[1], B,
-            C=C, H=H, P=P, W=W,
-        )  # fmt: skip
+    launch(
+        _order_kernel, (N * B, triton.cdiv(C, W)),
+        k_BTNH, v_BTNH, keys_NBCH, values_NBHC, end_B, *copies,
+        *strides, *keys_NBCH.stride()[:2], k_BTNH.shape[1], B,
+        C=C, H=H, P=P, W=W,
+    )  # fmt: skip
     return copies[0], copies[1]

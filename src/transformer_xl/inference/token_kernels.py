@@ -11,8 +11,6 @@ Shapes: B rows, C slots, D distances with a key of their own, N heads, H d_head,
 tile, S runs of slots, I inputs, O outputs.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -29,7 +27,7 @@ from transformer_xl.inference.frozen import (
     product,
     project,
 )
-from transformer_xl.kernels.choose import on_device
+from transformer_xl.kernels.choose import launch
 from transformer_xl.kernels.device import at_least_fp32
 from transformer_xl.model.attention.rotary import turned
 
@@ -176,7 +174,7 @@ def fused_read_token(
     S = triton.cdiv(n_tile, tiles)
     found = torch.empty(N * B, S, H + 2, dtype=torch.float32, device=q.device)
     by_distance = (weights.content_bias, weights.position_bias, weights.position_keys, weights.distance_bias)
-    _launch(
+    launch(
         _attend_kernel, (N * B, S),
         q, k, v, keys_NBCH, values_NBHC, *by_distance, end_B, farthest_B, found,
         H**-0.5, q.stride(0), k.stride(0), v.stride(0), B,
@@ -184,14 +182,14 @@ def fused_read_token(
     )  # fmt: skip
     # what a single row is multiplied by next takes fp32 as it is
     attended = torch.empty(B, N, H, dtype=torch.float32 if B == 1 else dtype, device=q.device)
-    _launch(_join_kernel, (N * B,), found, attended, N * H, B, S, H=H, P=P, RUNS=triton.next_power_of_2(S))
+    launch(_join_kernel, (N * B,), found, attended, N * H, B, S, H=H, P=P, RUNS=triton.next_power_of_2(S))
     return finish(h_BD, attended, joined, weights, options, fused_product, dtype, normalize_sum=_normalize_sum)
 
 
 def _normalize_sum(h_BD: Tensor, found_BD: Tensor, norm: Norm, options: LayerOptions) -> Tensor:
     (B, D), out = h_BD.shape, torch.empty_like(h_BD)
     tensors = (h_BD.contiguous(), found_BD.contiguous(), *norm, out)
-    _launch(_norm_kernel, (B,), *tensors, options.layer_norm_epsilon, D=D, P=triton.next_power_of_2(D))
+    launch(_norm_kernel, (B,), *tensors, options.layer_norm_epsilon, D=D, P=triton.next_power_of_2(D))
     return out
 
 
@@ -204,10 +202,5 @@ def fused_product(x_BI: Tensor, matrix: Matrix, dtype: torch.dtype, bias: Tensor
     y = torch.empty(1, O, dtype=torch.float32, device=x_BI.device)
     W = min(1024, max(16, triton.next_power_of_2(I)))
     tensors = (x_BI.contiguous(), weight, matrix.scale, bias, y)
-    _launch(_product_kernel, (triton.cdiv(O, _OUTPUTS),), *tensors, O, I=I, W=W, OUTPUTS=_OUTPUTS)
+    launch(_product_kernel, (triton.cdiv(O, _OUTPUTS),), *tensors, O, I=I, W=W, OUTPUTS=_OUTPUTS)
     return y
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], first: Tensor, *others: Any, **constants: int) -> None:
-    with on_device(first.device):
-        kernel[grid](first, *others, **constants)

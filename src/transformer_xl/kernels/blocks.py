@@ -8,8 +8,7 @@ norms as partial sums in a fixed order, so results are the same to the last bit 
 No mask is kept: forward and backward draw it from the same seed. The numbers of a row are a part of one sequence of 2^32, which
 begins anywhere; parts of different rows overlap now and then, elsewhere in each row.
 
-A backward pass that shall be differentiated again is made of PyTorch's operations. Needs Triton and a GPU; with
-TRITON_INTERPRET=1 it runs on any device, slowly.
+Needs Triton and a GPU; with TRITON_INTERPRET=1 it runs on any device, slowly.
 
 Shapes: X rows, which are positions of a batch, T positions of each row of the batch, D width.
 """
@@ -21,9 +20,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from transformer_xl.kernels.choose import MOST_FUSED, on_device
-from transformer_xl.kernels.flash_kernels import LN_2, factor_of, words_of
+from transformer_xl.kernels.choose import launch
+from transformer_xl.kernels.flash_kernels import factor_of, words_of
 from transformer_xl.kernels.seeds import drawn_seeds
 
 _MOST_PROGRAMS = 512
@@ -192,56 +192,21 @@ def active_inner(y: Tensor, bias: Tensor, *, p: float, locked: bool) -> Tensor:
     return _ActiveInner.apply(y, bias, p, locked, drawn_seeds(1, y.device) if p else None)
 
 
-def dropped(x: Tensor, *, p: float, locked: bool) -> Tensor:
-    """Return dropout(x), (…, T, D)."""
-    return _Dropped.apply(x, p, locked, drawn_seeds(1, x.device))
-
-
-def dropped_pair(x: Tensor, y: Tensor, *, p: float, locked: bool) -> tuple[Tensor, Tensor]:
-    """Return dropout(x) and dropout(y), (…, T, D), whose sizes may differ, by one kernel."""
-    return _DroppedPair.apply(x, y, p, locked, drawn_seeds(2, x.device))
+def dropped(*xs: Tensor, p: float, locked: bool) -> tuple[Tensor, ...]:
+    """Return dropout(x), (…, T, D), of one or two tensors, whose sizes may differ, by one kernel."""
+    return _Dropped.apply(p, locked, drawn_seeds(len(xs), xs[0].device), *xs)
 
 
 @jit
-def sum_kernel(
-    sums, first, second, third, n_sum, N: tl.constexpr, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr
-):  # fmt: skip
-    """Add up the partial sums of programs, (n_sum, N, D), for some columns of one of N vectors; each has its own result."""
-    n_tile = tl.cdiv(D, W)
-    vector, column = tl.program_id(0) // n_tile, tl.program_id(0) % n_tile * W + tl.arange(0, W)
+def sum_kernel(sums, out, n_sum, D: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
+    """Add up the partial sums of programs, (n_sum, D), for some columns."""
+    column = tl.program_id(0) * W + tl.arange(0, W)
     total = tl.zeros([R, W], tl.float32)
     for p0 in range(0, n_sum, R):
         program = p0 + tl.arange(0, R)
         inside = (program < n_sum)[:, None] & (column < D)[None, :]
-        total += tl.load(sums + ((program * N + vector) * D)[:, None] + column[None, :], mask=inside, other=0.0)
-    found = tl.sum(total, 0)
-    if first is not None:  # noqa: SIM102 (the compiler drops the outer one)
-        if vector == 0:
-            tl.store(first + column, found.to(first.dtype.element_ty), mask=column < D)
-    if second is not None:  # noqa: SIM102 (the compiler drops the outer one)
-        if vector == 1:
-            tl.store(second + column, found.to(second.dtype.element_ty), mask=column < D)
-    if third is not None:  # noqa: SIM102 (the compiler drops the outer one)
-        if vector == 2:
-            tl.store(third + column, found.to(third.dtype.element_ty), mask=column < D)
-
-
-@triton.jit(do_not_specialize=["S", "n_row", "C"])
-def phase_kernel(by_phase, out, S, n_row, C, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
-    """Add up the gradients of R position keys of one head from all eight phases, (8, N, C, H), in units of log 2.
-
-    Phase w begins w rows later. Rows from S on become zeros.
-    """
-    n_tile = tl.cdiv(n_row, R)
-    s, head, h = tl.program_id(0) % n_tile * R + tl.arange(0, R), tl.program_id(0) // n_tile, tl.arange(0, W)
-    N = tl.num_programs(0) // n_tile
-    total = tl.zeros([R, W], tl.float32)
-    for phase in tl.static_range(8):
-        at = ((phase * N + head) * C + s - phase).to(tl.int64)[:, None] * H + h[None, :]
-        inside = ((s >= phase) & (s < S))[:, None] & (h < H)[None, :]
-        total += tl.load(by_phase + at, mask=inside, other=0.0).to(tl.float32)
-    at = (s * N + head).to(tl.int64)[:, None] * H + h[None, :]
-    tl.store(out + at, (total * LN_2).to(out.dtype.element_ty), mask=(s < n_row)[:, None] & (h < H)[None, :])
+        total += tl.load(sums + (program * D)[:, None] + column[None, :], mask=inside, other=0.0)
+    tl.store(out + column, tl.sum(total, 0).to(out.dtype.element_ty), mask=column < D)
 
 
 class _Added(torch.autograd.Function):
@@ -256,53 +221,36 @@ class _Added(torch.autograd.Function):
         """Compute the states."""
         x, y, bias, weight, shift, eps, p, locked, seed = args
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        ctx.sizes = sizes = _sizes(x, p, locked)
+        ctx.sizes = sizes = _sizes(x, p) | {"eps": eps, "DROPS": p > 0, "LOCKED": locked}
         n_program = triton.cdiv(sizes["n_row"], sizes["R"])
-        _launch(added_kernel, n_program, x.contiguous(), y.contiguous(), bias, weight, shift, seed, out, eps=eps, **sizes)
+        launch(added_kernel, (n_program,), x.contiguous(), y.contiguous(), bias, weight, shift, seed, out, **sizes)
         needed = (None, None) if weight is None else (x, y)
-        ctx.save_for_backward(*needed, bias, weight, shift, seed)
-        ctx.eps, ctx.dtypes = eps, (x.dtype, y.dtype)
+        ctx.save_for_backward(*needed, bias, weight, seed)
+        ctx.dtypes = (x.dtype, y.dtype)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Compute all gradients in one pass."""
-        (grad,) = grad_outputs
-        if torch.is_grad_enabled():
-            return *_added_gradients(ctx, grad), *[None] * 4
-        x, y, bias, weight, _, seed = ctx.saved_tensors
+        x, y, bias, weight, seed = ctx.saved_tensors
         x, y = (None if states is None else states.contiguous() for states in (x, y))
-        grad, (x_dtype, y_dtype) = grad.contiguous(), ctx.dtypes
+        grad, (x_dtype, y_dtype) = grad_outputs[0].contiguous(), ctx.dtypes
         n_program = min(triton.cdiv(ctx.sizes["n_row"], ctx.sizes["R"]), _MOST_PROGRAMS)
         grad_x = None if weight is None else torch.empty_like(grad, dtype=x_dtype)
         grad_y = torch.empty_like(grad, dtype=y_dtype)
         sums = None
         if any(ctx.needs_input_grad[2:5]):
-            sums = torch.empty(n_program, 3, grad.shape[-1], dtype=torch.float32, device=grad.device)
+            sums = grad.new_empty(n_program, 3 * grad.shape[-1], dtype=torch.float32)
         arguments = (grad, x, y, bias, weight, seed, grad_x, grad_y, sums)
-        _launch(added_gradient_kernel, n_program, *arguments, eps=ctx.eps, **ctx.sizes)
-        of_weight, of_shift, of_bias = [None] * 3 if sums is None else totals(sums, [weight, weight, bias])
-        return grad if grad_x is None else grad_x, grad_y, of_bias, of_weight, of_shift, *[None] * 4
-
-
-def _added_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of `_Added` by operations that can be differentiated, for x, y, bias, weight and shift."""
-    x, y, bias, weight, shift, seed = ctx.saved_tensors
-    sizes, (x_dtype, y_dtype) = ctx.sizes, ctx.dtypes
-    factors = torch.ones_like(grad, dtype=torch.float32)
-    if seed is not None:
-        factors = _Dropped.apply(factors, sizes["p"], sizes["LOCKED"], seed)
-    of_total, of_weight, of_shift = grad.float(), None, None
-    if weight is not None:
-        total = x.float() + (y.float() if bias is None else y.float() + bias.float()) * factors
-        shape = weight.shape
-        _, mean, scale = torch.native_layer_norm(total, shape, weight.float(), shift.float(), ctx.eps)
-        of_total, of_weight, of_shift = torch.ops.aten.native_layer_norm_backward(
-            of_total, total, shape, mean, scale, weight.float(), shift.float(), [True] * 3
-        )
-    of_y = of_total * factors
-    of_bias = None if bias is None else of_y.flatten(0, -2).sum(0).to(bias.dtype)
-    return of_total.to(x_dtype), of_y.to(y_dtype), of_bias, of_weight, of_shift
+        launch(added_gradient_kernel, (n_program,), *arguments, **ctx.sizes)
+        of_weight = of_shift = of_bias = None
+        if sums is not None:
+            dtype = (bias if weight is None else weight).dtype
+            of_weight, of_shift, of_bias = column_sums(sums, dtype).unflatten(0, (3, -1))
+        if weight is None:
+            return grad, grad_y, of_bias, *[None] * 6
+        return grad_x, grad_y, None if bias is None else of_bias, of_weight, of_shift, *[None] * 4
 
 
 class _ActiveInner(torch.autograd.Function):
@@ -314,109 +262,70 @@ class _ActiveInner(torch.autograd.Function):
         y, bias, p, locked, seed = args
         y = y.contiguous()
         out = torch.empty_like(y)
-        ctx.sizes = sizes = _sizes(y, p, locked, widest=512)
-        n_program = triton.cdiv(sizes["n_row"], sizes["R"]) * triton.cdiv(sizes["D"], sizes["W"])
-        _launch(active_kernel, n_program, y, bias, seed, out, RELU=True, **sizes)
+        ctx.sizes = sizes = _sizes(y, p, widest=512)
+        launch(active_kernel, (_n_tile(sizes),), y, bias, seed, out, RELU=True, DROPS=p > 0, LOCKED=locked, **sizes)
         ctx.save_for_backward(out, bias)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Compute both gradients in one pass."""
-        (grad,), (out, bias) = grad_outputs, ctx.saved_tensors
-        sizes = {name: size for name, size in ctx.sizes.items() if name not in ("DROPS", "LOCKED")}
-        if torch.is_grad_enabled():
-            grad_y = grad * (out.detach() > 0) / (1 - sizes["p"])
-            return grad_y, grad_y.flatten(0, -2).sum(0).to(bias.dtype), None, None, None
+        (out, bias), sizes = ctx.saved_tensors, ctx.sizes
         n_program = min(triton.cdiv(sizes["n_row"], sizes["R"]), _MOST_PROGRAMS)
         grad_y = torch.empty_like(out)
-        sums = torch.empty(n_program, 1, sizes["D"], dtype=torch.float32, device=out.device)
+        sums = torch.empty(n_program, sizes["D"], dtype=torch.float32, device=out.device)
         n_tile = triton.cdiv(sizes["D"], sizes["W"])
-        _launch(active_gradient_kernel, n_program * n_tile, grad.contiguous(), out, grad_y, sums, **sizes)
-        return grad_y, totals(sums, [bias])[0], None, None, None
+        arguments = (grad_outputs[0].contiguous(), out, grad_y, sums)
+        launch(active_gradient_kernel, (n_program * n_tile,), *arguments, **sizes)
+        return grad_y, column_sums(sums, bias.dtype), None, None, None
 
 
 class _Dropped(torch.autograd.Function):
-    """dropout(x); the arguments are x (…, T, D), probability, whether it is locked, and the seed."""
-
-    @staticmethod
-    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
-        """Drop elements."""
-        x, ctx.p, ctx.locked, seed = args
-        ctx.save_for_backward(seed)
-        x = x.contiguous()
-        out, sizes = torch.empty_like(x), _sizes(x, ctx.p, ctx.locked, widest=512)
-        n_program = triton.cdiv(sizes["n_row"], sizes["R"]) * triton.cdiv(sizes["D"], sizes["W"])
-        _launch(active_kernel, n_program, x, None, seed, out, RELU=False, **sizes)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        """Drop the same elements of the gradient."""
-        (seed,) = ctx.saved_tensors
-        return _Dropped.apply(grad_outputs[0], ctx.p, ctx.locked, seed), None, None, None
-
-
-class _DroppedPair(torch.autograd.Function):
-    """dropout(x) and dropout(y) in one kernel, each as `_Dropped` computes it.
-
-    The arguments of `apply` are x (…, T, D) and y, probability, whether it is locked, and the seeds int64 (2,).
-    """
+    """dropout of one or two tensors; the arguments are probability, whether it is locked, seeds int64 (1 or 2,), and these."""
 
     @staticmethod
     def forward(ctx: Any, *args: Any, **_: Any) -> Any:
-        """Drop elements of both."""
-        x, y, ctx.p, ctx.locked, seeds = args
+        """Drop elements of each by its seed."""
+        ctx.p, ctx.locked, seeds, *xs = args
         ctx.save_for_backward(seeds)
-        x, y = x.contiguous(), y.contiguous()
-        x_out, y_out = torch.empty_like(x), torch.empty_like(y)
-        sizes, own = (_sizes(states, ctx.p, ctx.locked, widest=512) for states in (x, y))
-        n_program = sum(triton.cdiv(s["n_row"], sizes["R"]) * triton.cdiv(s["D"], sizes["W"]) for s in (sizes, own))
-        sizes |= {"n_other": own["n_row"], "T_other": own["T"], "D_other": own["D"]}  # y has tiles of the same size
-        _launch(pair_kernel, n_program, x, seeds, x_out, y, y_out, **sizes)
-        return x_out, y_out
+        xs, how = [x.contiguous() for x in xs], {"DROPS": True, "LOCKED": ctx.locked}
+        outs = tuple(torch.empty_like(x) for x in xs)
+        sizes = _sizes(xs[0], ctx.p, widest=512)
+        if len(xs) == 1:
+            launch(active_kernel, (_n_tile(sizes),), *xs, None, seeds, *outs, RELU=False, **how, **sizes)
+            return outs
+        other = _sizes(xs[1], ctx.p) | {"W": sizes["W"], "R": sizes["R"]}  # tiles of the same size
+        of_other = {"n_other": other["n_row"], "T_other": other["T"], "D_other": other["D"]}
+        n_program = _n_tile(sizes) + _n_tile(other)
+        launch(pair_kernel, (n_program,), xs[0], seeds, outs[0], xs[1], outs[1], **of_other, **how, **sizes)
+        return outs
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        """Drop the same elements of both gradients."""
-        return *_DroppedPair.apply(*grad_outputs, ctx.p, ctx.locked, *ctx.saved_tensors), None, None, None
+        """Drop the same elements of the gradients."""
+        return None, None, None, *_Dropped.apply(ctx.p, ctx.locked, *ctx.saved_tensors, *grad_outputs)
 
 
-def totals(sums: Tensor, like: list[Tensor | None]) -> list[Tensor | None]:
-    """Return what programs summed, (n_program, N, D), in the types and shapes of N tensors; None for those that are None."""
-    n_program, N, D = sums.shape
-    found = [None if vector is None else torch.empty_like(vector) for vector in like]
-    sizes = {"n_sum": n_program, "N": N, "D": D, "W": 8, "R": 512}  # most are loaded at once
-    _launch(sum_kernel, N * triton.cdiv(D, 8), sums, *found, *[None] * (3 - N), **sizes)
-    return found
-
-
-def sum_of_phases(by_phase_XCH: Tensor, n_key: int, n_row: int, dtype: torch.dtype) -> Tensor:
-    """Return the gradients of position keys, (n_row, N, H), from those of eight phases, (8·N, C, H), in units of log 2.
-
-    Rows after those of the keys are zeros.
-    """
-    n_all, C, H = by_phase_XCH.shape
-    out = torch.empty(n_row, n_all // 8, H, dtype=dtype, device=by_phase_XCH.device)
-    sizes = {"H": H, "W": triton.next_power_of_2(H), "R": 16}
-    _launch(phase_kernel, triton.cdiv(n_row, 16) * (n_all // 8), by_phase_XCH, out, n_key, n_row, C, **sizes)
+def column_sums(sums: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return what programs summed, (n_program, D), added up in a fixed order, (D,)."""
+    n_program, D = sums.shape
+    out = torch.empty(D, dtype=dtype, device=sums.device)
+    launch(sum_kernel, (triton.cdiv(D, 8),), sums, out, n_program, D=D, W=8, R=512, num_warps=8)  # most are loaded at once
     return out
 
 
-def _sizes(x: Tensor, p: float, locked: bool, *, widest: int = MOST_FUSED) -> dict[str, Any]:
+def _sizes(x: Tensor, p: float, *, widest: int | None = None) -> dict[str, Any]:
     """Return the arguments that all kernels have in common, for states (…, T, D) and tiles of R rows and W columns."""
     D = x.shape[-1]
     n_row, n_position = x.numel() // max(D, 1), x.shape[-2] if x.ndim > 1 else 1
-    width = min(triton.next_power_of_2(D), widest)
+    width = triton.next_power_of_2(D)
+    width = width if widest is None else min(width, widest)
     rows = 1 if n_row <= _FEW_ROWS and width > 256 else min(max(1, _TILE // width), 16)
-    sizes = {"n_row": n_row, "T": n_position, "p": p, "D": D, "W": width, "R": rows}
-    return sizes | {"DROPS": p > 0, "LOCKED": locked}
+    warps = min(max(rows * width // 512, 1), 16)
+    return {"n_row": n_row, "T": n_position, "p": p, "D": D, "W": width, "R": rows, "num_warps": warps}
 
 
-def _launch(kernel: Any, n_program: int, *tensors: Any, **named: Any) -> None:
-    """Launch a kernel on the device of its tensors."""
-    device = next(tensor.device for tensor in tensors if isinstance(tensor, Tensor))
-    num_warps = min(max(named["R"] * named["W"] // 512, 1), 16)
-    if n_program:
-        with on_device(device):
-            kernel[(n_program,)](*tensors, **named, num_warps=num_warps)
+def _n_tile(sizes: dict[str, Any]) -> int:
+    """Return how many tiles states have."""
+    return triton.cdiv(sizes["n_row"], sizes["R"]) * triton.cdiv(sizes["D"], sizes["W"])

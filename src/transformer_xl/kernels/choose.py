@@ -1,7 +1,7 @@
 """Faster ways to compute `relative_attention`, and `ranked_attention`; tests compare each, outputs and every gradient."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -100,7 +100,7 @@ def run_untraced(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     return call(function, *inputs)
 
 
-MOST_FUSED = 16_384
+_WIDEST = 16_384
 """Features of a state that a kernel of our own can normalize."""
 
 
@@ -109,20 +109,21 @@ def is_fused(x: Tensor) -> bool:
 
     They do on a GPU, unless layers are compiled or divided among processes.
     """
-    if x.device.type != "cuda" or torch.compiler.is_compiling():
+    if x.device.type != "cuda" or torch.compiler.is_compiling() or type(x) not in (Tensor, nn.Parameter):
         return False
-    return type(x) in (Tensor, nn.Parameter) and fuses(x.device, x.dtype)
+    return x.shape[-1] <= _WIDEST and fused_problem(x.device, x.dtype, 1) is None
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody listens to a module, so that it must be called."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+def fused_blocks(x: Tensor, *modules: nn.Module) -> Any:
+    """Return `kernels.blocks` if it does what modules of a layer would do with x; None: they are called.
 
-
-@cache
-def fuses(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether fused kernels compute in a type on a device."""
-    return fused_problem(device, dtype, 1) is None
+    They are if `is_fused` says so, or if somebody listens to one.
+    """
+    if not is_fused(x) or any(
+        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules
+    ):
+        return None
+    return import_module("transformer_xl.kernels.blocks")  # Triton takes a second
 
 
 def fused_problem(device: torch.device, dtype: torch.dtype, d_head: int) -> str | None:
@@ -141,9 +142,12 @@ def fused_problem(device: torch.device, dtype: torch.dtype, d_head: int) -> str 
     return None
 
 
-def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Make a device of tensors the current one inside the block, because Triton launches on that."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+    """Start the programs of a kernel, if there are any, on the device of its first argument; Triton takes the current one."""
+    device = arguments[0].device
+    if 0 not in grid:
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            kernel[grid](*arguments, **constants)
 
 
 def _is_interpreted() -> bool:

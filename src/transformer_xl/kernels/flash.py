@@ -1,4 +1,4 @@
-"""`relative_attention` by the fused kernels of `fused_kernels.py`, which keep no scores and no weights.
+"""`relative_attention` by the fused kernels of `flash_kernels.py`, which keep no scores and no weights.
 
 Scores of positions P, and what follows from their gradients, are products of the library: (q + v)·rᵀ before a kernel reads P,
 dP·r and dPᵀ·(q + v) after a kernel has written dP. Where they would take more than `SCRATCH_BYTES`, P and dP are computed for
@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.kernels import flash_kernels as kernels
-from transformer_xl.kernels.blocks import sum_of_phases, totals
-from transformer_xl.kernels.choose import KEPT_BYTES, SCRATCH_BYTES, on_device, run_untraced
+from transformer_xl.kernels.blocks import column_sums
+from transformer_xl.kernels.choose import KEPT_BYTES, SCRATCH_BYTES, launch, run_untraced
 from transformer_xl.kernels.seeds import drawn_seeds
 
 
@@ -101,18 +101,18 @@ class _FusedAttention(torch.autograd.Function):
         seed = drawn_seeds(1, q.device) if dropatt else None
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         log_sum = torch.empty(B, N, T, dtype=torch.float32, device=q.device)
-        ctx.launch = launch = Launch.of(q, k, dropatt)
+        ctx.launcher = launcher = Launcher.of(q, k, dropatt)
         n_more, ctx.n_row = n_padded(k.shape[1]) - len(r), len(r)
         padded = F.pad(r, (0, 0, 0, 0, 0, n_more)) if n_more else r
-        pieces, kept = list(parts(q, launch.n_column)), None
+        pieces, kept = list(parts(q, launcher.n_column)), None
         for part in pieces:
             k_, v_, out_ = (x[part.rows, :, part.heads] for x in (k, v, out))
             log_sum_ = log_sum[part.rows, part.heads]
-            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part)
-            position = qv @ _position_keys(padded, part, launch).transpose(1, 2)
+            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launcher, part)
+            position = qv @ _position_keys(padded, part, launcher).transpose(1, 2)
             tensors = (qu, k_, v_, position, first[part.rows], out_, log_sum_, seed)
             strided = (qu, k, v, out, log_sum, first)
-            launch(kernels.forward_kernel, "forward", part, tensors, strided)
+            launcher(kernels.forward_kernel, "forward", part, tensors, strided)
             kept = position if len(pieces) == 1 and position.nbytes <= KEPT_BYTES else None
         ctx.save_for_backward(q, k, v, padded, u, v_bias, first, out, log_sum, seed, kept)
         return out
@@ -121,47 +121,45 @@ class _FusedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         q, k, v, padded, u, v_bias, first, out, log_sum, seed, kept = ctx.saved_tensors
-        grad, launch = grad_outputs[0].contiguous(), ctx.launch
+        grad, launcher = grad_outputs[0].contiguous(), ctx.launcher
         B, T, N, H = q.shape
         grad_q, mean = torch.empty_like(out), torch.empty_like(log_sum)
         S = k.shape[1]
         grad_k, grad_v = torch.empty(B, S, 2, N, H, dtype=k.dtype, device=k.device).unbind(2)  # as `halves` would like them
         grad_r: dict[int, Tensor] = {}  # by the first head of a part
-        n_tile = triton.cdiv(T, launch.tiles.queries.queries)
+        n_tile = triton.cdiv(T, launcher.tiles.queries.queries)
         grad_biases = torch.empty(B, n_tile, N, 2 * H, dtype=torch.float32, device=q.device)  # of each tile of queries
-        pieces = list(parts(q, launch.n_column))
+        pieces = list(parts(q, launcher.n_column))
         r_dtype = torch.float32 if len(pieces) > 1 else padded.dtype
         for part in pieces:
             of_rows = (k, v, grad, grad_q, grad_k, grad_v)
             k_, v_, grad_, grad_q_, grad_k_, grad_v_ = (x[part.rows, :, part.heads] for x in of_rows)
             first_, log_sum_, mean_ = first[part.rows], log_sum[part.rows, part.heads], mean[part.rows, part.heads]
-            r_windows = _position_keys(padded, part, launch)
-            grad_position = q.new_empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), launch.n_column)
+            r_windows = _position_keys(padded, part, launcher)
+            grad_position = q.new_empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), launcher.n_column)
             gradients = (grad, mean, grad_position)
-            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launch, part, gradients)
+            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launcher, part, gradients)
             position = qv @ r_windows.transpose(1, 2) if kept is None else kept
             tensors = (qu, k_, v_, position, first_, grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position, seed)
             strided = (qu, k, v, out, log_sum, first, grad_k)
-            launch(kernels.key_gradient_kernel, "keys", part, tensors, strided)
+            launcher(kernels.key_gradient_kernel, "keys", part, tensors, strided)
             grad_qv = grad_position @ r_windows
             tensors = (k_, grad_position, first_, grad_qv, grad_q_, grad_biases[part.rows, :, part.heads], seed)
-            launch(kernels.query_gradient_kernel, "queries", part, tensors, (k, out, first, grad_biases))
+            launcher(kernels.query_gradient_kernel, "queries", part, tensors, (k, out, first, grad_biases))
             by_phase = grad_position.transpose(1, 2) @ qv
             found, head = sum_of_phases(by_phase, S, ctx.n_row, r_dtype), part.heads.start
             grad_r[head] = grad_r[head] + found if head in grad_r else found
-        (of_biases,) = totals(grad_biases.view(B * n_tile, 1, N * 2 * H), [u.new_empty(N, 2 * H)])
-        assert of_biases is not None
-        grad_u, grad_v_bias = of_biases.split(H, dim=1)
+        grad_u, grad_v_bias = column_sums(grad_biases.view(B * n_tile, -1), u.dtype).view(N, 2 * H).split(H, dim=1)
         of_r = torch.cat(list(grad_r.values()), 1) if len(grad_r) > 1 else grad_r[0]
         return grad_q, grad_k, grad_v, of_r.to(padded.dtype), grad_u, grad_v_bias, None, None
 
 
 def _with_biases(
     q: Tensor, u: Tensor, v: Tensor, first: Tensor, out: Tensor, log_sum: Tensor, seed: Tensor | None,
-    launch: "Launch", part: "Part",
+    launcher: "Launcher", part: "Part",
     gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the scaled queries of a part with u, (B, T, N, H), and with v by phase, (8·N, B·U, H); see `fused_kernels.py`.
+    """Return the scaled queries of a part with u, (B, T, N, H), and with v by phase, (8·N, B·U, H); see `flash_kernels.py`.
 
     Given the gradient of the output, the kernel also writes the sum of their products. The gradient of a softmax is
     weight * (grad_weight - sum(grad_weight * weight)), and that sum over keys is also grad · out.
@@ -173,15 +171,28 @@ def _with_biases(
     q_, out_, grad_ = (None if x is None else x[part.rows, :, part.heads] for x in (q, out, grad))
     mean_ = None if mean is None else mean[part.rows, part.heads]
     tensors = (q_, u[part.heads], v[part.heads], out_, grad_, first[part.rows], qu, qv, mean_, grad_position, seed)
-    launch(kernels.query_kernel, "queries", part, tensors, (q, u, v, qu, out, log_sum, first))
+    launcher(kernels.query_kernel, "queries", part, tensors, (q, u, v, qu, out, log_sum, first))
     return qu, qv
 
 
-def _position_keys(padded_XNH: Tensor, part: "Part", launch: "Launch") -> Tensor:
+def _position_keys(padded_XNH: Tensor, part: "Part", launcher: "Launcher") -> Tensor:
     """Return a part's position keys for each phase, (8·N, C, H): those of phase w begin at row w of keys and zeros."""
     _, n_all, H = padded_XNH.shape
-    windows = padded_XNH.as_strided((8, n_all, launch.n_column, H), (n_all * H, H, n_all * H, 1))[:, part.heads]
-    return windows.reshape(8 * part.n_head, launch.n_column, H)
+    windows = padded_XNH.as_strided((8, n_all, launcher.n_column, H), (n_all * H, H, n_all * H, 1))[:, part.heads]
+    return windows.reshape(8 * part.n_head, launcher.n_column, H)
+
+
+def sum_of_phases(by_phase_XCH: Tensor, n_key: int, n_row: int, dtype: torch.dtype) -> Tensor:
+    """Return the gradients of position keys, (n_row, N, H), from those of eight phases, (8·N, C, H), in units of log 2.
+
+    Rows after those of the keys are zeros.
+    """
+    n_all, C, H = by_phase_XCH.shape
+    out = torch.empty(n_row, n_all // 8, H, dtype=dtype, device=by_phase_XCH.device)
+    R, W = 16, triton.next_power_of_2(H)
+    grid = (triton.cdiv(n_row, R) * (n_all // 8),)
+    launch(kernels.phase_kernel, grid, by_phase_XCH, out, n_key, n_row, C, H=H, W=W, R=R, num_warps=max(R * W // 512, 1))
+    return out
 
 
 class Part(NamedTuple):
@@ -211,7 +222,7 @@ def _slices(n: int, most: int) -> list[slice]:
     return [slice(*edge) for edge in itertools.pairwise(edges)]
 
 
-class Launch(NamedTuple):
+class Launcher(NamedTuple):
     """The arguments that all kernels of one call have in common; `tgt_len` is the number of queries."""
 
     tiles: Tiles
@@ -221,15 +232,14 @@ class Launch(NamedTuple):
     d_head: int
     dropatt: float
     precision: str
-    device: torch.device
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, dropatt: float) -> "Launch":
+    def of(cls, q: Tensor, k: Tensor, dropatt: float) -> "Launcher":
         """Return those for queries (B, T, N, H) and keys (B, S, N, H)."""
         (_, T, _, H), S = q.shape, k.shape[1]
         n_column = -(-S // 8) * 8  # products of other widths are slower
         precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
-        return cls(tiles_of(H, q.dtype, drops=dropatt > 0, tgt_len=T), T, S, n_column, H, dropatt, precision, q.device)
+        return cls(tiles_of(H, q.dtype, drops=dropatt > 0, tgt_len=T), T, S, n_column, H, dropatt, precision)
 
     def __call__(
         self,
@@ -239,29 +249,30 @@ class Launch(NamedTuple):
         tensors: tuple[Tensor | None, ...],
         strided: tuple[Tensor, ...],
     ) -> None:
-        """Launch a kernel for a part's rows and heads, in tiles of a name in `Tiles`, with the strides of some tensors."""
+        """Launcher a kernel for a part's rows and heads, in tiles of a name in `Tiles`, with the strides of some tensors."""
         tile = getattr(self.tiles, name)
         n_tile = triton.cdiv(self.n_key, tile.keys) if "keys" in name else triton.cdiv(self.tgt_len, tile.queries)
-        with on_device(self.device):
-            kernel[n_tile * part.n_row * part.n_head,](
-                *tensors,
-                *(stride for x in strided for stride in _strides(x)),
-                self.tgt_len,
-                self.n_key,
-                self.n_column,
-                part.n_row,
-                part.number,
-                self.dropatt,
-                H=self.d_head,
-                P=max(16, triton.next_power_of_2(self.d_head)),
-                Q=tile.queries,
-                K=tile.keys,
-                DROPS=self.dropatt > 0,
-                PRECISION=self.precision,
-                num_warps=tile.warps,
-                num_stages=tile.stages,
-                maxnreg=tile.registers,
-            )
+        launch(
+            kernel,
+            (n_tile * part.n_row * part.n_head,),
+            *tensors,
+            *(stride for x in strided for stride in _strides(x)),
+            self.tgt_len,
+            self.n_key,
+            self.n_column,
+            part.n_row,
+            part.number,
+            self.dropatt,
+            H=self.d_head,
+            P=max(16, triton.next_power_of_2(self.d_head)),
+            Q=tile.queries,
+            K=tile.keys,
+            DROPS=self.dropatt > 0,
+            PRECISION=self.precision,
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            maxnreg=tile.registers,
+        )
 
 
 def _strides(x: Tensor) -> tuple[int, ...]:

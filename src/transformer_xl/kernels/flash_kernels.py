@@ -1,4 +1,4 @@
-"""Attention with scores of positions that are given, as fused GPU kernels; see `fused.py` for what surrounds them.
+"""Attention with scores of positions that are given, as fused GPU kernels; see `flash.py` for what surrounds them.
 
 Content is scored tile by tile, as in flash attention. Scores of positions lie in memory as the library multiplied them. So the
 relative shift is an address: query t, which has x = T - 1 - t queries after it, needs the score of key s at distance column
@@ -317,3 +317,21 @@ def query_gradient_kernel(
     grad_biases += batch * biases_row + head * biases_head + tile * biases_t + h
     tl.store(grad_biases, tl.sum(grad_qu_tile, 0) * SCALE, mask=h < H)
     tl.store(grad_biases + H, tl.sum(grad_qv_tile, 0) * SCALE, mask=h < H)
+
+
+@triton.jit(do_not_specialize=["S", "n_row", "C"])
+def phase_kernel(by_phase, out, S, n_row, C, H: tl.constexpr, W: tl.constexpr, R: tl.constexpr):
+    """Add up the gradients of R position keys of one head from all eight phases, (8, N, C, H), in units of log 2.
+
+    Phase w begins w rows later. Rows from S on become zeros.
+    """
+    n_tile = tl.cdiv(n_row, R)
+    s, head, h = tl.program_id(0) % n_tile * R + tl.arange(0, R), tl.program_id(0) // n_tile, tl.arange(0, W)
+    N = tl.num_programs(0) // n_tile
+    total = tl.zeros([R, W], tl.float32)
+    for phase in tl.static_range(8):
+        at = ((phase * N + head) * C + s - phase).to(tl.int64)[:, None] * H + h[None, :]
+        inside = ((s >= phase) & (s < S))[:, None] & (h < H)[None, :]
+        total += tl.load(by_phase + at, mask=inside, other=0.0).to(tl.float32)
+    at = (s * N + head).to(tl.int64)[:, None] * H + h[None, :]
+    tl.store(out + at, (total * LN_2).to(out.dtype.element_ty), mask=(s < n_row)[:, None] & (h < H)[None, :])

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.kernels.choose import on_device
+from transformer_xl.kernels.choose import launch
 
 _WIDTH = 4096
 """Most scores that a program holds at once."""
@@ -62,10 +62,8 @@ class FusedNll(torch.autograd.Function):
         scores, labels = scores if scores.stride(1) == 1 else scores.contiguous(), labels.contiguous()
         n_row, n_score = scores.shape
         nats, log_sums = (torch.empty(n_row, dtype=torch.float32, device=scores.device) for _ in range(2))
-        with on_device(scores.device):
-            width = min(_WIDTH, triton.next_power_of_2(n_score))
-            loss: Any = loss_kernel[(n_row,)]
-            loss(scores, labels, nats, log_sums, scores.stride(0), n_score, W=width, num_warps=8)
+        width = min(_WIDTH, triton.next_power_of_2(n_score))
+        launch(loss_kernel, (n_row,), scores, labels, nats, log_sums, scores.stride(0), n_score, W=width, num_warps=8)
         ctx.save_for_backward(scores, labels, log_sums)
         return nats
 
@@ -78,7 +76,6 @@ class FusedNll(torch.autograd.Function):
         grad_scores = torch.empty((n_row, n_score), dtype=scores.dtype, device=scores.device)
         grad = grad_outputs[0].float().contiguous()
         width = min(_WIDTH, triton.next_power_of_2(n_score))
-        with on_device(scores.device):
-            gradient: Any = gradient_kernel[(n_row, triton.cdiv(n_score, width))]
-            gradient(scores, labels, log_sums, grad, grad_scores, scores.stride(0), n_score, W=width, num_warps=8)
+        tensors, grid = (scores, labels, log_sums, grad, grad_scores), (n_row, triton.cdiv(n_score, width))
+        launch(gradient_kernel, grid, *tensors, scores.stride(0), n_score, W=width, num_warps=8)
         return grad_scores, None

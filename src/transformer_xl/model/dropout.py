@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.kernels.choose import has_hooks, is_fused
+from transformer_xl.kernels.choose import fused_blocks
 from transformer_xl.kernels.cpu_linear import linear
 from transformer_xl.kernels.seeds import apply_mask, keep_mask
 
@@ -40,10 +40,8 @@ class Dropout(nn.Module):
         """Zero elements at random while training; shape and dtype are kept."""
         if not self.rate:
             return x
-        if is_fused(x):
-            from transformer_xl.kernels import blocks as fused_blocks  # Triton takes a second
-
-            return fused_blocks.dropped(x, p=self.p, locked=self.locked)
+        if blocks := fused_blocks(x):
+            return blocks.dropped(x, p=self.p, locked=self.locked)[0]
         if self.locked:
             keep, factor = keep_mask(x[..., :1, :], self.p)
             return _broadcast_mask(x, keep, factor)
@@ -56,12 +54,9 @@ class Dropout(nn.Module):
 
 def dropped_pair(drop: Dropout, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return drop(x) and drop(y), each with a mask of its own; on a GPU one kernel computes both."""
-    fits_kernel = is_fused(x) and is_fused(y) and type(drop) is Dropout and not has_hooks(drop)
-    if not fits_kernel or not drop.rate:
-        return drop(x), drop(y)
-    from transformer_xl.kernels import blocks as fused_blocks  # Triton takes a second
-
-    return fused_blocks.dropped_pair(x, y, p=drop.p, locked=drop.locked)
+    if drop.rate and (blocks := fused_blocks(x, drop)):
+        return blocks.dropped(x, y, p=drop.p, locked=drop.locked)
+    return drop(x), drop(y)
 
 
 class WordDropout(nn.Module):
@@ -143,9 +138,14 @@ class _CpuDropout(torch.autograd.Function):
         return apply_mask(grad, keep, ctx.factor), None
 
 
-def relu_dropout(x: Tensor, p: float) -> Tensor:
-    """Return dropout(relu(x)); on a CPU, the backward pass needs only the result, which is 0 where either one zeroed it."""
-    return _CpuReluDropout.apply(x, p) if x.device.type == "cpu" else F.dropout(F.relu(x), p)
+def relu_dropout(x: Tensor, net: DropConnectLinear, drop: Dropout) -> Tensor:
+    """Return drop(relu(net(x))); the backward pass needs only the result, which is 0 where either one zeroed it."""
+    if blocks := fused_blocks(x, net, drop):
+        return blocks.active_inner(linear(x, net.drawn_weight()), net.bias, p=drop.rate, locked=drop.locked)
+    inner = net(x)
+    if drop.rate and not drop.locked and inner.device.type == "cpu":
+        return _CpuReluDropout.apply(inner, drop.p)
+    return drop(F.relu(inner))
 
 
 class _CpuReluDropout(torch.autograd.Function):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import GateKind
-from transformer_xl.kernels.choose import MOST_FUSED, has_hooks, is_fused
+from transformer_xl.kernels.choose import fused_blocks
 from transformer_xl.kernels.cpu_linear import linear
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
 
@@ -74,20 +74,10 @@ def block_output(
         gate: None: a sum.
         norm: None: blocks have theirs at the beginning.
     """
-    if gate is None and is_fused(h) and _fits_kernel(net, DropConnectLinear) and _fits_kernel(norm, nn.LayerNorm):
-        from transformer_xl.kernels.blocks import added  # Triton takes a second
-
-        return added(h, linear(x, net.drawn_weight()), net.bias, p=drop.rate, locked=drop.locked, norm=norm)
+    is_usual = norm is None or (type(norm) is nn.LayerNorm and norm.bias is not None)
+    modules = (net, drop) if norm is None else (net, drop, norm)
+    if gate is None and is_usual and (blocks := fused_blocks(h, *modules)):
+        return blocks.added(h, linear(x, net.drawn_weight()), net.bias, p=drop.rate, locked=drop.locked, norm=norm)
     found = drop(net(x))
     output = h + found if gate is None else gate(h, found)
     return output if norm is None else norm(output)
-
-
-def _fits_kernel(module: nn.Module | None, kind: type[nn.Module]) -> bool:
-    """Whether a kernel can do what a module does: it is of the usual kind and size, nobody replaced it or listens to it."""
-    if module is None:
-        return True
-    if isinstance(module, nn.LayerNorm):
-        is_usual = module.elementwise_affine and module.bias is not None and module.normalized_shape[-1] <= MOST_FUSED
-        return is_usual and type(module) is kind and not has_hooks(module)
-    return isinstance(module, kind) and not has_hooks(module)

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.config.model import Activation, AttentionConfig, GateKind, TransformerXLConfig
-from transformer_xl.kernels.choose import is_fused
-from transformer_xl.kernels.cpu_linear import linear
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
 from transformer_xl.model.gates import block_output, make_gate
@@ -62,21 +60,13 @@ class FeedForward(nn.Module):
     def forward(self, h_BTD: Tensor, *, read_BTD: Tensor | None = None) -> Tensor:
         """Add to each position a function of it, or of what it reads instead (`read_BTD`); shape (B, T, D) in and out."""
         read = h_BTD if read_BTD is None else read_BTD
-        active = self._active(self.layer_norm(read) if self.pre_lnorm else read)
+        read = self.layer_norm(read) if self.pre_lnorm else read
+        if self.activation == "relu":
+            active = relu_dropout(read, self.inner, self.drop)
+        else:
+            active = self.drop(activate(self.inner(read), self.activation))
         norm = None if self.pre_lnorm else self.layer_norm
         return block_output(h_BTD, active, net=self.outer, drop=self.drop, gate=self.gate, norm=norm)
-
-    def _active(self, read_BTD: Tensor) -> Tensor:
-        if self.activation != "relu":
-            return self.drop(activate(self.inner(read_BTD), self.activation))
-        if is_fused(read_BTD):
-            from transformer_xl.kernels.blocks import active_inner  # Triton takes a second
-
-            inner = linear(read_BTD, self.inner.drawn_weight())
-            return active_inner(inner, self.inner.bias, p=self.drop.rate, locked=self.drop.locked)
-        inner = self.inner(read_BTD)
-        drops = self.drop.rate and not self.drop.locked
-        return relu_dropout(inner, self.drop.p) if drops else self.drop(F.relu(inner))
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

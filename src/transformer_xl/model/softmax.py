@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.errors import TokenizerError
-from transformer_xl.kernels.choose import fuses
+from transformer_xl.kernels.choose import fused_problem
 from transformer_xl.kernels.cpu_linear import linear
 from transformer_xl.kernels.device import at_least_fp32
 
@@ -199,7 +199,7 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
 def _nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> Tensor:
     scores = linear(h_XE, vectors_VE, bias_V)
     is_narrow = scores.dtype in (torch.bfloat16, torch.float16)  # those of fp32 are read as they are, anyway
-    if scores.device.type == "cuda" and is_narrow and fuses(scores.device, scores.dtype):
+    if scores.device.type == "cuda" and is_narrow and fused_problem(scores.device, scores.dtype, 1) is None:
         from transformer_xl.kernels.nll import FusedNll  # Triton takes a second
 
         return FusedNll.apply(scores, label_X)
