@@ -24,7 +24,7 @@ from transformer_xl.console import say, table
 from transformer_xl.cost.hardware import finish
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.choose import Attention, choose_backend
-from transformer_xl.kernels.equation import relative_attention
+from transformer_xl.kernels.equation import Positions, relative_attention
 
 BACKENDS = ("equation", "matmul", "sdpa", "triton")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -112,7 +112,7 @@ class Inputs(NamedTuple):
         return Inputs(*(x.detach() for x in self))
 
     def run(self, attend: Attention) -> Tensor:
-        return attend(self.q, self.k, self.v, self.r, r_w_bias=self.u, r_r_bias=self.w, first_BT=self.first)
+        return attend(self.q, self.k, self.v, Positions(self.u, self.w, self.r), first_BT=self.first)
 
     def run_back(self, attend: Attention) -> list[Tensor]:
         out = self.run(attend)

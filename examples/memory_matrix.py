@@ -24,11 +24,11 @@ from torch import Tensor, nn
 import transformer_xl as txl
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import at_least_fp32
-from transformer_xl.kernels.equation import first_keys
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_model
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.layers import DecoderLayer
+from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import remembered
 
 
@@ -58,11 +58,11 @@ class MatrixLayer(DecoderLayer):
         super().__init__(layer.attention, layer.feed_forward)
         self.scale = nn.Parameter(torch.ones(layer.attention.n_head * layer.attention.d_head))
 
-    def forward(self, h_BTD: Tensor, *, mem_BMD: Tensor, matrix_BNHZ: Tensor, rows: tuple[Any, ...], **seen: Any) -> Any:
+    def forward(self, h_BTD: Tensor, *, mem_BMD: Tensor, matrix_BNHZ: Tensor, rows: tuple[Tensor, Tensor], **seen: Any) -> Any:
         block: Any = self.attention
-        goes_on_BT, leaves_BS, n_pad = rows
-        q, k, v = block.project(h_BTD, mem_BMD, n_pad)
-        attended = block.attend(q, k, v, **seen)
+        goes_on_BT, leaves_BS = rows
+        q, k, v = block.project(h_BTD, mem_BMD, seen["mask"].n_pad)
+        attended = block.attend(q, k, v, **seen | {"positions": block.complete(seen["positions"])})
         with torch.autocast(h_BTD.device.type, enabled=False):
             read = mean(F.elu(at_least_fp32(q)) + 1, matrix_BNHZ).where(goes_on_BT[..., None, None], 0.0)
             added = F.rms_norm(read, read.shape[-1:], eps=1e-6) * self.scale.view(read.shape[2:])
@@ -84,7 +84,7 @@ class MatrixTransformerXL(txl.TransformerXL):
 
     def __init__(self, config: MatrixConfig) -> None:
         super().__init__(config)
-        others = config.shift != "none" or config.same_length or config.zero_first_memory or self.block_class.counts_from_end
+        others = config.shift != "none" or config.same_length or config.zero_first_memory or self.attention_kind.counts_from_end
         if not config.mem_len or others:
             raise ConfigError("needs mem_len, and neither shift, same_length, zero_first_memory nor absolute positions")
         self.layers = nn.ModuleList(map(MatrixLayer, self.layers))
@@ -112,22 +112,21 @@ class MatrixTransformerXL(txl.TransformerXL):
     ) -> tuple[Tensor, MatrixMems]:
         mems = self.init_mems(len(ids), length=0) if mems is None else mems
         S, n_pad, starts = mems.length + ids.shape[1], rows.n_pad, rows.document_starts
-        sizes: dict[str, Any] = {"tgt_len": ids.shape[1], "memory_length": mems.length, "window": None}
-        first_BT, n_own_B = first_keys(starts, mems.n_valid, n_pad, **sizes)
+        mask = Mask.of(starts, mems.n_valid, n_pad, tgt_len=ids.shape[1], memory_length=mems.length)
         age_S = torch.arange(S, 0, -1, device=ids.device)
-        leaves_BS = (age_S <= n_own_B[:, None]) & (age_S > self.ext_len + self.mem_len)
+        leaves_BS = (age_S <= mask.n_own[:, None]) & (age_S > self.ext_len + self.mem_len)
         goes_on_BT = torch.ones_like(ids, dtype=torch.bool) if starts is None else starts.cumsum(1) == 0
-        positions = self.block_class.positions(self, S, backend=execution.backend)
+        positions, backend = self.positions(S), self.backend(execution.backend, self.device)
         h_BTD, tokens = self.embed_after(mems, ids, rows)
         kept: dict[str, Any] = {"mem_len": self.mem_len, "ext_len": self.ext_len, "keep_graph": keep_graph}
         hidden, matrices, run = [], [], cast(Any, execution.run)  # these layers return more than a tensor
         for i, layer in enumerate(self.layers):
-            mem_BMD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)
+            mem_BMD, h_BTD = self.enter(i, mems.hidden[i], h_BTD, positions[i], n_pad)
             hidden.append(remembered(mem_BMD, h_BTD, n_pad, **kept))
-            seen = {"mem_BMD": mem_BMD, "matrix_BNHZ": mems.matrices[i], "first_BT": first_BT, **positions[i]}
-            h_BTD, matrix = run(layer, h_BTD, rows=(goes_on_BT, leaves_BS, n_pad), **seen)
+            seen = {"mem_BMD": mem_BMD, "matrix_BNHZ": mems.matrices[i], "rows": (goes_on_BT, leaves_BS)}
+            h_BTD, matrix = run(layer, h_BTD, **seen, mask=mask, positions=positions[i], backend=backend)
             matrices.append(matrix if keep_graph else matrix.detach())
-        n_valid = (n_own_B - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
+        n_valid = (mask.n_own - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
         new = MatrixMems(tuple(hidden), n_valid, tokens, tuple(matrices)) if self.mem_len else self.init_mems(len(ids))
         return self.final_norm(h_BTD), new
 

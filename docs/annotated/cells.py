@@ -125,6 +125,10 @@ print(f"{felt.count('#')} letters = {config.n_layer} layers x {M} + {T}")
 
 
 # %% weights
+from transformer_xl.kernels.equation import relative_attention
+from transformer_xl.model.mask import Mask
+
+
 def row(values: Tensor, form: str = "3") -> str:
     return " ".join(format(x, form) for x in values.tolist())
 
@@ -132,9 +136,9 @@ def row(values: Tensor, form: str = "3") -> str:
 before = model(stream[:1, 992:1000]).mems
 states, _ = model.hidden_states(stream[:1, 1000:1004], mems=before)
 block = model.layers[0].attention
-positions = block.positions(model, M + T, backend="auto")[0]
-all_keys = torch.zeros(1, T, dtype=torch.int64)
-context = {"mem_BMD": before.hidden[0], "first_BT": all_keys, **positions}
+positions = model.positions(M + T)[0]  # u, v and R
+everything = Mask(first_BT=torch.zeros(1, T, dtype=torch.int64), n_own=torch.tensor([M + T]))
+context = {"mem_BMD": before.hidden[0], "mask": everything, "positions": positions}
 attended = block.weights(states[0], **context)
 percent = (100 * attended[0, 0]).round().int()  # of the first text, head 0
 print("weights:", tuple(attended.shape))
@@ -145,8 +149,8 @@ for i in range(T):
 # %% terms
 q, k, v = block.project(states[0], before.hidden[0], None)
 q_i, k_j = q[0, -1, 0], k[0, :, 0]  # the segment's last query, head 0
-r = block.r_net(positions["r_SD"])[:, : config.d_head]
-bias_u, bias_v = positions["r_w_bias"][0], positions["r_r_bias"][0]
+r = block.complete(positions).r[:, 0]
+bias_u, bias_v = positions.u[0], positions.v[0]
 terms = {
     "(a) q k": k_j @ q_i,
     "(b) q r": r @ q_i,
@@ -195,9 +199,9 @@ show("a document begins at the third token:", starts=begins)
 show("same_length, 3 keys for each:", window=3)
 
 # %% shapes
-for name, x in {"q": q, "k": k, "v": v, "R": positions["r_SD"]}.items():
+for name, x in {"q": q, "k": k, "v": v, "R": positions.r}.items():
     print(name, tuple(x.shape))
-print("values gathered", tuple(block.attend(q, k, v, first_BT=all_keys, **positions).shape))
+print("values gathered", tuple(relative_attention(q, k, v, block.complete(positions), first_BT=everything.first_BT).shape))
 print("block's output", tuple(block(states[0], **context).shape))
 
 # %% norms

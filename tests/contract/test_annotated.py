@@ -151,8 +151,8 @@ def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, old: str, 
             "annotate: model/memory.py::Memory.detach: the text does not name `forget`, which its lines define",
         ),
         (
-            "kernels/equation.py", "    position_score = rel", "    by_position = rel",
-            "annotate: kernels/equation.py::relative_weights::position_score: 0 lines of relative_weights begin so, "
+            "kernels/equation.py", "    if positions.r is", "    if is_relative and positions.r is",
+            "annotate: kernels/equation.py::relative_weights::if positions.r: 0 lines of relative_weights begin so, "
             "and one should",
         ),
     ],

@@ -156,8 +156,13 @@ def test_a_kind_of_attention_sets_its_own_parameters() -> None:
 
 
 def test_a_kind_that_reads_otherwise_than_its_parent_does_not_inherit_its_frozen_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(self: Any, *heads: Any, **seen: Any) -> torch.Tensor:
+        return 2 * txl.AttentionKind.attend(self, *heads, **seen)
+
     for parent in (txl.AttentionKind, toy_kinds.SlopedAttention):
         monkeypatch.setitem(ATTENTION, "plain", type("Plain", (parent,), {"name": "plain"}))
+        assert tiny_model(attention="plain").keeps_keys
+        monkeypatch.setitem(ATTENTION, "plain", type("Plain", (parent,), {"name": "plain", "attend": attend}))
         model = tiny_model(attention="plain")
         assert isinstance(model, txl.TransformerXL) and not model.keeps_keys
         with pytest.raises(ConfigError, match=r"with attention 'plain' cannot be kept: it has no frozen form of its own"):
@@ -182,8 +187,8 @@ def test_a_transformer_xl_with_another_memory_is_read_with_that_memory() -> None
 
 
 def test_settings_that_a_kind_cannot_have_are_refused() -> None:
-    config = RunConfig(**{"model": {"attention": "sloped"}, "train": {"attention": "equation", "max_steps": 1}})
-    with pytest.raises(ConfigError, match=r"train.attention \(equation\) chooses .* backend, and attention 'sloped' has none"):
+    config = RunConfig(**{"model": {"attention": "sloped"}, "train": {"attention": "triton", "max_steps": 1}})
+    with pytest.raises(ConfigError, match="'triton' cannot run here: it computes positions as the paper does, and this kind"):
         check_model(config)
 
 
@@ -208,6 +213,4 @@ def test_the_kind_of_the_design_page_works(tmp_path: Path, monkeypatch: pytest.M
     drops = txl.TransformerXL(txl.TransformerXLConfig(**sizes, attention="sloped", dropatt=0.9, dropout=0))
     assert not torch.equal(drops(ids).logits, drops(ids).logits)
     elsewhere = drops.to("meta")  # any device but the processor's
-    layer = elsewhere.block_class.frozen(elsewhere, 8)[0]
-    tensors = [elsewhere.block_class.positions(elsewhere, 8, backend="auto")[0]["bias_SN"], *layer]
-    assert {x.device.type for x in tensors if isinstance(x, torch.Tensor)} == {"meta"}
+    assert {x.device.type for x in elsewhere.positions(8)[0] if isinstance(x, torch.Tensor)} == {"meta"}

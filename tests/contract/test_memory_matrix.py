@@ -13,8 +13,10 @@ import torch
 import transformer_xl as txl
 from tests.training.helpers import resumed_losses
 from transformer_xl.config.model import KINDS
+from transformer_xl.kernels.equation import relative_attention
 from transformer_xl.model.build import make_model
 from transformer_xl.model.call import Rows
+from transformer_xl.model.mask import Mask
 
 SIZES: dict[str, Any] = {"vocab_size": 11, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12, "mem_len": 3}
 
@@ -75,8 +77,9 @@ def test_what_leaves_the_memory_is_written_and_read_as_loops_do_it(example: Any)
     states, block = joined[0][0], layer.attention
     matrix = written(model, [states], 0, [[0, 1, 2, 3]])
     q, k, v = block.project(states[None, 7:], states[None, 4:7], None)
-    seen = model.block_class.positions(model, 7, backend="equation")[0]
-    found = block.attend(q, k, v, first_BT=torch.zeros(1, 4, dtype=torch.int64), **seen)
+    positions = block.complete(model.positions(7)[0])
+    mask = Mask(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([7]))
+    found = block.attend(q, k, v, mask=mask, positions=positions, backend=relative_attention)
     for t, head in itertools.product(range(4), range(2)):
         total = (torch.where(q[0, t, head] > 0, q[0, t, head], q[0, t, head].exp() - 1) + 1) @ matrix[head]
         mean = total[:-1] / total[-1]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import transformer_xl as txl
 from transformer_xl.config.model import ModelConfig, TransformerXLConfig
 from transformer_xl.config.settings import Natural
-from transformer_xl.kernels.equation import key_distances, masked_softmax, rel_shift
+from transformer_xl.kernels.equation import Positions
 from transformer_xl.model.adaptive import make_softmax
-from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
+from transformer_xl.model.attention.block import AttentionKind, Distances
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.memory import Memory
@@ -24,8 +24,8 @@ class SlopedAttention(AttentionKind):
 
     name = "sloped"
 
-    @staticmethod
-    def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
+    @classmethod
+    def shapes(cls, config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
         return {"slopes": (config.n_layer, config.n_head)}
 
     @staticmethod
@@ -33,28 +33,10 @@ class SlopedAttention(AttentionKind):
         parameter.fill_(0.25)
         return True
 
-    @staticmethod
-    def positions(model: txl.TransformerXL, n_key: int, *, backend: str) -> list[dict[str, Any]]:
-        return [{"bias_SN": bias_SN} for bias_SN in slopes(model, n_key)]
-
-    @staticmethod
-    def frozen(model: txl.TransformerXL, n_slot: int) -> list[FrozenPositions]:
-        return [FrozenPositions(distance_bias=bias_PN) for bias_PN in slopes(model, n_slot)]
-
-    def attend(self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *, first_BT: Tensor, bias_SN: Tensor) -> Tensor:
-        weight_BNTS = self.attention_weights(q_BTNH, k_BSNH, first_BT=first_BT, bias_SN=bias_SN)
-        return torch.einsum("bnts,bsnh->btnh", weight_BNTS, v_BSNH)
-
-    def attention_weights(self, q_BTNH: Tensor, k_BSNH: Tensor, *, first_BT: Tensor, bias_SN: Tensor) -> Tensor:
-        by_content = torch.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH)
-        by_distance = rel_shift(bias_SN.T.unsqueeze(1).expand(-1, q_BTNH.shape[1], -1))
-        return masked_softmax((by_content + by_distance) * self.d_head**-0.5, first_BT)
-
-
-def slopes(model: txl.TransformerXL, n_key: int) -> Tensor:
-    """Return what each layer adds to the scores of the distances S-1, …, 0, (L, S, N)."""
-    distance_S = key_distances(n_key, clamp_len=model.clamp_len, device=model.device).to(model.dtype)
-    return -distance_S[:, None] * model.learned_positions["slopes"].abs().unsqueeze(1)
+    @classmethod
+    def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
+        distance_S = distances.limited.to(distances.dtype)
+        return [Positions(b=-torch.outer(distance_S, slope_N.abs())) for slope_N in learned["slopes"]]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.kernels.choose import Attention
+from transformer_xl.kernels.equation import Positions
 
 
 @dataclass
@@ -18,10 +19,26 @@ class Case:
 
     @classmethod
     def draw(
-        cls, B: int, T: int, M: int, N: int, H: int, *, window: int | None = None, ages: str = "unequal", dtype=torch.float32
+        cls,
+        B: int,
+        T: int,
+        M: int,
+        N: int,
+        H: int,
+        *,
+        window: int | None = None,
+        ages: str = "unequal",
+        dtype=torch.float32,
+        parts: str = "rvu",
     ) -> "Case":
-        """Draw a case; `ages` of rows: full, equal (one row of `first_BT`), unequal, or documents (begun in the segment)."""
-        shapes = {"q": (B, T, N, H), "k": (B, M + T, N, H), "v": (B, M + T, N, H), "r": (M + T, N, H), "u": (N, H), "w": (N, H)}
+        """Draw a case.
+
+        `ages` of rows: full, equal (one row of `first_BT`), unequal, or documents (begun in the segment). `parts`: those of
+        `Positions` that it has.
+        """
+        of_positions = {"r": (M + T, N, H), "u": (N, H), "v": (N, H), "b": (M + T, N)}
+        shapes = {"q": (B, T, N, H), "k": (B, M + T, N, H), "values": (B, M + T, N, H)}
+        shapes |= {name: of_positions[name] for name in parts}
         inputs = {name: torch.randn(shape).to(dtype).requires_grad_() for name, shape in shapes.items()}
         own_T = torch.arange(M, M + T)
         first_BT = torch.zeros(1 if ages == "equal" else B, T, dtype=torch.int64)
@@ -41,8 +58,8 @@ class Case:
     def attend(self, attend: Attention, *, dropatt: float = 0.0) -> Tensor:
         """Return the output."""
         x, first_BT = self.inputs, self.first_BT
-        positions = {"r_w_bias": x["u"], "r_r_bias": x["w"], "first_BT": first_BT}
-        return attend(x["q"], x["k"], x["v"], x["r"], **positions, dropatt=dropatt)
+        positions = Positions(x.get("u"), x.get("v"), x.get("r"), x.get("b"))
+        return attend(x["q"], x["k"], x["values"], positions, first_BT=first_BT, dropatt=dropatt)
 
     def run(self, attend: Attention, *, dropatt: float = 0.0) -> dict[str, Tensor]:
         """Return the output and the gradients of all inputs."""

@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="the fused kernels are written in Triton, w
 from transformer_xl.kernels import blocks as fused_blocks
 from transformer_xl.kernels.blocks import _Dropped, active_inner, added, dropped
 from transformer_xl.kernels.flash import fused_attention
-from transformer_xl.model.attention import relative
+from transformer_xl.model import transformer_xl
 from transformer_xl.model.call import Execution
 from transformer_xl.model.dropout import Dropout, dropped_pair
 
@@ -264,7 +264,7 @@ def test_attention_weights_are_those_of_the_equation(monkeypatch: pytest.MonkeyP
     ids = torch.randint(0, 13, (2, 6), device=model.device)
     expected, _ = model.attention_weights(ids)
     fuse(monkeypatch)
-    monkeypatch.setattr(relative, "choose_backend", lambda *_, **__: fused_attention)
+    monkeypatch.setattr(transformer_xl, "choose_backend", lambda *_, **__: fused_attention)
     for i, weights in enumerate(model.attention_weights(ids)[0]):
         assert_close(str(i), weights, expected[i], 1e-5)
 

@@ -81,7 +81,7 @@ def test_dropout_drops_the_same_weights_forward_and_backward(scratch, monkeypatc
     B, T, M, N = 2, 18, 2, 2
     S = T + M
     case = Case.draw(B, T, M, N, S)
-    shown = dict(case.inputs, v=torch.eye(S)[:, None].expand(B, S, N, S).requires_grad_())
+    shown = dict(case.inputs, values=torch.eye(S)[:, None].expand(B, S, N, S).requires_grad_())
     torch.manual_seed(3)
     weights_BTNS = Case(shown, case.first_BT, case.grad).attend(fused_attention, dropatt=0.3).detach()
     visible = ~hidden_keys(case.first_BT, S).unsqueeze(2).expand_as(weights_BTNS)
@@ -90,9 +90,9 @@ def test_dropout_drops_the_same_weights_forward_and_backward(scratch, monkeypatc
     assert not torch.equal(kept[0], kept[1])
     assert not torch.equal(kept[:, :, 0], kept[:, :, 1])
 
-    def with_the_same_dropped(q, k, v, r, *, r_w_bias, r_r_bias, first_BT, dropatt):
+    def with_the_same_dropped(q, k, v, positions, *, first_BT, dropatt):
         eye = torch.eye(S)[:, None].expand(B, S, N, S)
-        weights = relative_attention(q, k, eye, r, r_w_bias=r_w_bias, r_r_bias=r_r_bias, first_BT=first_BT)
+        weights = relative_attention(q, k, eye, positions, first_BT=first_BT)
         return torch.einsum("btns,bsnh->btnh", weights * kept / (1 - dropatt), v)
 
     torch.manual_seed(3)
@@ -105,8 +105,8 @@ def test_dropout_drops_the_same_weights_forward_and_backward(scratch, monkeypatc
 def test_keys_and_values_may_be_parts_of_one_tensor():
     case = Case.draw(B=2, T=18, M=4, N=2, H=8)
     expected = case.run(relative_attention)
-    both = torch.stack([case.inputs["k"], case.inputs["v"]], dim=2).detach()
-    case.inputs["k"], case.inputs["v"] = (both[:, :, i].requires_grad_() for i in range(2))
+    both = torch.stack([case.inputs["k"], case.inputs["values"]], dim=2).detach()
+    case.inputs["k"], case.inputs["values"] = (both[:, :, i].requires_grad_() for i in range(2))
     for what, actual in case.run(fused_attention).items():
         assert_close(what, actual, expected[what], 1e-5)
 
@@ -125,7 +125,7 @@ def test_keys_may_lie_farther_apart_than_32_bits_count(tmp_path):
     case = Case.draw(B=1, T=3, M=0, N=1, H=1, dtype=torch.float16)
     with torch.no_grad():
         expected = case.attend(fused_attention)
-        for name in ("k", "v"):
+        for name in ("k", "values"):
             near = case.inputs[name]
             case.inputs[name] = far.copy_(near)
             assert torch.equal(case.attend(fused_attention), expected)
@@ -176,9 +176,10 @@ LOADING = """
 import sys
 import torch
 from transformer_xl.kernels import flash as fused
+from transformer_xl.kernels.equation import Positions
 fused.Launcher.__call__ = lambda *_: None  # not every interpreter of Triton knows all that the kernels say
 q, u, first = torch.ones(1, 2, 1, 4), torch.zeros(1, 4), torch.zeros(1, 2, dtype=torch.int64)
-fused.fused_attention(q, q, q, q[0], r_w_bias=u, r_r_bias=u, first_BT=first)
+fused.fused_attention(q, q, q, Positions(u, u, q[0]), first_BT=first)
 print("torch._dynamo" in sys.modules)
 """
 

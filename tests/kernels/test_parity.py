@@ -1,4 +1,4 @@
-"""Every backend against the equation: outputs, and the gradients of queries, keys, values, position keys, u and v."""
+"""Every backend against the equation: outputs, and the gradients of queries, keys, values, and all parts of positions."""
 
 import pytest
 import torch
@@ -23,8 +23,9 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["matmul", "sdpa"])
-def test_backend_equals_the_equation(name, shape):
-    case = Case.draw(**SHAPES[shape])
+@pytest.mark.parametrize("parts", ["uvr", "urb", "b", ""])  # of the paper, of Shaw, of ALiBi, and by content alone
+def test_backend_equals_the_equation(name, shape, parts):
+    case = Case.draw(**SHAPES[shape], parts=parts)
     expected = case.run(relative_attention)
     for what, actual in case.run(choose_backend(name, CPU)).items():
         assert_close(f"{what} of {name}", actual, expected[what], 1e-5)
@@ -35,7 +36,7 @@ def test_dropout_keeps_the_mean_and_drops_the_share_asked_for(name):
     """Values that are the unit vectors show the weights."""
     S = 6
     case = Case.draw(B=2, T=3, M=S - 3, N=2, H=S)
-    case.inputs["v"] = torch.eye(S)[:, None].expand(2, S, 2, S)
+    case.inputs["values"] = torch.eye(S)[:, None].expand(2, S, 2, S)
     attend = choose_backend(name, CPU)
     with torch.no_grad():
         kept = case.attend(attend)

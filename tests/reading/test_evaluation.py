@@ -18,7 +18,6 @@ from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.inference.reader import Reader
 from transformer_xl.kernels.graphs import Graphs
-from transformer_xl.model.attention.relative import RelativeAttention
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution
 from transformer_xl.model.lstm import Lstm
@@ -381,13 +380,13 @@ def test_an_array_has_nothing_but_nats(tmp_path: Path) -> None:
 def test_segments_are_computed_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation inside training computes as training does, where the model itself reads whole segments."""
     asked: list[str] = []
-    positions = RelativeAttention.positions
+    backend = TransformerXL.backend
 
-    def watched(model: TransformerXL, n_key: int, *, backend: str) -> list[dict[str, Any]]:
-        asked.append(backend)
-        return positions(model, n_key, backend=backend)
+    def watched(model: TransformerXL, name: str, device: torch.device) -> Any:
+        asked.append(name)
+        return backend(model, name, device)
 
-    monkeypatch.setattr(RelativeAttention, "positions", staticmethod(watched))
+    monkeypatch.setattr(TransformerXL, "backend", watched)
     model = tiny_model()
     evaluate(model, np.arange(40) % 8, tgt_len=8, ext_len=4, execution=Execution(backend="sdpa"))
     assert set(asked) == {"sdpa"}

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from transformer_xl.config.run import OptimConfig
 from transformer_xl.cost.work import Work, clusters
 from transformer_xl.kernels.choose import SCRATCH_BYTES
-from transformer_xl.model.attention.absolute import AlRfouAttention
 from transformer_xl.model.attention.alibi import AlibiAttention
 from transformer_xl.model.attention.rotary import RotaryAttention
+from transformer_xl.model.attention.shaw import ShawAttention
 from transformer_xl.model.shift import BLOCK, GROUPS
 from transformer_xl.training.optim import state_bytes
 
 _FP32 = 4
 _NORM = 2 * _FP32  # mean and scale of a token
-_INDEX = 8
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,6 @@ def _attention_bytes(work: Work) -> int:
     n = _entering_bytes(work)
     # a second copy, because queries are projected apart from keys and values
     n += X * D * e if is_lowered or work.is_fused else 0
-    n += S * _INDEX if issubclass(work.kind, AlRfouAttention) else 0  # of positions in their table
     # a copy of the memory's states, unless they can be read from Mems as they are
     is_copied = is_lowered or work.is_fused or work.changes_memory or config.shift_reach or (work.tgt_len != M and B > 1)
     n += B * M * D * e if is_copied else 0
@@ -115,21 +113,16 @@ def _attention_bytes(work: Work) -> int:
     n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
     # turned keys are another tensor; the projected ones are still there, because values are a part of the same
     n += B * S * A * e if issubclass(work.kind, RotaryAttention) and (B == 1 or not work.on_cpu) else 0
-    if work.by_content and work.on_cpu:
-        of_heads = config.n_head * work.tgt_len * S * e if issubclass(work.kind, AlibiAttention) else 0
-        return n + of_heads + _scores_bytes(work) + _closing_bytes(work)
-    if not work.compares_distances:
-        n_mask = B * config.n_head if issubclass(work.kind, AlibiAttention) else B
-        return n + n_mask * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # and a sum of each query
-    is_padded = work.backend == "triton" and work.has_backends
-    n += (-(-S // 8) * 8 + 8 if is_padded else S) * A * e  # keys of distances
-    if work.backend != "triton" or not work.has_backends:
-        n += X * A * e  # queries with another bias
-    if work.has_backends:
-        n += (S * D * e if is_lowered else 0) + _scores_bytes(work)
-    else:
-        n += B * work.tgt_len * S + _weights_bytes(work)
-    return n + _closing_bytes(work)
+    is_padded = work.backend == "triton" and work.by_keys
+    if work.compares_distances:
+        n += (-(-S // 8) * 8 + 8 if is_padded else S) * A * e  # keys of distances
+        n += 0 if is_padded else X * A * e  # queries with another bias
+        n += S * D * e if is_lowered and work.by_keys else 0
+    n += S * config.n_head * e if issubclass(work.kind, (ShawAttention, AlibiAttention)) else 0  # what distances add to scores
+    if work.by_keys or work.on_cpu:
+        return n + _scores_bytes(work) + _closing_bytes(work)
+    n_mask = B if not work.compares_distances and not issubclass(work.kind, AlibiAttention) else B * config.n_head
+    return n + n_mask * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # and a sum of each query
 
 
 def _shifted_bytes(work: Work) -> int:
@@ -145,21 +138,12 @@ def _shifted_bytes(work: Work) -> int:
 def _scores_bytes(work: Work) -> int:
     """Return the bytes that a backend keeps besides queries, keys and values."""
     config, T, e = work.model.config, work.tgt_len, work.element
-    if work.backend == "triton" and work.has_backends:
+    if work.backend == "triton" and work.by_keys:
         return work.n_token * config.n_head * _FP32 + work.kept_position_bytes  # the first: a sum for each query
     n_weight = work.rows * config.n_head * T * work.n_key
     kept = (n_weight * e if e != _FP32 else 0) + (n_weight if config.dropatt else 0)
     # the result a second time, as the output projection reads it; weights; the mask of hidden keys
     return work.n_token * work.attention_width * e + kept + T * T * e
-
-
-def _weights_bytes(work: Work) -> int:
-    """Return the bytes that plain code keeps of attention weights: before and after dropout, and the mask."""
-    config, e = work.model.config, work.element
-    n_weight = work.rows * config.n_head * work.tgt_len * work.n_key
-    widened = 0 if work.on_cpu or e == _FP32 else _FP32  # a GPU's softmax is in fp32
-    mask = e if work.on_cpu else 1
-    return n_weight * (widened + e + (e + mask if config.dropatt else 0))
 
 
 def _feed_forward_bytes(work: Work) -> int:

@@ -132,14 +132,12 @@ def count_flops(work: Work) -> Flops:
 def _repeats(work: Work) -> dict[Part, int]:
     """Return how often the backward pass of attention repeats each product.
 
-    Backends that do not keep the weights compute scores once more, and so does `content_attention` in fp32 on a CPU. Fused
-    kernels keep small scores of positions.
+    Backends that do not keep the weights compute scores once more. Fused kernels keep small scores of positions.
     """
-    if work.by_content:
-        return {"content": int(work.on_cpu and work.precision == "fp32")}
-    if not work.has_backends:
+    if not work.by_keys and not work.on_cpu:
         return {}
-    again = int(work.backend == "triton" or (work.backend == "matmul" and work.precision == "fp32"))
+    is_fused = work.backend == "triton" and work.by_keys
+    again = int(is_fused or (work.precision == "fp32" and (work.backend == "matmul" or not work.by_keys)))
     return {"content": again, "distance": 0 if work.kept_position_bytes else again}
 
 
@@ -154,7 +152,7 @@ def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> f
     seen = [model.window or model.mem_len + place for place in range(1, length + 1)]
     apart = (
         [min(n, (model.clamp_len or n) + 1) for n in seen]
-        if isinstance(model, TransformerXL) and issubclass(model.block_class, COMPARE_DISTANCES)
+        if isinstance(model, TransformerXL) and issubclass(model.attention_kind, COMPARE_DISTANCES)
         else []
     )
     borders = np.cumsum([len(bias) for _, _, bias in model.softmax.clusters(model.embedding)[0]])

@@ -15,10 +15,8 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.choose import KEPT_BYTES
 from transformer_xl.kernels.device import Precision
 from transformer_xl.model.attention.absolute import AlRfouAttention
-from transformer_xl.model.attention.alibi import AlibiAttention
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.attention.relative import RelativeAttention
-from transformer_xl.model.attention.rotary import RotaryAttention
 from transformer_xl.model.attention.shaw import ShawAttention
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.build import completed, make_blueprint
@@ -78,7 +76,7 @@ class Work:
     @property
     def kept_position_bytes(self) -> int:
         """Bytes of the scores of positions that fused kernels keep in a layer; lengths are padded to multiples of eight."""
-        if self.backend != "triton" or not self.has_backends:
+        if self.backend != "triton" or not self.by_keys:
             return 0
         n_query, n_column = (-(-n // 8) * 8 for n in (self.tgt_len, self.n_key))
         n_byte = self.rows * self.model.config.n_head * n_query * n_column * self.element
@@ -92,22 +90,17 @@ class Work:
     @property
     def kind(self) -> type[AttentionKind]:
         """Its kind of attention."""
-        return self.model.block_class
+        return self.model.attention_kind
 
     @property
-    def has_backends(self) -> bool:
-        """Whether `backend` computes attention."""
-        return issubclass(self.kind, RelativeAttention)
+    def by_keys(self) -> bool:
+        """Whether positions are keys alone, so that fused kernels can compute attention."""
+        return self.kind.by_keys
 
     @property
     def compares_distances(self) -> bool:
         """Whether queries are also multiplied by a key of each distance."""
         return issubclass(self.kind, COMPARE_DISTANCES)
-
-    @property
-    def by_content(self) -> bool:
-        """Whether `content_attention` computes attention: batched products in training on a CPU, else PyTorch's function."""
-        return issubclass(self.kind, (RotaryAttention, AlibiAttention))
 
 
 @dataclass(frozen=True)

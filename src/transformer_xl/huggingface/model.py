@@ -191,7 +191,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         return result.to_tuple() if return_dict is False else result
 
     def _counts_from_end(self) -> bool:
-        return isinstance(self.transformer, TransformerXL) and self.transformer.block_class.counts_from_end
+        return isinstance(self.transformer, TransformerXL) and self.transformer.attention_kind.counts_from_end
 
     def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kw: Any) -> Any:
         mask = model_kwargs.get("attention_mask")

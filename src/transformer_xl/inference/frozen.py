@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import Activation
 from transformer_xl.kernels.device import InferencePrecision, activation_dtype, at_least_fp32
-from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
-from transformer_xl.model.attention.rotary import turned
+from transformer_xl.kernels.equation import Positions
+from transformer_xl.kernels.rotation import turned
+from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.gates import Gate, gru_gate
 from transformer_xl.model.layers import DecoderLayer, FeedForward, ShiftedLayer, activate
 from transformer_xl.model.shift import with_before
@@ -126,11 +127,11 @@ def freeze_norm(norm: nn.LayerNorm) -> Norm:
     return freeze_vector(norm.weight), freeze_vector(norm.bias)
 
 
-def freeze_layer(layer: DecoderLayer, positions: FrozenPositions, precision: InferencePrecision) -> LayerWeights:
+def freeze_layer(layer: DecoderLayer, positions: Positions, precision: InferencePrecision) -> LayerWeights:
     """Return what one layer computes with."""
     attention, feed_forward = cast(AttentionKind, layer.attention), cast(FeedForward, layer.feed_forward)
     inner, outer = feed_forward.inner, feed_forward.outer
-    u, v, keys_PNH, bias_PN, _ = positions
+    u, v, keys_PNH, bias_PN, *_ = attention.complete(positions)
     return LayerWeights(
         qkv=freeze(attention.qkv_net.weight, precision),
         output=freeze(attention.o_net.weight, precision),

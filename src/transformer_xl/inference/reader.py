@@ -32,8 +32,8 @@ from transformer_xl.kernels.choose import fused_problem
 from transformer_xl.kernels.device import InferencePrecision, activation_dtype, at_least_fp32, check_precision
 from transformer_xl.kernels.equation import common_rows, hidden_keys
 from transformer_xl.kernels.graphs import Captured
+from transformer_xl.kernels.rotation import turned, turns
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.attention.rotary import turned, turns
 from transformer_xl.model.call import Rows
 from transformer_xl.model.layers import DecoderLayer, ShiftedLayer
 from transformer_xl.model.memory import Mems
@@ -112,13 +112,13 @@ class Reader:
             config.n_head, config.d_head, config.pre_lnorm, config.layer_norm_epsilon, config.activation
         )
         with torch.no_grad():
-            positions = model.block_class.frozen(model, self.n_slot)
+            positions = model.positions(model.told_apart(self.n_slot), drop=nn.Identity())
             self.layers = [
                 freeze_layer(cast(DecoderLayer, layer), own, precision)
                 for layer, own in zip(model.layers, positions, strict=True)
             ]
             self.softmax = FrozenSoftmax(model.softmax, model.embedding, precision)
-        self._turned = positions[0].turned
+        self._turned = positions[0].turns is not None
         norm = model.final_norm
         self._final_norm = freeze_norm(norm) if isinstance(norm, nn.LayerNorm) else None
         self._model = model

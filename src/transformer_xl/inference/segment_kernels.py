@@ -16,6 +16,7 @@ from torch import Tensor
 
 from transformer_xl.inference.frozen import LayerOptions, LayerWeights, Turns, finish, product, project_segment
 from transformer_xl.kernels.choose import launch
+from transformer_xl.kernels.equation import Positions
 from transformer_xl.kernels.flash import fused_attention
 
 _TILE_ELEMENTS = 4096
@@ -78,9 +79,7 @@ def fused_read_segment(
         q.to(dtype),
         ordered_keys.permute(1, 2, 0, 3),
         ordered_values.permute(1, 2, 0, 3),
-        position_keys_CNH,
-        r_w_bias=weights.content_bias,
-        r_r_bias=weights.position_bias,
+        Positions(weights.content_bias, weights.position_bias, position_keys_CNH),
         first_BT=first_BT,
     )
     return finish(h_BTD, attended, joined, weights, options, product, dtype)

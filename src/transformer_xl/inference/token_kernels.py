@@ -29,7 +29,7 @@ from transformer_xl.inference.frozen import (
 )
 from transformer_xl.kernels.choose import launch
 from transformer_xl.kernels.device import at_least_fp32
-from transformer_xl.model.attention.rotary import turned
+from transformer_xl.kernels.rotation import turned
 
 _TILE_ELEMENTS = 4096
 """Numbers of a tile of keys, of which each thread holds a few dozen."""

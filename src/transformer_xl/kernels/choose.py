@@ -36,20 +36,34 @@ _RANKED_FUNCTIONS = {
 """The same for the attention of XLNet."""
 
 
-def choose_backend(name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, d_head: int = 64) -> Attention:
+def choose_backend(
+    name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, d_head: int = 64, by_keys: bool = True
+) -> Attention:
     """Return the attention function of a name; its arguments are those of `relative_attention`.
 
     `equation` is the paper's, in plain code. `matmul`: batched products, with a gradient written out. `sdpa`: PyTorch's
     `scaled_dot_product_attention` with positions as a bias. `triton`: fused kernels, which keep no weights. `auto`: the fastest
-    that works on the device, for weights of this type and width of heads.
+    that works on the device.
+
+    Args:
+        name: of the backend.
+        device: where the model is.
+        dtype: of its weights.
+        d_head: width of its heads.
+        by_keys: whether positions are the paper's, u, v and r, which is what fused kernels compute.
+
+    Raises:
+        ConfigError: no such backend, or it cannot run there.
     """
     known = ("auto", *_FUNCTIONS)
     if name not in known:
         raise ConfigError(f"unknown attention backend '{name}'; {did_you_mean(name, known)}")
-    if name == "auto":
-        name = "triton" if device.type == "cuda" and fused_problem(device, dtype, d_head) is None else "matmul"
-    elif name == "triton" and (problem := fused_problem(device, dtype, d_head)):
+    problem = None if by_keys else "it computes positions as the paper does, and this kind of attention has others"
+    if name == "triton" and (problem := problem or fused_problem(device, dtype, d_head)):
         raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
+    if name == "auto":
+        fuses_here = device.type == "cuda" and by_keys and fused_problem(device, dtype, d_head) is None
+        name = "triton" if fuses_here else "matmul" if by_keys or device.type == "cpu" else "sdpa"
     return _load(*_FUNCTIONS[name])
 
 

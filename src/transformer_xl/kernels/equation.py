@@ -5,21 +5,36 @@ Tests compare everything faster in this folder with `relative_attention`, output
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
+class Positions(NamedTuple):
+    """What one layer's scores are made of besides queries and keys; what is None is left out.
+
+    A kind of attention is a choice of these: the paper's has u, v and r, Shaw's u, r and b, ALiBi b, rotary positions turns,
+    and absolute positions states.
+    """
+
+    u: Tensor | None = None
+    """(N, H), added to queries that are compared with keys."""
+    v: Tensor | None = None
+    """(N, H), added to queries that are compared with position keys."""
+    r: Tensor | None = None
+    """Position keys of the distances S-1, …, 0; (S, N, H)."""
+    b: Tensor | None = None
+    """What the distances S-1, …, 0 add to a score whatever the query, (S, N)."""
+    turns: tuple[Tensor, Tensor] | None = None
+    """Cosines and sines of the angles by which the keys of all S positions are turned, (S, 1, H / 2), see `rotation.py`."""
+    states: Tensor | None = None
+    """Added to the S states of memory and segment when they enter the layer, (S, D)."""
+
+
 def relative_attention(
-    q_BTNH: Tensor,
-    k_BSNH: Tensor,
-    v_BSNH: Tensor,
-    r_SNH: Tensor,
-    *,
-    r_w_bias: Tensor,
-    r_r_bias: Tensor,
-    first_BT: Tensor,
-    dropatt: float = 0.0,
+    q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, positions: Positions, *, first_BT: Tensor, dropatt: float = 0.0
 ) -> Tensor:
     """Attend from a segment to memory and segment by content and by distance.
 
@@ -34,28 +49,33 @@ def relative_attention(
         q_BTNH: queries of the segment.
         k_BSNH: keys of memory and segment.
         v_BSNH: values of memory and segment.
-        r_SNH: position keys W_kR R of the distances S-1, …, 0.
-        r_w_bias: u, shape (N, H).
-        r_r_bias: v, shape (N, H).
+        positions: u, v, r, and for other kinds of attention b_{i-j}, which is added to A_ij.
         first_BT: int64 (B or 1, T), the first key that each query sees, at most its own; it sees all from there to its own.
         dropatt: probability of dropping an attention weight.
 
     Returns:
         Attended values, shape (B, T, N, H).
     """
-    weight_BNTS = relative_weights(q_BTNH, k_BSNH, r_SNH, r_w_bias=r_w_bias, r_r_bias=r_r_bias, first_BT=first_BT)
+    weight_BNTS = relative_weights(q_BTNH, k_BSNH, positions, first_BT=first_BT)
     weight_BNTS = F.dropout(weight_BNTS, dropatt, training=dropatt > 0)
-    return torch.einsum("bnts,bsnh->btnh", weight_BNTS, v_BSNH)
+    return torch.einsum("bnts,bsnh->btnh", weight_BNTS.to(v_BSNH.dtype), v_BSNH)
 
 
-def relative_weights(
-    q_BTNH: Tensor, k_BSNH: Tensor, r_SNH: Tensor, *, r_w_bias: Tensor, r_r_bias: Tensor, first_BT: Tensor
-) -> Tensor:
+def relative_weights(q_BTNH: Tensor, k_BSNH: Tensor, positions: Positions, *, first_BT: Tensor) -> Tensor:
     """Return how much each query attends to each key, (B, N, T, S); the arguments are those of `relative_attention`."""
-    scale = q_BTNH.shape[-1] ** -0.5
-    content_score = torch.einsum("btnh,bsnh->bnts", q_BTNH + r_w_bias.to(q_BTNH.dtype), k_BSNH)  # (a) + (c)
-    position_score = rel_shift(torch.einsum("btnh,snh->bnts", q_BTNH + r_r_bias.to(q_BTNH.dtype), r_SNH))  # (b) + (d)
-    return masked_softmax((content_score + position_score) * scale, first_BT)
+    dtype, T, scale = q_BTNH.dtype, q_BTNH.shape[1], q_BTNH.shape[-1] ** -0.5
+    score_BNTS = torch.einsum("btnh,bsnh->bnts", plus(q_BTNH, positions.u), k_BSNH)  # (a) + (c)
+    if positions.r is not None:
+        position_score = torch.einsum("btnh,snh->bnts", plus(q_BTNH, positions.v), positions.r.to(dtype))  # (b) + (d)
+        score_BNTS = score_BNTS + rel_shift(position_score)
+    if positions.b is not None:
+        score_BNTS = score_BNTS + rel_shift(positions.b.T.unsqueeze(1).expand(-1, T, -1))
+    return masked_softmax(score_BNTS * scale, first_BT)
+
+
+def plus(q: Tensor, bias: Tensor | None) -> Tensor:
+    """Return queries with u or v, if there is one, in the type of the queries."""
+    return q if bias is None else q + bias.to(q.dtype)
 
 
 def masked_softmax(score_BNTS: Tensor, first_BT: Tensor) -> Tensor:
@@ -156,8 +176,12 @@ def first_keys(
 
 
 def common_rows(first_BT: Tensor) -> Tensor:
-    """Return one row for all, (1, T), if they are alike and on a CPU; elsewhere, looking at values would mean waiting."""
-    return first_BT[:1] if first_BT.device.type == "cpu" and (first_BT == first_BT[0]).all() else first_BT
+    """Return one row for all, (1, T), if they are alike and on a CPU; elsewhere, looking at values would mean waiting.
+
+    A compiler cannot follow what depends on values.
+    """
+    looks = first_BT.device.type == "cpu" and not torch.compiler.is_compiling()
+    return first_BT[:1] if looks and (first_BT == first_BT[0]).all() else first_BT
 
 
 def hidden_keys(first_BT: Tensor, n_key: int) -> Tensor:

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from transformer_xl.kernels import flash_kernels as kernels
 from transformer_xl.kernels.blocks import column_sums
 from transformer_xl.kernels.choose import KEPT_BYTES, SCRATCH_BYTES, launch, run_untraced
+from transformer_xl.kernels.equation import Positions
 from transformer_xl.kernels.seeds import drawn_seeds
 
 
@@ -31,18 +32,12 @@ def n_padded(n_key: int) -> int:
 
 
 def fused_attention(
-    q_BTNH: Tensor,
-    k_BSNH: Tensor,
-    v_BSNH: Tensor,
-    r_SNH: Tensor,
-    *,
-    r_w_bias: Tensor,
-    r_r_bias: Tensor,
-    first_BT: Tensor,
-    dropatt: float = 0.0,
+    q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, positions: Positions, *, first_BT: Tensor, dropatt: float = 0.0
 ) -> Tensor:
-    """Compute `relative_attention`; the same arguments and result. Position keys may have `n_padded` rows already."""
-    return run_untraced(_run, q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), r_w_bias, r_r_bias, first_BT, dropatt)
+    """Compute `relative_attention` with u, v and r; the same result."""
+    u, v, r_SNH, *_ = positions
+    assert r_SNH is not None
+    return run_untraced(_run, q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), u, v, first_BT, dropatt)
 
 
 def _run(*inputs: Any) -> Tensor:

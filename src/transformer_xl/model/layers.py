@@ -3,6 +3,7 @@
 Shapes: B batch, T tgt_len, M memory, k earlier tokens that a shift reads, D d_model.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from transformer_xl.config.model import Activation, AttentionConfig, GateKind, T
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
 from transformer_xl.model.gates import block_output, make_gate
+from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import join
 from transformer_xl.model.shift import Shift, make_shift, with_before
 
@@ -115,24 +117,13 @@ class ShiftedLayer(DecoderLayer):
         super().__init__(attention, feed_forward)
         self.shift = shift
 
-    def forward(
-        self,
-        h_BTD: Tensor,
-        *,
-        mem_BMD: Tensor,
-        n_pad: Tensor | None = None,
-        n_before: int = 0,
-        start_BL: Tensor | None = None,
-        **attention: Any,
-    ) -> Tensor:
+    def forward(self, h_BTD: Tensor, *, mem_BMD: Tensor, mask: Mask, **attention: Any) -> Tensor:
         """Run both blocks on what the shift makes of their input.
 
         Args:
             h_BTD: the segment.
-            mem_BMD: what the layer remembers; its first `n_before` positions are shifted only, and never attended to.
-            n_pad: int64 (B,), padding tokens at the left of each row; None: none.
-            n_before: at most k.
-            start_BL: int64 (B, M + T), the first position that each may look back to; None: all that there are.
+            mem_BMD: what the layer remembers; the first `n_before` positions of it are shifted only, and never attended to.
+            mask: what each token sees and may look back to.
             **attention: the other arguments of the attention.
 
         Returns:
@@ -140,15 +131,17 @@ class ShiftedLayer(DecoderLayer):
         """
         T = h_BTD.shape[1]
         own_BTD = h_BTD
-        if n_pad is not None:
-            joined_BLD = join(mem_BMD, h_BTD, n_pad)
+        if mask.n_pad is not None:
+            joined_BLD = join(mem_BMD, h_BTD, mask.n_pad)
             mem_BMD, own_BTD = joined_BLD[:, :-T], joined_BLD[:, -T:]
-        start_BM, start_BT = (None, None) if start_BL is None else (start_BL[:, :-T], start_BL[:, -T:])
+            mask = replace(mask, n_pad=None)  # memory has moved up
+        start_BM, start_BT = (None, None) if mask.start_BL is None else (mask.start_BL[:, :-T], mask.start_BL[:, -T:])
         # apart, because no gradient is computed for the states of the memory
-        read_BMD = self.read_memory(mem_BMD, n_before, start_BM)
+        read_BMD = self.read_memory(mem_BMD, mask.n_before, start_BM)
         start_BT = None if start_BT is None else start_BT - (mem_BMD.shape[1] - self.shift.reach)
         past = self.shift(with_before(own_BTD, mem_BMD, self.shift.reach), start_BT)
-        h_BTD = self.attention(h_BTD, read_BTD=self.shift.mix(own_BTD, past), mem_BMD=read_BMD, **attention)
+        read_BTD = self.shift.mix(own_BTD, past)
+        h_BTD = self.attention(h_BTD, read_BTD=read_BTD, mem_BMD=read_BMD, mask=mask, **attention)
         return self.feed_forward(h_BTD, read_BTD=self.shift.mix(h_BTD, past))
 
     def read_memory(self, mem_BMD: Tensor, n_before: int, start_BM: Tensor | None) -> Tensor:

@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import AttentionConfig, TransformerXLConfig
-from transformer_xl.kernels.equation import first_keys
-from transformer_xl.model.call import Rows
 
 GROUPS = ((2, 0.0), (1, 0.5), (1, 0.8))
 """Channels from the first on: how many eighths of D, and how much less a token counts than the one after it."""
@@ -74,38 +72,6 @@ def make_shift(config: AttentionConfig) -> Shift | None:
     """Return the shift of a layer, as the settings describe it; None: its blocks read their own token."""
     has_shift = isinstance(config, TransformerXLConfig) and config.shift != "none"
     return Shift(config.shift_reach) if has_shift else None
-
-
-def first_positions(rows: Rows, n_valid: Tensor, *, tgt_len: int, memory_length: int) -> Tensor | None:
-    """Return the first position of memory and segment that each of them may look back to, int64 (B, M + T).
-
-    It is that of its own text. None: all are of one text. Only on a CPU is that looked for; elsewhere it would mean waiting.
-    Arguments as `first_keys`, with padding and beginnings of documents in `rows`.
-    """
-    n_pad, M = rows.n_pad, memory_length
-    if n_pad is None and rows.document_starts is None and n_valid.device.type == "cpu" and (n_valid == M).all():
-        return None
-    first_BT, _ = first_keys(rows.document_starts, n_valid, n_pad, tgt_len=tgt_len, memory_length=M, window=None)
-    oldest_B = M - n_valid if n_pad is None else M - n_valid + n_pad
-    return torch.cat([oldest_B.unsqueeze(1).expand(-1, M), first_BT], dim=1)
-
-
-def without_oldest(first_BT: Tensor, n_before: int, n_pad: Tensor | None, *, n_key: int) -> Tensor:
-    """Return the first key that each query sees (see `first_keys`) when the memory's oldest positions are no keys.
-
-    Args:
-        first_BT: with them.
-        n_before: how many they are.
-        n_pad: int64 (B,), padding tokens at the left of each row, by which its memory has moved up; None: none.
-        n_key: keys without them.
-
-    Example:
-        >>> without_oldest(torch.tensor([[0, 3]]), 1, None, n_key=4).tolist()
-        [[0, 2]]
-    """
-    oldest_B1 = torch.zeros_like(first_BT[:, :1]) if n_pad is None else n_pad.unsqueeze(1)
-    own_T = torch.arange(n_key - first_BT.shape[1], n_key, device=first_BT.device)
-    return (first_BT - n_before).maximum(oldest_B1).minimum(own_T)
 
 
 def with_before(h_BTD: Tensor, before_BMD: Tensor, n: int) -> Tensor:

@@ -14,23 +14,25 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.kernels.equation import first_keys
+from transformer_xl.kernels.choose import Attention, choose_backend
+from transformer_xl.kernels.equation import Positions
 from transformer_xl.model.adaptive import make_softmax
+from transformer_xl.model.attention.block import Distances
 from transformer_xl.model.attention.kinds import attention_kind
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.gates import FIRST_BIAS
 from transformer_xl.model.layers import make_layer
+from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import Mems, remembered
 from transformer_xl.model.ngrams import earlier_tokens, make_ngrams
-from transformer_xl.model.shift import first_positions, without_oldest
 
 
 class TransformerXL(LanguageModel):
@@ -55,15 +57,14 @@ class TransformerXL(LanguageModel):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
         self.clamp_len, self.same_length = config.clamp_len, config.same_length
-        self.block_class = attention_kind(config.attention)
-        self.block_class.check(config)
+        self.attention_kind = attention_kind(config.attention)
+        self.attention_kind.check(config)
         self.check_context()
         self.ngrams = make_ngrams(config)
-        self.layers = nn.ModuleList(make_layer(self.block_class, config) for _ in range(config.n_layer))
-        shapes = self.block_class.shapes(config)
-        for name, shape in shapes.items():
+        self.layers = nn.ModuleList(make_layer(self.attention_kind, config) for _ in range(config.n_layer))
+        self._learned = self.attention_kind.shapes(config)
+        for name, shape in self._learned.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
-        self._learned = tuple(shapes)
         norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.final_norm = norm if config.final_norm else nn.Identity()
         self.softmax = make_softmax(config)
@@ -83,7 +84,7 @@ class TransformerXL(LanguageModel):
         if name.endswith(".gate.bias"):
             parameter.fill_(FIRST_BIAS)
             return True
-        return name in self._learned and self.block_class.init_own(name, parameter)
+        return name in self._learned and self.attention_kind.init_own(name, parameter)
 
     @property
     def learned_positions(self) -> dict[str, Tensor]:
@@ -92,11 +93,11 @@ class TransformerXL(LanguageModel):
 
     @property
     def keeps_keys(self) -> bool:
-        """Whether a `Reader` reads as this model does: the kind of attention has a frozen form of its own.
+        """Whether a `Reader` reads as this model does.
 
         A subclass of this class may read otherwise, or remember more, so it has to say so.
         """
-        return "frozen" in vars(self.block_class) and type(self) is TransformerXL
+        return self.attention_kind.keeps_keys() and type(self) is TransformerXL
 
     @property
     def described(self) -> str:
@@ -106,12 +107,12 @@ class TransformerXL(LanguageModel):
     @property
     def learned_length(self) -> int | None:
         """Tokens of a segment that it has learned positions for; None: any number."""
-        return max(0, (self.config.max_klen or 0) - self.config.mem_len) if self.block_class.learns_positions else None
+        return max(0, (self.config.max_klen or 0) - self.config.mem_len) if self.attention_kind.learns_positions else None
 
     @property
     def trained_length(self) -> int | None:
         """Tokens of a segment, if learned positions count from its end."""
-        return self.learned_length if self.block_class.counts_from_end else None
+        return self.learned_length if self.attention_kind.counts_from_end else None
 
     @property
     def window(self) -> int | None:
@@ -128,7 +129,7 @@ class TransformerXL(LanguageModel):
         """Refuse lengths that cannot work together."""
         if self.clamp_len is not None and self.clamp_len < 1:
             raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
-        if self.clamp_len is not None and not self.block_class.limits_distances:
+        if self.clamp_len is not None and not self.attention_kind.limits_distances:
             raise ConfigError(
                 f"clamp_len ({self.clamp_len}) must be none: attention '{self.config.attention}' tells all distances apart"
             )
@@ -137,7 +138,27 @@ class TransformerXL(LanguageModel):
 
     def check_backend(self, backend: str, device: torch.device) -> None:
         """Refuse an attention backend that cannot run on a device."""
-        self.block_class.check_backend(backend, device, dtype=self.dtype, d_head=self.config.d_head)
+        self.backend(backend, device)
+
+    def backend(self, name: str, device: torch.device) -> Attention:
+        """Return the function that computes attention; arguments and errors are those of `check_backend`."""
+        kind = self.attention_kind
+        return choose_backend(name, device, dtype=self.dtype, d_head=self.config.d_head, by_keys=kind.by_keys)
+
+    def positions(self, n_key: int, *, drop: Callable[[Tensor], Tensor] | None = None) -> list[Positions]:
+        """Return what each layer's scores are made of besides queries and keys.
+
+        Args:
+            n_key: S.
+            drop: dropout of encoded distances; None: that of what enters the first layer.
+        """
+        distances = Distances(n_key, self.clamp_len, self.dtype, self.device, drop or self.drop_input)
+        return self.attention_kind.positions(self.config, self.learned_positions, distances)
+
+    def told_apart(self, n_key: int) -> int:
+        """Return how many of the distances 0, …, `n_key` - 1 are told apart; all farther ones count as the last of them."""
+        table = self.config.max_klen if self.attention_kind.learns_positions else None
+        return min(n_key, table or n_key, n_key if self.clamp_len is None else self.clamp_len + 1)
 
     def read(  # pyright: ignore[reportIncompatibleMethodOverride]  # it gets its own memory back
         self,
@@ -149,22 +170,35 @@ class TransformerXL(LanguageModel):
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
         """Return the last states, (B, T, D), and the new memory; the arguments are those of `forward`."""
-        (batch_size, T), n_pad = ids.shape[:2], rows.n_pad  # a body reads vectors
+        B, T = ids.shape[:2]  # a body reads vectors
         if mems is None:
-            mems = self.init_mems(batch_size, length=None if self.config.zero_first_memory else 0)
-        M = mems.length
-        first_BT, n_own, looking_back = self._seen(mems, rows, T)
-        positions = self.block_class.positions(self, M - looking_back.get("n_before", 0) + T, backend=execution.backend)
+            mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0)
+        mask = self._mask(mems, rows, T)
         h_BTD, tokens = self.embed_after(mems, ids, rows)
+        n_before = 0 if self.attention_kind.counts_from_end else mask.n_before  # which are no keys, but states
+        positions = self.positions(mems.length - n_before + T)
+        positions = self.attention_kind.complete_together(self.attention_blocks(), positions)
+        backend = self.backend(execution.backend, self.device)
         hidden = []
         for i, layer in enumerate(self.layers):
-            mem_BMD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)
+            mem_BMD, h_BTD = self.enter(i, mems.hidden[i], h_BTD, positions[i], mask.n_pad)
             # what enters the layer, before it runs; nothing would read the output of the last one
-            hidden.append(remembered(mem_BMD, h_BTD, n_pad, mem_len=self.n_kept, ext_len=self.ext_len, keep_graph=keep_graph))
-            seen = {"mem_BMD": mem_BMD, "first_BT": first_BT, "n_pad": n_pad, **looking_back, **positions[i]}
-            h_BTD = execution.run(layer, h_BTD, **seen)
-        n_valid = (n_own - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
+            kept = remembered(mem_BMD, h_BTD, mask.n_pad, mem_len=self.n_kept, ext_len=self.ext_len, keep_graph=keep_graph)
+            hidden.append(kept)
+            h_BTD = execution.run(layer, h_BTD, mem_BMD=mem_BMD, mask=mask, positions=positions[i], backend=backend)
+        n_valid = (mask.n_own - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
         return self.final_norm(h_BTD), self.mems_class(tuple(hidden), n_valid, tokens)
+
+    def enter(
+        self, layer: int, mem_BMD: Tensor, h_BTD: Tensor, positions: Positions, n_pad: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return memory and segment as they enter a layer: with absolute positions, and before the first with dropout."""
+        drops_all = self.attention_kind.drops_positions
+        if layer == 0 and not drops_all:
+            h_BTD = self.drop_input(h_BTD)
+        if positions.states is not None:
+            mem_BMD, h_BTD = add_positions(positions.states, mem_BMD, h_BTD, n_pad)
+        return mem_BMD, self.drop_input(h_BTD) if layer == 0 and drops_all else h_BTD
 
     def last_tokens(self, mems: Mems) -> Tensor:
         """Return the last tokens that a memory holds, int64 (B, K); a ValueError if these are not what n-grams need."""
@@ -183,14 +217,18 @@ class TransformerXL(LanguageModel):
         h_BTD = self.drop_words(h_BTD + self.ngrams(earlier, ids), ids)
         return h_BTD, last_BK if self.mem_len else torch.zeros_like(last_BK)
 
-    def _seen(self, mems: Mems, rows: Rows, tgt_len: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """Return what `first_keys` does, and how far back shifts look: nothing without one."""
-        sizes = {"tgt_len": tgt_len, "memory_length": mems.length}
-        first_BT, n_own = first_keys(rows.document_starts, mems.n_valid, rows.n_pad, **sizes, window=self.window)
-        if not self.config.shift_reach:
-            return first_BT, n_own, {}
-        n_before = min(self.config.shift_reach, max(mems.length - self.mem_len, 0))
-        looking_back = {"n_before": n_before, "start_BL": first_positions(rows, mems.n_valid, **sizes)}
-        if n_before:
-            first_BT = without_oldest(first_BT, n_before, rows.n_pad, n_key=mems.length - n_before + tgt_len)
-        return first_BT, n_own, looking_back
+    def _mask(self, mems: Mems, rows: Rows, tgt_len: int) -> Mask:
+        """Return what each token of a segment sees."""
+        M, reach = mems.length, self.config.shift_reach
+        sizes = {"tgt_len": tgt_len, "memory_length": M}
+        n_before = min(reach, max(M - self.mem_len, 0)) if reach else None
+        return Mask.of(rows.document_starts, mems.n_valid, rows.n_pad, **sizes, window=self.window, n_before=n_before)
+
+
+def add_positions(states_SD: Tensor, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Add positions to the states of memory and segment; padding (`n_pad`) at the left of a row moves its memory up."""
+    M, S = mem_BMD.shape[1], len(states_SD)
+    of_memory = states_SD[:M]
+    if n_pad is not None:
+        of_memory = states_SD[(torch.arange(M, device=n_pad.device) + n_pad.unsqueeze(1)).clamp(max=S - 1)]
+    return mem_BMD + of_memory.to(mem_BMD.dtype), h_BTD + states_SD[M:].to(h_BTD.dtype)

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.kernels.equation import first_keys
+from transformer_xl.kernels.sdpa import sdpa_attention
 from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution, ModelOutput, Regularizers, Rows
 from transformer_xl.model.layers import make_layer
+from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import Memory, Mems
 from transformer_xl.model.softmax import TokenSoftmax
 
@@ -137,16 +138,16 @@ class Vanilla(LanguageModel):
                 f"a segment of {T} tokens is longer than the {self.positions.shape[1]} positions that this vanilla model "
                 "learned; read at most that many at once (tgt_len and ext_len together)"
             )
-        first_BT, place = None, torch.arange(T, device=ids.device)
+        mask, place = None, torch.arange(T, device=ids.device)
         if n_pad is not None or rows.document_starts is not None:
             nothing = torch.zeros(batch_size, dtype=torch.int64, device=ids.device)
-            first_BT, _ = first_keys(rows.document_starts, nothing, n_pad, tgt_len=T, memory_length=0, window=None)
+            mask = Mask.of(rows.document_starts, nothing, n_pad, tgt_len=T, memory_length=0)
         if n_pad is not None:
             place = (place - n_pad.unsqueeze(1)).clamp(min=0)
         h_BTD = self.drop_input(self.embed(ids))
         outputs = []
         for layer, table in zip(self.layers, self.positions, strict=True):
-            h_BTD = execution.run(layer, h_BTD + table[place], first_BT=first_BT)
+            h_BTD = execution.run(layer, h_BTD + table[place], mask=mask, backend=sdpa_attention)
             outputs.append(h_BTD)
         return outputs
 

@@ -6,8 +6,8 @@ import torch
 from tests.helpers import assert_close, gradients, tiny_model
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import Precision, autocast
+from transformer_xl.kernels.rotation import turned, turns
 from transformer_xl.model.attention.alibi import slopes
-from transformer_xl.model.attention.rotary import turned, turns
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -96,8 +96,7 @@ def test_the_heads_of_alibi_look_less_far_the_steeper_they_are() -> None:
     model = tiny_model(attention="alibi", n_head=4, n_layer=1)
     with torch.no_grad():
         model.layers[0].get_parameter("attention.qkv_net.weight").zero_()  # nothing but distances counts
-        positions = model.block_class.positions(model, 6, backend="auto")[0]
-        weight_N = model.attention_blocks()[0].weights(torch.randn(1, 6, 10), **positions)[0, :, -1]
+        weight_N = model.attention_blocks()[0].weights(torch.randn(1, 6, 10), positions=model.positions(6)[0])[0, :, -1]
     expected = torch.tensor([[0.25**n * -distance for distance in range(5, -1, -1)] for n in range(1, 5)]).softmax(-1)
     assert_close("weights", weight_N, expected, 1e-6)
 

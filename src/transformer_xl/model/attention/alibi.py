@@ -4,21 +4,18 @@
 
 Each head n has a slope m_n, which is no parameter. Distances beyond `clamp_len` count as `clamp_len`.
 
-Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head.
+Shapes: S keys, N heads, H d_head.
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from transformer_xl.kernels.cpu_attention import content_attention
-from transformer_xl.kernels.equation import key_distances, masked_softmax, rel_shift
-from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
-
-if TYPE_CHECKING:
-    from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.kernels.equation import Positions
+from transformer_xl.model.attention.block import AttentionKind, Distances
 
 
 class AlibiAttention(AttentionKind):
@@ -26,28 +23,12 @@ class AlibiAttention(AttentionKind):
 
     name = "alibi"
 
-    @staticmethod
-    def positions(model: "TransformerXL", n_key: int, *, backend: str) -> list[dict[str, Any]]:
-        """Return what the distances S-1, …, 0 add to scores, which all layers share."""
-        return [{"bias_NS": _biases(model, n_key)}] * len(model.layers)
-
-    @staticmethod
-    def frozen(model: "TransformerXL", n_slot: int) -> list[FrozenPositions]:
-        """Return the biases of all distances up to `clamp_len`, which a `Reader` divides by √H."""
-        n_distance = n_slot if model.clamp_len is None else min(n_slot, model.clamp_len + 1)
-        bias_PN = _biases(model, n_distance).T * math.sqrt(model.config.d_head)
-        return [FrozenPositions(distance_bias=bias_PN)] * len(model.layers)
-
-    def attend(self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *, first_BT: Tensor, bias_NS: Tensor) -> Tensor:
-        """Return what each query gathers from the values."""
-        bias_NTS = _by_key(bias_NS, q_BTNH.shape[1]).to(q_BTNH.dtype).contiguous()
-        dropatt = self.dropatt if self.training else 0.0
-        return content_attention(q_BTNH, k_BSNH, v_BSNH, first_BT=first_BT, bias_NTS=bias_NTS, dropatt=dropatt)
-
-    def attention_weights(self, q_BTNH: Tensor, k_BSNH: Tensor, *, first_BT: Tensor, bias_NS: Tensor) -> Tensor:
-        """Return how much each query attends to each key."""
-        content_score = torch.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH) * self.d_head**-0.5
-        return masked_softmax(content_score + _by_key(bias_NS, q_BTNH.shape[1]), first_BT)
+    @classmethod
+    def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
+        """Return b = -m (i - j) √H, at least in fp32, which all layers share; scores are divided by √H."""
+        dtype = torch.promote_types(distances.dtype, torch.float32)
+        slope_N = torch.tensor(slopes(config.n_head), dtype=dtype, device=distances.device) * math.sqrt(config.d_head)
+        return [Positions(b=-torch.outer(distances.limited.to(dtype), slope_N))] * config.n_layer
 
 
 def slopes(n_head: int) -> list[float]:
@@ -65,16 +46,3 @@ def slopes(n_head: int) -> list[float]:
     power = 1 << n_head.bit_length() - 1
     lower = [2.0 ** (-8 * n / power) for n in range(1, power + 1)]
     return lower + [2.0 ** (-4 * n / power) for n in range(1, 2 * (n_head - power), 2)]
-
-
-def _biases(model: "TransformerXL", n_key: int) -> Tensor:
-    """Return what the distances S-1, …, 0 add to the scores of each head, (N, S), at least in fp32."""
-    dtype = torch.promote_types(model.dtype, torch.float32)
-    distance_S = key_distances(n_key, clamp_len=model.clamp_len, device=model.device).to(dtype)
-    slope_N = torch.tensor(slopes(model.config.n_head), dtype=dtype, device=model.device)
-    return -torch.outer(slope_N, distance_S)
-
-
-def _by_key(bias_NS: Tensor, tgt_len: int) -> Tensor:
-    """Return what is added to the score of each key, (N, T, S); what it says of keys after a query means nothing."""
-    return rel_shift(bias_NS.unsqueeze(1).expand(-1, tgt_len, -1))

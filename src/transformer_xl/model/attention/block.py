@@ -1,53 +1,64 @@
 """`AttentionKind`: what every kind of attention is made of, and attention by content alone.
 
-A kind of your own is a subclass with a name, which `register_attention` adds to the table of kinds. Every method has a default.
-Override `check` to refuse settings, `shapes` for parameters of positions, `init_own` for their initial values, `positions` for
-what a layer needs to know of them, `enter` to add positions to the states, `attend` and `attention_weights` for the scores, and
-`frozen` for inference with kept keys.
+A kind is a way for a query to know where a key stands: `positions` says what that adds to the scores of one formula,
 
-Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model, P distances with a key of their own.
+    A_ij = ((q_i + u)·k_j + (q_i + v)·r_{i-j} + b_{i-j}) / √H
+
+A kind of your own is a subclass with a name, which `register_attention` adds to the table of kinds. Every method has a default.
+Override `positions`, `shapes` for learned ones, `init_own` for their first values, and `check` to refuse settings. Reading with
+frozen weights needs nothing more, unless a kind changes how scores are computed.
+
+Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model.
 """
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import GateKind, TransformerXLConfig
-from transformer_xl.kernels.choose import check_no_backend, is_fused
+from transformer_xl.kernels.choose import Attention, is_fused
 from transformer_xl.kernels.cpu_linear import halves, linear, narrowed
-from transformer_xl.kernels.equation import hidden_keys, masked_softmax
+from transformer_xl.kernels.equation import Positions, key_distances, relative_attention, relative_weights
+from transformer_xl.kernels.rotation import turned
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, dropped_pair
 from transformer_xl.model.gates import block_output, make_gate
+from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import join
 
-if TYPE_CHECKING:
-    from transformer_xl.model.transformer_xl import TransformerXL  # which builds its layers of these blocks
 
+class Distances(NamedTuple):
+    """The distances of a segment's last query to all keys, and where and how their encodings are computed.
 
-class FrozenPositions(NamedTuple):
-    """What one layer's scores are made of besides queries and keys, when weights no longer change.
-
-    A_ij = (q_i + content_bias)·k_j + (q_i + position_bias)·r_{i-j} + b_{i-j}, all divided by √H
-
-    What is None is left out.
+    Attributes:
+        n_key: S.
+        clamp_len: the largest distance told apart; None: all are.
+        dtype: of the model's weights.
+        device: where the model is.
+        drop: dropout of encodings.
     """
 
-    content_bias: Tensor | None = None
-    """u, (N, H)."""
-    position_bias: Tensor | None = None
-    """v, (N, H)."""
-    position_keys: Tensor | None = None
-    """r of the distances P - 1, …, 0; (P, N, H). Farther ones have the key of P - 1."""
-    distance_bias: Tensor | None = None
-    """b, what a distance adds to a score whatever the query, (P, N); farther ones add what P - 1 adds."""
-    turned: bool = False
-    """Whether queries and keys are turned by their positions, as `rotary.turned` does; the same in all layers."""
+    n_key: int
+    clamp_len: int | None
+    dtype: torch.dtype
+    device: torch.device
+    drop: Callable[[Tensor], Tensor]
+
+    @property
+    def tokens(self) -> Tensor:
+        """The distances S-1, …, 0, int64 (S,)."""
+        return key_distances(self.n_key, clamp_len=None, device=self.device)
+
+    @property
+    def limited(self) -> Tensor:
+        """The same, at most `clamp_len`."""
+        return key_distances(self.n_key, clamp_len=self.clamp_len, device=self.device)
 
 
 class AttentionKind(nn.Module):
-    """A kind of attention, which is a way for a query to know where a key stands; an instance is the block of one layer.
+    """A kind of attention; an instance is the block of one layer.
 
     This class itself is multi-head scaled dot-product attention by content, with residual connection and layer norm.
 
@@ -75,6 +86,10 @@ class AttentionKind(nn.Module):
     """Whether `clamp_len` may limit the distances that are told apart."""
     normalizes_queries: ClassVar[bool] = True
     """With `pre_lnorm`: whether queries, too, are projected from normalized states."""
+    drops_positions: ClassVar[bool] = False
+    """Whether dropout of what enters the first layer covers the positions that were added to it."""
+    by_keys: ClassVar[bool] = False
+    """Whether positions are u, v and r and nothing else, which is what fused kernels compute."""
 
     def __init__(
         self,
@@ -101,12 +116,12 @@ class AttentionKind(nn.Module):
         self.drop_qkv = Dropout(dropqkv, locked=locked_dropout)
         self.gate = make_gate(gate, d_model, dropweight=dropweight)
 
-    @staticmethod
-    def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
+    @classmethod
+    def shapes(cls, config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of the parameters of positions that belong to the whole model.
 
         They are drawn like all other weights unless `init_own` sets them. Constants, such as ALiBi's slopes, are not
-        parameters: compute them in `positions` and `frozen`.
+        parameters: compute them in `positions`.
 
         Args:
             config: of the model.
@@ -127,56 +142,36 @@ class AttentionKind(nn.Module):
             ConfigError: they cannot work.
         """
 
-    @classmethod
-    def check_backend(cls, backend: str, device: torch.device, *, dtype: torch.dtype, d_head: int) -> None:
-        """Refuse an attention backend that cannot compute this kind.
-
-        Args:
-            backend: its name, see `choose_backend`.
-            device: where the model shall run.
-            dtype: of the weights.
-            d_head: width of a head.
-
-        Raises:
-            ConfigError: no such backend, or it cannot run there.
-        """
-        check_no_backend(backend, f"attention '{cls.name}'")
-
     @staticmethod
     def init_own(name: str, parameter: Tensor) -> bool:
         """Set the initial values of a parameter of `shapes` and return True, or return False so that it is drawn."""
         return False
 
-    @staticmethod
-    def positions(model: "TransformerXL", n_key: int, *, backend: str) -> list[dict[str, Any]]:
-        """Return for each layer the keyword arguments of `attend` and `attention_weights` besides `first_BT`.
+    @classmethod
+    def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
+        """Return what each layer's scores are made of besides queries and keys.
 
         Args:
-            model: whose layers they are.
-            n_key: S.
-            backend: name of the attention backend, for kinds that have a choice.
+            config: of the model.
+            learned: the parameters of `shapes`, by name.
+            distances: those of the keys.
         """
-        return [{} for _ in model.layers]
+        return [Positions()] * config.n_layer
 
-    @staticmethod
-    def enter(
-        model: "TransformerXL", layer: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return memory and segment as they enter a layer: layer 0 applies dropout, and some kinds add positions."""
-        return mem_BMD, model.drop_input(h_BTD) if layer == 0 else h_BTD
+    def complete(self, positions: Positions) -> Positions:
+        """Return a layer's positions with what this block's own parameters make of them."""
+        return positions
 
-    @staticmethod
-    def frozen(model: "TransformerXL", n_slot: int) -> list[FrozenPositions]:
-        """Return what a `Reader` computes with, layer by layer.
+    @classmethod
+    def complete_together(cls, blocks: Sequence["AttentionKind"], positions: list[Positions]) -> list[Positions]:
+        """Return the positions of all layers, where a device completes them faster at once; here they stay as they are."""
+        return positions
 
-        Args:
-            model: whose layers they are.
-            n_slot: the most distances that are told apart.
-
-        A kind whose class itself defines this is read so: keys and values of a position must stay the same while the text goes
-        on. A subclass that reads otherwise than its parent does not inherit that.
-        """
-        raise NotImplementedError("this kind of attention does not keep keys")
+    @classmethod
+    def keeps_keys(cls) -> bool:
+        """Whether keys and values of a position stay the same while the text goes on, and scores are those of the formula."""
+        ways = ("forward", "project", "attend", "add")
+        return not cls.counts_from_end and all(getattr(cls, way) is getattr(AttentionKind, way) for way in ways)
 
     def forward(
         self,
@@ -184,9 +179,9 @@ class AttentionKind(nn.Module):
         *,
         read_BTD: Tensor | None = None,
         mem_BMD: Tensor | None = None,
-        first_BT: Tensor | None = None,
-        n_pad: Tensor | None = None,
-        **positions: Any,
+        mask: Mask | None = None,
+        positions: Positions = Positions(),
+        backend: Attention = relative_attention,
     ) -> Tensor:
         """Attend from the segment to memory and segment, and add the result to the segment.
 
@@ -194,15 +189,44 @@ class AttentionKind(nn.Module):
             h_BTD: the segment.
             read_BTD: what is projected instead of it, if a `Shift` changed it.
             mem_BMD: what the layer remembers; None: it has no memory.
-            first_BT: int64 (B or 1, T), the first key that each query sees, see `first_keys`; None: each sees all before it.
-            n_pad: int64 (B,), padding tokens at the left of each row; None: none.
-            **positions: what `positions` returned for the layer.
+            mask: what each query sees; None: all before it.
+            positions: of the layer, see `positions`.
+            backend: computes `relative_attention`.
 
         Returns:
             The block's output, (B, T, D).
         """
-        q, k, v = self.project(h_BTD if read_BTD is None else read_BTD, mem_BMD, n_pad)
-        return self.add(h_BTD, self.attend(q, k, v, first_BT=first_BT, **positions))
+        q, k, v = self.project(h_BTD if read_BTD is None else read_BTD, mem_BMD, None if mask is None else mask.n_pad)
+        return self.add(h_BTD, self.attend(q, k, v, mask=mask, positions=self.complete(positions), backend=backend))
+
+    def attend(
+        self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *, mask: Mask | None, positions: Positions, backend: Attention
+    ) -> Tensor:
+        """Return what each query gathers from the values, (B, T, N, H), with dropout of attention weights in training.
+
+        Args:
+            q_BTNH: queries of the segment.
+            k_BSNH: keys of memory and segment.
+            v_BSNH: values.
+            mask: see `forward`.
+            positions: complete.
+            backend: see `forward`.
+        """
+        dropatt = self.dropatt if self.training else 0.0
+        if mask is None:
+            q, k, v = (x.transpose(1, 2) for x in (q_BTNH, k_BSNH, v_BSNH))
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropatt).transpose(1, 2)
+        q_BTNH, k_BSNH = self._turned(q_BTNH, k_BSNH, positions)
+        return backend(q_BTNH, k_BSNH, v_BSNH, positions, first_BT=mask.first_BT, dropatt=dropatt)
+
+    @staticmethod
+    def _turned(q_BTNH: Tensor, k_BSNH: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        """Return queries and keys as rotary positions turn them."""
+        if positions.turns is None:
+            return q_BTNH, k_BSNH
+        cos_S1F, sin_S1F = positions.turns
+        T = q_BTNH.shape[1]
+        return turned(q_BTNH, cos_S1F[-T:], sin_S1F[-T:]), turned(k_BSNH, cos_S1F, sin_S1F)
 
     def weights(
         self,
@@ -210,41 +234,14 @@ class AttentionKind(nn.Module):
         *,
         read_BTD: Tensor | None = None,
         mem_BMD: Tensor | None = None,
-        first_BT: Tensor | None = None,
-        n_pad: Tensor | None = None,
-        **positions: Any,
+        mask: Mask | None = None,
+        positions: Positions = Positions(),
+        **_: object,
     ) -> Tensor:
         """Return how much each query attends to each key, (B, N, T, S), in evaluation; the arguments are those of `forward`."""
-        q, k, _ = self.project(h_BTD if read_BTD is None else read_BTD, mem_BMD, n_pad)
-        if first_BT is None:
-            first_BT = torch.zeros(1, q.shape[1], dtype=torch.int64, device=q.device)
-        return self.attention_weights(q, k, first_BT=first_BT, **positions)
-
-    def attend(self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *_: Any, first_BT: Any, **positions: Any) -> Tensor:
-        """Return what each query gathers from the values, (B, T, N, H), with dropout of attention weights in training.
-
-        Args:
-            q_BTNH: queries of the segment.
-            k_BSNH: keys of memory and segment.
-            v_BSNH: values.
-            *_: nothing; kinds may name what they get from `positions`.
-            first_BT: int64 (B or 1, T), the first key that each query sees; None: all before it.
-            **positions: what `positions` returned for the layer.
-        """
-        q, k, v = (x.transpose(1, 2) for x in (q_BTNH, k_BSNH, v_BSNH))
-        attended = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=None if first_BT is None else ~hidden_keys(first_BT, k.shape[2]).unsqueeze(1),
-            is_causal=first_BT is None,
-            dropout_p=self.dropatt if self.training else 0.0,
-        )
-        return attended.transpose(1, 2)
-
-    def attention_weights(self, q_BTNH: Tensor, k_BSNH: Tensor, *_: Any, first_BT: Tensor, **positions: Any) -> Tensor:
-        """Return how much each query attends to each key, (B, N, T, S), without dropout."""
-        return masked_softmax(torch.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH) * self.d_head**-0.5, first_BT)
+        q, k, _v = self.project(h_BTD if read_BTD is None else read_BTD, mem_BMD, None if mask is None else mask.n_pad)
+        first_BT = torch.zeros(1, q.shape[1], dtype=torch.int64, device=q.device) if mask is None else mask.first_BT
+        return relative_weights(*self._turned(q, k, positions), self.complete(positions), first_BT=first_BT)
 
     def position_weights(self) -> list[Tensor]:
         """Return the matrices of this block that multiply distances instead of tokens."""

@@ -6,22 +6,17 @@ Distances beyond the table share its farthest entry.
 
 Reference: `RelLearnableMultiHeadAttn` (`attn_type` 1) of the authors' `pytorch/mem_transformer.py`.
 
-Shapes: B batch, T tgt_len, M memory, S = M + T keys, L layers, N heads, H d_head, D d_model.
+Shapes: S keys, L layers, N heads, H d_head.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.kernels.equation import key_distances, masked_softmax, rel_shift
-from transformer_xl.model.attention.block import AttentionKind, FrozenPositions
-
-if TYPE_CHECKING:
-    from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.kernels.equation import Positions
+from transformer_xl.model.attention.block import AttentionKind, Distances
 
 
 class ShawAttention(AttentionKind):
@@ -30,8 +25,8 @@ class ShawAttention(AttentionKind):
     name = "shaw"
     learns_positions = True
 
-    @staticmethod
-    def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
+    @classmethod
+    def shapes(cls, config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
         """Return the shapes of each layer's vectors and biases of distances, and of its u."""
         heads, table = (config.n_head, config.d_head), (config.n_layer, table_size(config))
         return {"r_emb": (*table, *heads), "r_bias": (*table, config.n_head), "r_w_bias": (config.n_layer, *heads)}
@@ -43,38 +38,13 @@ class ShawAttention(AttentionKind):
             parameter.zero_()
         return name == "r_bias"
 
-    @staticmethod
-    def positions(model: "TransformerXL", n_key: int, *, backend: str) -> list[dict[str, Any]]:
-        """Return each layer's vectors and biases of the distances S-1, …, 0, and its u."""
-        r_emb, r_bias, u = (model.learned_positions[name] for name in ("r_emb", "r_bias", "r_w_bias"))
-        distances = key_distances(n_key, clamp_len=None, device=model.device)
-        rows = table_rows(distances, n_row=r_emb.shape[1], clamp_len=model.clamp_len)
-        r_LSNH, r_bias_LSN = r_emb[:, rows], r_bias[:, rows]
-        return [{"r_SNH": r_LSNH[i], "r_bias_SN": r_bias_LSN[i], "r_w_bias": u[i]} for i in range(len(u))]
-
-    @staticmethod
-    def frozen(model: "TransformerXL", n_slot: int) -> list[FrozenPositions]:
-        """Return u, a v of zeros, and the rows of the tables that are used."""
-        r_emb, r_bias, u = (model.learned_positions[name] for name in ("r_emb", "r_bias", "r_w_bias"))
-        n_row = r_emb.shape[1]
-        distances = key_distances(min(n_slot, n_row, model.clamp_len or n_row), clamp_len=None)
-        rows = table_rows(distances, n_row=n_row, clamp_len=model.clamp_len)
-        return [FrozenPositions(u[i], torch.zeros_like(u[i]), r_emb[i, rows], r_bias[i, rows]) for i in range(len(u))]
-
-    def attend(self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *, first_BT: Tensor, **positions: Tensor) -> Tensor:
-        """Return what each query gathers from the values; `positions` are those of `attention_weights`."""
-        weight_BNTS = self.attention_weights(q_BTNH, k_BSNH, first_BT=first_BT, **positions)
-        weight_BNTS = F.dropout(weight_BNTS, self.dropatt, training=self.training)
-        return torch.einsum("bnts,bsnh->btnh", weight_BNTS.to(v_BSNH.dtype), v_BSNH)
-
-    def attention_weights(
-        self, q_BTNH: Tensor, k_BSNH: Tensor, *, first_BT: Tensor, r_SNH: Tensor, r_bias_SN: Tensor, r_w_bias: Tensor
-    ) -> Tensor:
-        """Return how much each query attends to each key; r and its bias are those of the distances S-1, …, 0."""
-        content_score = torch.einsum("btnh,bsnh->bnts", q_BTNH + r_w_bias.to(q_BTNH.dtype), k_BSNH)
-        by_distance = torch.einsum("btnh,snh->bnts", q_BTNH, r_SNH.to(q_BTNH.dtype))
-        distance_score = by_distance + r_bias_SN.T.unsqueeze(1).to(q_BTNH.dtype)
-        return masked_softmax((content_score + rel_shift(distance_score)) * self.d_head**-0.5, first_BT)
+    @classmethod
+    def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
+        """Return each layer's u, and its vectors and biases of the distances S-1, …, 0."""
+        r_emb, r_bias, u = (learned[name] for name in ("r_emb", "r_bias", "r_w_bias"))
+        rows = table_rows(distances.tokens, n_row=r_emb.shape[1], clamp_len=distances.clamp_len)
+        r_LSNH, b_LSN = r_emb[:, rows], r_bias[:, rows]
+        return [Positions(u=u[i], r=r_LSNH[i], b=b_LSN[i]) for i in range(len(u))]
 
 
 def table_rows(distance_S: Tensor, *, n_row: int, clamp_len: int | None) -> Tensor:
@@ -83,6 +53,7 @@ def table_rows(distance_S: Tensor, *, n_row: int, clamp_len: int | None) -> Tens
     With `clamp_len`, only that many of the last rows are used.
 
     Example:
+        >>> import torch
         >>> table_rows(torch.tensor([4, 3, 2, 1, 0]), n_row=4, clamp_len=3).tolist()
         [1, 1, 1, 2, 3]
     """
