@@ -36,7 +36,7 @@ class MatrixConfig(txl.TransformerXLConfig):
     kind: ClassVar[str] = "memory_matrix"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MatrixMems(txl.Mems):
     """The hidden states that a Transformer-XL keeps, and for each layer a matrix (B, N, H, Z) of what left them."""
 

@@ -91,7 +91,7 @@ class _FlatModel(nn.Module):
         # n_pad is always given: without it, the model would look at values to find out whether anything is masked
         execution = Execution(backend="equation")  # the others are written for one processor, not for an exporter
         n_layer = self.model.config.n_layer
-        old = Mems(tuple(mems[:n_layer]), n_valid, *mems[n_layer:])
+        old = self.model.mems_class(tuple(mems[:n_layer]), n_valid, *mems[n_layer:])
         out = self.model(ids, mems=old, rows=Rows(n_pad=n_pad), execution=execution)
         assert out.logits is not None  # no labels are given
         return (out.logits, out.mems.n_valid, *_flat(out.mems))

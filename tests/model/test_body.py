@@ -100,5 +100,5 @@ def test_what_is_for_tokens_is_refused_and_so_are_other_shapes() -> None:
     for shape in ((2, 3), (2, 4, 4), (2, 0, 3)):
         with pytest.raises(ValueError, match=r"must have shape \(batch, steps, 3\)"):
             body(torch.zeros(shape))
-    with pytest.raises(ValueError, match="mems of 3 rows"):
+    with pytest.raises(ValueError, match="a memory of 3 rows must fit ids of 2 rows"):
         body(torch.zeros(2, 4, 3), mems=body.init_mems(3))

@@ -1,13 +1,19 @@
 """Memory: rows are reset, selected, joined and saved."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
-from tests.helpers import assert_close, tiny_model, tokens
-from transformer_xl.model.memory import Mems, join
+from tests.helpers import assert_close, tiny_model, tiny_xlnet, tokens
+from transformer_xl.config.model import LstmConfig, TransformerXLConfig
+from transformer_xl.model.base import LanguageModel
+from transformer_xl.model.build import make_blueprint, make_model
+from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.memory import Memory, Mems, join
+from transformer_xl.model.xlnet import XLNet
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -39,7 +45,6 @@ def test_reset_gives_a_row_the_first_memory_that_the_model_was_trained_with(opti
         assert_close("other row", out.logits[1], kept.logits[1], 1e-12)
         then = model(ids, mems=out.mems)
         assert_close("fresh rows later", then.logits[::2], model(ids, mems=fresh.mems).logits[::2], 1e-12)
-    assert not torch.allclose(fresh.logits, model(ids, mems=Mems(used.hidden, used.n_valid).reset(torch.ones(3).bool())).logits)
 
 
 def test_reset_heals_a_row_that_went_wrong():
@@ -63,27 +68,98 @@ def test_join_moves_memory_up_to_the_first_token_of_a_padded_row():
     assert join(past, present, torch.tensor([0, 1])).tolist() == [[1, 2, 3, 7, 8], [4, 4, 5, 6, 9]]
 
 
-def _of_another_class() -> tuple[Any, Any]:
-    return tiny_model(), tiny_model(zero_first_memory=True).init_mems(2)
+def lstm(**changes: Any) -> LanguageModel:
+    model = make_model(LstmConfig(vocab_size=13, n_layer=2, d_model=8, **changes))
+    assert isinstance(model, LanguageModel)
+    return model
 
 
-def _longer() -> tuple[Any, Any]:
-    return tiny_model(mem_len=5), tiny_model(mem_len=9).init_mems(2)
+FOREIGN: dict[str, Callable[[], tuple[LanguageModel, Memory]]] = {
+    "class": lambda: (tiny_model(), tiny_model(zero_first_memory=True).init_mems(2)),
+    "length": lambda: (tiny_model(mem_len=5), tiny_model(mem_len=9).init_mems(2)),
+    "view": lambda: ((model := tiny_model(mem_len=5)), model.with_context(mem_len=9).init_mems(2)),
+    "layers": lambda: (tiny_model(), tiny_model(n_layer=3).init_mems(2)),
+    "fewer layers": lambda: (tiny_model(n_layer=3), tiny_model(n_layer=2).init_mems(2)),
+    "width": lambda: (tiny_model(d_model=16), tiny_model(d_model=8).init_mems(2)),
+    "dtype": lambda: (tiny_model(), tiny_model().float().init_mems(2)),
+    "tokens": lambda: (tiny_model(), tiny_model(ngram_rows=(8, 8)).init_mems(2)),
+    "no tokens": lambda: (tiny_model(ngram_rows=(8,)), tiny_model().init_mems(2)),
+    "fractions": lambda: ((model := tiny_model()), Mems(cast(Mems, model.init_mems(2)).hidden, torch.tensor([1.5, 0.5]))),
+    "rows": lambda: ((model := tiny_model()), Mems(cast(Mems, model.init_mems(3)).hidden, torch.zeros(2).long())),
+    "uneven": lambda: (tiny_model(mem_len=5), Mems((torch.zeros(2, 3, 10), torch.zeros(2, 2, 10)), torch.zeros(2).long())),
+    "lstm": lambda: (lstm(), tiny_model(mem_len=1, d_model=16).init_mems(2)),
+    "of an lstm": lambda: (tiny_model(mem_len=1, d_model=16), lstm().init_mems(2)),
+    "no state": lambda: (lstm(), lstm(mem_len=0).init_mems(2)),
+}
 
 
-def _of_a_shift_and_ngrams() -> tuple[Any, Any]:
-    return tiny_model(), tiny_model(shift="averages", ngram_rows=(8, 8)).init_mems(2)
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_memory_that_cannot_be_the_models_is_refused(case: str) -> None:
+    model, mems = FOREIGN[case]()
+    for read in (model, model.hidden_states):
+        with pytest.raises(ValueError, match=r"^mems [^\n]*; use model.init_mems\(2\)$"):
+            read(tokens(2, 3), mems=mems)
 
 
-def _with_fractions() -> tuple[Any, Any]:
+def test_it_is_refused_by_its_description_alone() -> None:
+    """No number is looked at: memories without numbers are compared too, and wrong numbers pass."""
+    nowhere = make_blueprint(TransformerXLConfig(vocab_size=13, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=5))
+    nowhere.check_memory(nowhere.init_mems(2), 2)
+    nowhere.check_memory(nowhere.init_mems(2, length=3), 2)
+    with pytest.raises(ValueError, match=r"^mems of another model: hidden.0 is "):
+        nowhere.check_memory(nowhere.with_context(mem_len=6).init_mems(2), 2)
     model = tiny_model()
     mems = model.init_mems(2)
-    return model, Mems(mems.hidden, torch.tensor([1.5, 0.5]))
+    model.check_memory(Mems(mems.hidden, mems.n_valid + 100), 2)
 
 
-@pytest.mark.xfail(reason="such memories are read as if they were the model's own", strict=True)
-@pytest.mark.parametrize("case", [_of_another_class, _longer, _of_a_shift_and_ngrams, _with_fractions])
-def test_a_memory_that_cannot_be_the_models_is_refused(case: Callable[[], tuple[Any, Any]]) -> None:
-    model, mems = case()
-    with pytest.raises(ValueError, match="mem"):
-        model(tokens(2, 3), mems=mems)
+@pytest.mark.parametrize("make", [tiny_model, tiny_xlnet, lstm])
+def test_what_is_no_memory_or_no_batch_is_refused_in_one_line(make: Callable[[], Any]) -> None:
+    model = make()
+    read = model.read if isinstance(model, XLNet) else model
+    for mems in (torch.zeros(2, 5, 10), [torch.zeros(5, 2, 10)] * 2, (torch.zeros(5, 2, 10),), {}):
+        with pytest.raises(
+            TypeError, match=r"^mems must be what a call returned, or model.init_mems\(2\), not a (Tensor|list|tuple|dict)$"
+        ):
+            read(tokens(2, 3), mems=mems)
+    for ids in ([[1, 2]], np.array([[1, 2]]), "text", None):
+        with pytest.raises(
+            TypeError, match=r"^ids must be an int64 tensor of shape \(batch, tgt_len\), not a \w+; use torch.tensor\(\["
+        ):
+            read(ids)
+    for shape in ((0, 3), (3, 0), (3,), (1, 2, 3)):
+        with pytest.raises(ValueError, match=r"^ids \([0-9, ]*\) must have shape \(batch, tgt_len\), none of them 0$"):
+            read(torch.zeros(shape, dtype=torch.int64))
+
+
+def test_a_memory_is_shown_in_one_line() -> None:
+    mems = tiny_model(mem_len=5).init_mems(2)
+    assert repr(mems) == "Mems(rows=2, layers=2, positions=5, width=10, dtype=torch.float64, device=cpu)"
+    assert repr(lstm(d_hidden=12).init_mems(3)).startswith("LstmState(rows=3, layers=2, positions=1, width=24/16, dtype=")
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_compiled_or_exported_it_takes_any_number_of_rows() -> None:
+    class Flat(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = tiny_model(n_layer=1)
+
+        def forward(self, ids: torch.Tensor, n_valid: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+            out = self.model(ids, mems=Mems((hidden,), n_valid), rows=Rows(n_pad=n_valid * 0), execution=Execution("equation"))
+            return cast(torch.Tensor, out.logits)
+
+    flat, inputs = Flat().eval(), []
+    for B in (2, 3):
+        mems = cast(Mems, flat.model.init_mems(B))
+        inputs.append((tokens(B, 4), mems.n_valid, mems.hidden[0]))
+    dim = {0: torch.export.Dim("B")}
+    exported = torch.export.export(flat, inputs[0], dynamic_shapes=(dim, dim, dim)).module()
+    graphs, counts = [], []
+    compiled = torch.compile(flat, dynamic=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    with torch.no_grad():
+        for own in inputs:
+            for run in (exported, compiled):
+                assert_close("logits", run(*own), flat(*own), 1e-12)
+            counts.append(len(graphs))
+    assert counts[0] == counts[1], "the second number of rows compiles nothing anew"

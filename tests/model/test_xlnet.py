@@ -189,7 +189,7 @@ def test_what_does_not_fit_is_named() -> None:
         model(ids, order=replace(order, targets=order.targets[:1]))
     with pytest.raises(ValueError, match=r"segments \(2, 1\) must have the shape of ids"):
         model.read(ids, segments=ids[:, :1])
-    with pytest.raises(ValueError, match=r"mems of 3 rows and 2 layers must fit ids of 2 rows"):
+    with pytest.raises(ValueError, match=r"a memory of 3 rows must fit ids of 2 rows"):
         model.read(ids, mems=model.init_mems(3))
     with pytest.raises(ConfigError, match="same_length"):
         model.with_context(same_length=True)

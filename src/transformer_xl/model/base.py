@@ -170,7 +170,7 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
             return
         if not isinstance(mems, Memory):
             raise TypeError(f"mems must be what a call returned, or model.init_mems({batch_size}), not a {type(mems).__name__}")
-        mems.check(batch_size, self.config.n_layer)
+        mems.check(batch_size, self.init_mems(0))
 
     @abstractmethod
     def smallest_call(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.dropout import Dropout
-from transformer_xl.model.memory import Mems
+from transformer_xl.model.memory import Memory, Mems
 
 _WARM_UP = 512
 """Tokens that a state reads before the part of a stream that it scores; farther ones have almost no effect on it."""
@@ -93,6 +93,12 @@ class LstmLayer(nn.Module):
         return torch.cat(outputs, dim=1), kept_state
 
 
+class LstmState(Mems):
+    """h and c of every layer side by side, as a memory of one position that is there from the beginning."""
+
+    check = Memory.check
+
+
 class Lstm(LanguageModel):
     """A language model that remembers its last state.
 
@@ -134,7 +140,7 @@ class Lstm(LanguageModel):
         """Return the state of streams that begin: zeros."""
         widths = [2 * layer.lstm.hidden_size for layer in self._own_layers()]
         zeros = [torch.zeros(batch_size, self.mem_len, width, dtype=self.dtype, device=self.device) for width in widths]
-        return Mems(tuple(zeros), torch.zeros(batch_size, dtype=torch.int64, device=self.device))
+        return LstmState(tuple(zeros), torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
     def _own_layers(self) -> list[LstmLayer]:
         return [cast("LstmLayer", layer) for layer in self.layers]
@@ -191,4 +197,4 @@ class Lstm(LanguageModel):
             if i < len(self.layers) - 1:
                 x_BTD = self.drop(x_BTD)
         n_valid = torch.full((B,), self.mem_len, device=x_BTD.device)
-        return x_BTD, Mems(tuple(states), n_valid)
+        return x_BTD, LstmState(tuple(states), n_valid)

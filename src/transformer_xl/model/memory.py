@@ -12,8 +12,6 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from transformer_xl.model.room import check_room
-
 
 class Memory(ABC):
     """What a model keeps of the past: named tensors whose first axis is rows, never changed in place."""
@@ -77,20 +75,34 @@ class Memory(ABC):
         """Return this memory on another device."""
         return self._map(lambda x: x.to(device))
 
-    def check(self, batch_size: int, n_layer: int) -> None:
-        """Refuse a segment or a model that this memory does not fit.
+    def check(self, batch_size: int, own: "Memory") -> None:
+        """Refuse a memory that a model cannot have made for so many rows. Types and sizes are compared; no number is looked at.
+
+        Sizes are those of a full memory, but for rows. A kind that grows overrides this.
 
         Args:
             batch_size: rows of the segment that is read after it.
-            n_layer: layers of the model.
+            own: a full memory of the model, of any number of rows.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: it is of another class, or its tensors have other rows, widths or types.
         """
+        if problem := self._misfit(batch_size, own):
+            raise ValueError(f"{problem}; use model.init_mems({batch_size})")
+
+    def _misfit(self, batch_size: int, own: "Memory") -> str | None:
+        """Say what does not fit; arguments as `check`. The number of rows is shown only then, or compiled code would fix it."""
+        if type(self) is not type(own):
+            return f"mems are {type(self).__name__}, and those of this model {type(own).__name__}"
         if self.batch_size != batch_size:
-            raise ValueError(
-                f"a memory of {self.batch_size} rows must fit ids of {batch_size} rows; use model.init_mems({batch_size})"
-            )
+            return f"a memory of {self.batch_size} rows must fit ids of {batch_size} rows"
+        state, wanted = self.state_dict(), own.state_dict()
+        for name in wanted | state:
+            x, like = state.get(name), wanted.get(name)
+            if x is None or like is None or x.shape[0] != batch_size or (x.dtype, x.shape[1:]) != (like.dtype, like.shape[1:]):
+                have, want = ("none" if y is None else f"{y.dtype} {tuple(y.shape)}" for y in (x, like))
+                return f"mems of another model: {name} is {have}, and its own {want} but for rows"
+        return None
 
     def check_values(self) -> None:  # noqa: B027 (most kinds have nothing to refuse)
         """Refuse numbers that no memory of this kind holds, such as counts that are too large; this one accepts all.
@@ -126,42 +138,14 @@ class Mems(Memory):
     n_valid: Tensor
     tokens: Tensor | None = None
 
-    @classmethod
-    def empty(
-        cls,
-        batch_size: int,
-        *,
-        n_layer: int,
-        d_model: int,
-        length: int = 0,
-        n_token: int = 0,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
-    ) -> Self:
-        """Make an empty memory.
-
-        Args:
-            batch_size: B, number of rows.
-            n_layer: number of layers.
-            d_model: D, width of a hidden state.
-            length: M, positions allotted; with the model's `mem_len` shapes never change, with 0 the memory grows.
-            n_token: K.
-            dtype: of the hidden states.
-            device: where it lives.
-
-        Returns:
-            Zeros.
-        """
-        n_bytes = n_layer * length * batch_size * d_model * (dtype or torch.get_default_dtype()).itemsize
-        check_room(n_bytes, device, f"a memory of mem_len {length} and batch_size {batch_size}")
-        zeros = torch.zeros(batch_size, length, d_model, dtype=dtype, device=device)
-        tokens = torch.zeros(batch_size, n_token, dtype=torch.int64, device=device) if n_token else None
-        n_valid = torch.full((batch_size,), length if cls.valid_when_empty else 0, device=device)
-        return cls((zeros,) * n_layer, n_valid, tokens)
+    def __repr__(self) -> str:
+        sizes = f"rows={self.batch_size}, layers={len(self.hidden)}, positions={self.length}"
+        widths = "/".join(dict.fromkeys(str(h.shape[2]) for h in self.hidden))
+        kind = f"dtype={self.hidden[0].dtype}, device={self.n_valid.device}"
+        return f"{type(self).__name__}({sizes}, width={widths}, {kind})"
 
     @property
     def batch_size(self) -> int:
-        """B, number of rows."""
         return self.n_valid.shape[0]
 
     @property
@@ -170,32 +154,25 @@ class Mems(Memory):
         return self.hidden[0].shape[1]
 
     def reset(self, rows: Tensor) -> Self:
-        """Return this memory with some rows emptied, as those of a new text are; the argument is that of `Memory.reset`."""
         emptied = super().reset(rows)
         n_valid = torch.where(rows.to(self.n_valid.device), self.length if self.valid_when_empty else 0, emptied.n_valid)
         return replace(emptied, n_valid=n_valid)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the numbers of valid positions, the states of each layer, and the last tokens."""
         tokens = {} if self.tokens is None else {"tokens": self.tokens}
         return {"n_valid": self.n_valid, **{f"hidden.{i}": h for i, h in enumerate(self.hidden)}, **tokens}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
-        """Rebuild a memory from `state_dict()`."""
         n_layer = sum(name.startswith("hidden.") for name in state)
         return cls(tuple(state[f"hidden.{i}"] for i in range(n_layer)), state["n_valid"], state.get("tokens"))
 
-    def check(self, batch_size: int, n_layer: int) -> None:
-        """Refuse a segment with other rows, or a model with another number of layers."""
-        if (self.batch_size, len(self.hidden)) != (batch_size, n_layer):
-            raise ValueError(
-                f"mems of {self.batch_size} rows and {len(self.hidden)} layers must fit ids of {batch_size} rows and a model "
-                f"of {n_layer} layers; use model.init_mems({batch_size})"
-            )
+    def check(self, batch_size: int, own: Memory) -> None:
+        if type(own) is type(self) and self.length < own.length:  # it grows until it is full
+            own = replace(own, hidden=tuple(h[:, : self.length] for h in own.hidden))
+        super().check(batch_size, own)
 
     def check_values(self) -> None:
-        """Refuse rows with fewer than 0 or more than M valid positions."""
         if ((self.n_valid < 0) | (self.n_valid > self.length)).any():
             raise ValueError("its rows have impossible lengths")
 
