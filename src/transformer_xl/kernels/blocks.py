@@ -218,7 +218,6 @@ class _Added(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
-        """Compute the states."""
         x, y, bias, weight, shift, eps, p, locked, seed = args
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         ctx.sizes = sizes = _sizes(x, p) | {"eps": eps, "DROPS": p > 0, "LOCKED": locked}
@@ -232,7 +231,6 @@ class _Added(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compute all gradients in one pass."""
         x, y, bias, weight, seed = ctx.saved_tensors
         x, y = (None if states is None else states.contiguous() for states in (x, y))
         grad, (x_dtype, y_dtype) = grad_outputs[0].contiguous(), ctx.dtypes
@@ -258,7 +256,6 @@ class _ActiveInner(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
-        """Compute the result, which is all that the backward pass needs."""
         y, bias, p, locked, seed = args
         y = y.contiguous()
         out = torch.empty_like(y)
@@ -270,7 +267,6 @@ class _ActiveInner(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compute both gradients in one pass."""
         (out, bias), sizes = ctx.saved_tensors, ctx.sizes
         n_program = min(triton.cdiv(sizes["n_row"], sizes["R"]), _MOST_PROGRAMS)
         grad_y = torch.empty_like(out)
@@ -286,7 +282,6 @@ class _Dropped(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any, **_: Any) -> Any:
-        """Drop elements of each by its seed."""
         ctx.p, ctx.locked, seeds, *xs = args
         ctx.save_for_backward(seeds)
         xs, how = [x.contiguous() for x in xs], {"DROPS": True, "LOCKED": ctx.locked}
@@ -303,7 +298,6 @@ class _Dropped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        """Drop the same elements of the gradients."""
         return None, None, None, *_Dropped.apply(ctx.p, ctx.locked, *ctx.saved_tensors, *grad_outputs)
 
 

@@ -57,7 +57,6 @@ class FusedNll(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
-        """Compute losses."""
         scores, labels = args
         scores, labels = scores if scores.stride(1) == 1 else scores.contiguous(), labels.contiguous()
         n_row, n_score = scores.shape
@@ -70,7 +69,6 @@ class FusedNll(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compute the gradient of the scores."""
         scores, labels, log_sums = ctx.saved_tensors
         n_row, n_score = scores.shape
         grad_scores = torch.empty((n_row, n_score), dtype=scores.dtype, device=scores.device)

@@ -48,7 +48,6 @@ class Dropout(nn.Module):
         return _CpuDropout.apply(x, self.p) if x.device.type == "cpu" else F.dropout(x, self.p)
 
     def extra_repr(self) -> str:
-        """Return the probability, for `print(model)`."""
         return f"p={self.p}, locked=True" if self.locked else f"p={self.p}"
 
 
@@ -89,7 +88,6 @@ class WordDropout(nn.Module):
         return _broadcast_mask(embedded_BTD, keep_BT1, factor)
 
     def extra_repr(self) -> str:
-        """Return the probability, for `print(model)`."""
         return f"p={self.p}, vocab_size={self.vocab_size}"
 
 
@@ -114,7 +112,6 @@ class DropConnectLinear(nn.Linear):
         return self.drop(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Multiply by the weights after dropout."""
         return linear(input, self.drawn_weight(), self.bias)
 
 

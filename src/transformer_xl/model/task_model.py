@@ -71,15 +71,6 @@ class TaskModel(SequenceModel):
 
     @classmethod
     def check_settings(cls, config: ModelConfig, source: str) -> None:
-        """Refuse settings without a head; see `PretrainedMixin.check_settings`.
-
-        Args:
-            config: the settings, of any kind of model.
-            source: named in the message.
-
-        Raises:
-            CheckpointError: there is no head.
-        """
         if config.head is None:
             raise CheckpointError(f"'{source}' has no head; txl finetune gives it one, and txl.load reads it as it is")
 
@@ -94,11 +85,9 @@ class TaskModel(SequenceModel):
         return self.backbone.mem_len
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Memory:
-        """Return what goes into `forward` and comes out of it untouched, whatever the length: every text begins anew."""
-        return self.backbone.init_mems(batch_size, length=0)
+        return self.backbone.init_mems(batch_size, length=0)  # comes out of `forward` as it goes in: every text begins anew
 
     def smallest_call(self) -> dict[str, Any]:
-        """Return arguments of a call with labels that uses all parameters that are learned."""
         kind, zero = self._head_config.kind, torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         ids = zero.unsqueeze(1) if kind == "choice" else zero
         if kind in ("classification", "choice"):
@@ -109,11 +98,9 @@ class TaskModel(SequenceModel):
         return {"ids": ids, "labels": torch.zeros(1, *n_label, device=self.device)}
 
     def check_backend(self, backend: str, device: torch.device) -> None:
-        """Refuse an attention backend that cannot run on a device."""
         self.backbone.check_backend(backend, device)
 
     def with_context(self, **changes: Any) -> Self:
-        """Return the same model whose backbone has another context; see `SequenceModel.with_context`."""
         view = object.__new__(type(self))
         vars(view).update(vars(self))
         vars(view)["_modules"] = {**self._modules, "backbone": self.backbone.with_context(**changes)}

@@ -71,18 +71,15 @@ class TransformerXL(LanguageModel):
         self.init_weights()
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        """Return an empty memory of hidden states."""
         return self.empty_mems(batch_size, length=length)
 
     @property
     def n_kept(self) -> int:
-        """Positions that the memory keeps: `mem_len`, and as many as a shift needs before the oldest of these."""
-        return self.mem_len + self.config.shift_reach if self.mem_len else 0
+        return self.mem_len + self.config.shift_reach if self.mem_len else 0  # a shift reads what is before the oldest key
 
     def init_own(self, name: str, parameter: Tensor) -> bool:
-        """Let the kind of attention set its own parameters; gates begin almost closed."""
         if name.endswith(".gate.bias"):
-            parameter.fill_(FIRST_BIAS)
+            parameter.fill_(FIRST_BIAS)  # almost closed
             return True
         return name in self._learned and self.attention_kind.init_own(name, parameter)
 
@@ -93,40 +90,32 @@ class TransformerXL(LanguageModel):
 
     @property
     def keeps_keys(self) -> bool:
-        """Whether a `Reader` reads as this model does.
-
-        A subclass of this class may read otherwise, or remember more, so it has to say so.
-        """
+        # a subclass may read otherwise, or remember more, so it has to say so
         return self.attention_kind.keeps_keys() and type(self) is TransformerXL
 
     @property
     def described(self) -> str:
-        """What kind of model it is, for messages."""
         return f"{super().described} with attention '{self.config.attention}'"
 
     @property
     def learned_length(self) -> int | None:
-        """Tokens of a segment that it has learned positions for; None: any number."""
         return max(0, (self.config.max_klen or 0) - self.config.mem_len) if self.attention_kind.learns_positions else None
 
     @property
     def trained_length(self) -> int | None:
-        """Tokens of a segment, if learned positions count from its end."""
         return self.learned_length if self.attention_kind.counts_from_end else None
 
     @property
     def window(self) -> int | None:
-        """How many keys a query sees, itself included, with `same_length`; None: memory and all of its segment before it."""
         return self.mem_len + self.config.same_length_besides_self if self.same_length else None
 
     def reach(self, tgt_len: int) -> int:
-        """Return how far back memory goes, in whole segments: each layer adds that of the layer below, n-grams their tokens."""
         if not self.mem_len:
             return 0
+        # what a layer remembers reaches as far back as the layer below; n-grams read tokens before
         return (self.config.n_layer * math.ceil(self.n_kept / tgt_len) + math.ceil(self.config.n_earlier / tgt_len)) * tgt_len
 
     def check_context(self) -> None:
-        """Refuse lengths that cannot work together."""
         if self.clamp_len is not None and self.clamp_len < 1:
             raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
         if self.clamp_len is not None and not self.attention_kind.limits_distances:
@@ -137,7 +126,6 @@ class TransformerXL(LanguageModel):
             raise ConfigError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
 
     def check_backend(self, backend: str, device: torch.device) -> None:
-        """Refuse an attention backend that cannot run on a device."""
         self.backend(backend, device)
 
     def backend(self, name: str, device: torch.device) -> Attention:

@@ -63,32 +63,26 @@ class Vanilla(LanguageModel):
         self.init_weights()
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        """Return a memory without positions."""
         return self.empty_mems(batch_size, length=0)
 
     def reach(self, tgt_len: int) -> int:
-        """Return 0, because nothing before a segment matters."""
-        return 0
+        return 0  # nothing before a segment matters
 
     def check_context(self) -> None:
-        """Refuse a memory."""
         super().check_context()
         if self.mem_len:
             raise ConfigError(f"mem_len ({self.mem_len}) must be 0: a vanilla model has no memory; ext_len reads text again")
 
     @property
     def learned_length(self) -> int | None:
-        """The most tokens that can be read at once: one per position."""
         return self.config.max_len
 
     @property
     def trained_length(self) -> int | None:
-        """The most tokens that can be read at once."""
         return self.learned_length
 
     @property
     def adds_losses(self) -> bool:
-        """Whether earlier layers, or more tokens than the next, are predicted."""
         return self.config.intermediate_losses or self.config.n_target > 1
 
     def forward(

@@ -93,36 +93,31 @@ class XLNet(SequenceModel):
         self.init_weights()
 
     def init_own(self, name: str, parameter: Tensor) -> bool:
-        """Let norms begin at 1 and the vector of targets as TensorFlow draws what has no initializer (Glorot, uniform)."""
         if name.endswith("norm.weight"):
             parameter.fill_(1.0)
             return True
         if name == "mask_emb":
-            limit = math.sqrt(6 / (1 + self.config.d_model))
+            limit = math.sqrt(6 / (1 + self.config.d_model))  # as TensorFlow draws what has no initializer (Glorot, uniform)
             parameter.uniform_(-limit, limit)
             return True
         return False
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        """Return an empty memory of hidden states."""
         return self.empty_mems(batch_size, length=length)
 
     def smallest_call(self) -> dict[str, Any]:
-        """Return arguments of a call with labels that uses all parameters: one target, which sees another text."""
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         places = torch.arange(2, device=self.device).unsqueeze(0)
-        order = Order(rank=places - 1, sees=ids, targets=places[:, 1:])
+        order = Order(rank=places - 1, sees=ids, targets=places[:, 1:])  # one target, which sees another text
         return {"ids": ids, "labels": ids[:, 1:], "order": order, "segments": places}
 
     def check_context(self) -> None:
-        """Refuse lengths that cannot work."""
         if self.clamp_len is not None and self.clamp_len < 1:
             raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
         if self.same_length:
             raise ConfigError("same_length (True) is for models that read from left to right; an xlnet sees both sides")
 
     def check_backend(self, backend: str, device: torch.device) -> None:
-        """Refuse an attention backend that does not compute XLNet's, or cannot run on a device."""
         choose_ranked_backend(backend, device)
 
     def forward(

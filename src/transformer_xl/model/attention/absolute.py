@@ -36,7 +36,6 @@ class VaswaniAttention(AbsoluteAttention):
 
     @classmethod
     def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
-        """Return sinusoids for the first layer."""
         first = Positions(states=sinusoids(distances.limited, config.d_model, distances.dtype))
         return [first, *[Positions()] * (config.n_layer - 1)]
 
@@ -49,7 +48,6 @@ class AlRfouAttention(AbsoluteAttention):
 
     @classmethod
     def check(cls, config: TransformerXLConfig) -> None:
-        """Refuse positions that are not as wide as states."""
         width = config.n_head * config.d_head
         if width != config.d_model:
             raise ConfigError(
@@ -59,12 +57,10 @@ class AlRfouAttention(AbsoluteAttention):
 
     @classmethod
     def shapes(cls, config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
-        """Return the shape of the layers' tables; a position is as wide as all heads together."""
         return {"r_emb": (config.n_layer, table_size(config), config.n_head, config.d_head)}
 
     @classmethod
     def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
-        """Return the rows of each layer's table."""
         r_LPD = learned["r_emb"].flatten(2)
         rows = table_rows(distances.tokens, n_row=r_LPD.shape[1], clamp_len=None)
         return [Positions(states=r_PD[rows]) for r_PD in r_LPD]

@@ -40,7 +40,6 @@ class RelativeAttention(AttentionKind):
 
     @classmethod
     def shapes(cls, config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of u and v, which layers share unless `untie_r`."""
         shape = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
         return {"r_w_bias": shape, "r_r_bias": shape}
 
@@ -74,5 +73,4 @@ class RelativeAttention(AttentionKind):
         return [each._replace(r=r_SNH) for each, r_SNH in zip(positions, r_LSNH.unbind(), strict=True)]
 
     def position_weights(self) -> list[Tensor]:
-        """Return W_kR."""
         return [self.r_net.weight]

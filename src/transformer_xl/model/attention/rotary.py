@@ -27,7 +27,6 @@ class RotaryAttention(AttentionKind):
 
     @classmethod
     def check(cls, config: TransformerXLConfig) -> None:
-        """Refuse heads of an odd width."""
         if config.d_head % 2:
             raise ConfigError(
                 f"d_head ({config.d_head}) must be even, because attention '{cls.name}' turns pairs of numbers; "
@@ -36,6 +35,5 @@ class RotaryAttention(AttentionKind):
 
     @classmethod
     def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
-        """Return the turns of the positions 0, …, S-1, which all layers share."""
         cos_SF, sin_SF = turns(distances.n_key - 1 - distances.tokens, config.d_head, distances.dtype)
         return [Positions(turns=(cos_SF.unsqueeze(1), sin_SF.unsqueeze(1)))] * config.n_layer

@@ -27,20 +27,17 @@ class ShawAttention(AttentionKind):
 
     @classmethod
     def shapes(cls, config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of each layer's vectors and biases of distances, and of its u."""
         heads, table = (config.n_head, config.d_head), (config.n_layer, table_size(config))
         return {"r_emb": (*table, *heads), "r_bias": (*table, config.n_head), "r_w_bias": (config.n_layer, *heads)}
 
     @staticmethod
     def init_own(name: str, parameter: Tensor) -> bool:
-        """Start the biases at 0."""
         if name == "r_bias":
             parameter.zero_()
         return name == "r_bias"
 
     @classmethod
     def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
-        """Return each layer's u, and its vectors and biases of the distances S-1, …, 0."""
         r_emb, r_bias, u = (learned[name] for name in ("r_emb", "r_bias", "r_w_bias"))
         rows = table_rows(distances.tokens, n_row=r_emb.shape[1], clamp_len=distances.clamp_len)
         r_LSNH, b_LSN = r_emb[:, rows], r_bias[:, rows]
