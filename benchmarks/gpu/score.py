@@ -31,7 +31,7 @@ from torch import Tensor
 import transformer_xl
 from transformer_xl.console import say, table
 from transformer_xl.cost.hardware import finish
-from transformer_xl.kernels.graphs import Graphs, Told
+from transformer_xl.kernels.graphs import Graphs, Readback
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading import stream as streams
 from transformer_xl.reading.evaluation import evaluate
@@ -176,12 +176,12 @@ def random_segments(model: TransformerXL, n: int, rows: int, tgt_len: int) -> Te
 def score(stream: Stream, segments: Tensor) -> Tensor:
     """Score segments one after another, and return all nats when the last have come from the device."""
     found: list[Tensor] = []
-    late: Told | None = None
+    late: Readback | None = None
     for own in segments:
-        told = Told.of(stream.score(own[:, :-1], own[:, 1:]))
+        nats = Readback(stream.score(own[:, :-1], own[:, 1:]))
         if late is not None:
             found.append(late.tensor)
-        late = told
+        late = nats
     assert late is not None
     return torch.stack([*found, late.tensor])
 

@@ -141,6 +141,16 @@ def test_results_stay_as_they_are_when_the_places_are_written_again() -> None:
     assert [x.tolist() for x in (*first, *second)] == [[1, 1], [2, 2]]
 
 
+def test_inputs_are_copied_to_places_that_stay() -> None:
+    seen: list[Tensor] = []
+    function = Captured(
+        lambda *places: (seen.extend(places), places[0] * places[1])[1:], torch.device("cpu"), [torch.ones(2)] * 2
+    )
+    results = [function.run(torch.full((2,), x), torch.tensor([1.0, 2.0]))[0].tolist() for x in (3.0, 4.0)]
+    assert results == [[3, 6], [4, 8]]
+    assert len({place.data_ptr() for place in seen}) == 2
+
+
 def test_compiling_and_interpreting_end_a_graph() -> None:
     reader, _ = pair("paper", tgt_len=4)
     for change in (reader.interpret, reader.release):

@@ -126,7 +126,7 @@ def test_what_is_no_memory_or_no_batch_is_refused_in_one_line(make: Callable[[],
         with pytest.raises(
             TypeError, match=r"^ids must be an int64 tensor of shape \(batch, tgt_len\), not a \w+; use torch.tensor\(\["
         ):
-            read(ids)
+            read(cast(Any, ids))
     for shape in ((0, 3), (3, 0), (3,), (1, 2, 3)):
         with pytest.raises(ValueError, match=r"^ids \([0-9, ]*\) must have shape \(batch, tgt_len\), none of them 0$"):
             read(torch.zeros(shape, dtype=torch.int64))

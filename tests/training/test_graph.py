@@ -16,7 +16,7 @@ from tests.helpers import AtOnce
 from tests.training.helpers import bits, differing, saved, tiny_trainer
 from tests.training.test_trainer_bad_steps import INJURIES
 from transformer_xl.errors import ConfigError, TrainingError
-from transformer_xl.kernels.graphs import Compute, Told
+from transformer_xl.kernels.graphs import Compute
 from transformer_xl.model import softmax
 from transformer_xl.model.call import ModelOutput
 from transformer_xl.training import trainer as trainer_module
@@ -188,14 +188,14 @@ def test_the_host_waits_for_nothing(case: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(f"transformer_xl.model.{module}.linear_nll", softmax._nll)
     changes = CASES.get(case, {"model": {"cutoffs": [3, 7]}})
     trainer = tiny_trainer(**{**changes, "train": {"attention": "equation", **changes.get("train", {})}})
-    run = AtOnce.run
+    launch = AtOnce.launch
     trainer.train_step()  # allots moments
 
-    def watched(self: AtOnce, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> Told:
+    def watched(self: AtOnce, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> Tensor:
         with NeverWaits():
-            return run(self, key, compute, inputs)
+            return launch(self, key, compute, inputs)
 
-    monkeypatch.setattr(AtOnce, "run", watched)
+    monkeypatch.setattr(AtOnce, "launch", watched)
     for _ in range(3):
         trainer.train_step()
 

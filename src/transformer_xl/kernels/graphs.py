@@ -1,13 +1,13 @@
 """Work on a GPU that is captured and launched again as one CUDA graph, without the program that launched its kernels.
 
 Shapes and addresses of a graph are fixed. So inputs are copied to fixed places first, and whatever the work changes (weights,
-moments, memory) is changed in place. `Captured` is one function of such places. `Graphs` are many, one for each shape.
+moments, memory) is changed in place. `Captured` is one such function. `Graphs` are many, one for each shape. What goes to the
+device (`sent`) and back (`Readback`) does not make the host wait.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,46 +24,58 @@ _LAUNCHES_OF_A_CAPTURE = 8
 """Where there is no room, work is launched so often kernel by kernel before its graph takes the place of the one that was used
 longest ago. That takes about as long as a capture, so shapes that take turns never cost much more than they would without."""
 
-_WARM_UPS = 3
-"""Calls before a capture, in which libraries allot what they need and kernels are compiled."""
-
 
 class Captured:
     """A function that always does the same to the same tensors, as one CUDA graph; elsewhere it is simply called.
 
     Args:
-        function: takes its inputs from tensors that stay where they are, and may write these in place; asks for no value of a
-            tensor. It is called three times first and once more while it is captured, so those calls must change nothing.
+        function: reads and writes tensors that stay where they are, and asks for no value of one. It is called `warm_ups` times
+            first and once more while it is captured, so those calls must change nothing.
         device: where the tensors are.
+        inputs: what it takes; later ones, of the same shapes, are copied to where copies of these lie.
+        stream: where it is captured; None: one of its own.
+        beside: another graph that never runs at the same time, to share memory with.
+        warm_ups: calls in which libraries allot what they need and kernels are compiled.
 
     Raises:
         RuntimeError: what the function does cannot be captured.
     """
 
-    def __init__(self, function: Callable[[], tuple[Tensor, ...]], device: torch.device) -> None:
+    def __init__(
+        self,
+        function: Callable[..., tuple[Tensor, ...]],
+        device: torch.device,
+        inputs: Sequence[Tensor] = (),
+        *,
+        stream: torch.cuda.Stream | None = None,
+        beside: "Captured | None" = None,
+        warm_ups: int = 3,
+    ) -> None:
+        self._function, self._places = function, [tensor.clone() for tensor in inputs]
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type != "cuda":
-            self._function = function
             return
         with torch.cuda.device(device):
-            stream = torch.cuda.Stream()
+            stream = stream or torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                for _ in range(_WARM_UPS):
-                    function()
+                for _ in range(warm_ups):
+                    function(*self._places)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            # what other threads do meanwhile, such as allotting memory, is not their mistake
-            with torch.cuda.graph(
-                graph, stream=stream, capture_error_mode="thread_local"
-            ):  # by default a stream of another GPU
-                self._outputs = function()
+            pool: Any = None if beside is None or beside._graph is None else beside._graph.pool()
+            # what other threads do meanwhile, such as NCCL's watchdog or allotting memory, is not this one's mistake;
+            # by default the stream would be one of another GPU
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self._outputs = function(*self._places)
         self._graph = graph
 
-    def run(self) -> tuple[Tensor, ...]:
+    def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run it, and return copies of its results: the next run writes to the same places."""
+        for place, tensor in zip(self._places, inputs, strict=True):
+            place.copy_(tensor)
         if self._graph is None:
-            outputs = self._function()
+            outputs = self._function(*self._places)
         else:
             self._graph.replay()
             outputs = self._outputs
@@ -89,14 +101,10 @@ class Graphs:
         self.problem: str | None = None
         self._stream = torch.cuda.Stream(device)
         self._times: Counter[Hashable] = Counter()
-        self._captured: dict[Hashable, _Captured] = {}
+        self._captured: dict[Hashable, Captured] = {}
 
     def __len__(self) -> int:
         return len(self._captured)
-
-    def run(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> "Told":
-        """Start the work for some inputs, as `launch` does, and return what it tells the host, which need not be ready yet."""
-        return Told.of(self.launch(key, compute, inputs))
 
     def launch(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> Tensor:
         """Start the work for some inputs on the device.
@@ -112,7 +120,7 @@ class Graphs:
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             captured = self._graph_of(key, compute, inputs)
-            found = compute(inputs) if captured is None else captured(inputs).clone()
+            found = compute(inputs) if captured is None else captured.run(*inputs)[0]
         for tensor in inputs:  # their memory must not be given to others before this work has read them
             tensor.record_stream(self._stream)
         current = torch.cuda.current_stream(self._stream.device)
@@ -125,7 +133,7 @@ class Graphs:
         self._captured.clear()
         self._times.clear()
 
-    def _graph_of(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> "_Captured | None":
+    def _graph_of(self, key: Hashable, compute: Compute, inputs: Sequence[Tensor]) -> Captured | None:
         """Return the graph of some work, captured now if it has come often enough; None: its kernels are launched."""
         is_full = len(self._captured) >= _MOST_GRAPHS
         enough = _LAUNCHES_OF_A_CAPTURE if is_full else 1
@@ -150,55 +158,29 @@ class Graphs:
             del self._captured[oldest], self._times[oldest]
         self._captured[key] = captured
 
-    def _capture(self, compute: Compute, inputs: Sequence[Tensor]) -> "_Captured":
-        graph, places = torch.cuda.CUDAGraph(), [tensor.clone() for tensor in inputs]
+    def _capture(self, compute: Compute, inputs: Sequence[Tensor]) -> Captured:
         first = next(iter(self._captured.values()), None)
-        pool: Any = None if first is None else first.graph.pool()  # graphs run one at a time, so they may share memory
-        self._stream.synchronize()
-        # what other threads do meanwhile, such as NCCL's watchdog, is not this one's mistake
-        with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
-            found = compute(places)
-        return _Captured(graph, places, found)
+        device = self._stream.device
+        return Captured(lambda *places: (compute(places),), device, inputs, stream=self._stream, beside=first, warm_ups=0)
 
 
-class _Captured(NamedTuple):
-    graph: torch.cuda.CUDAGraph
-    places: list[Tensor]
-    found: Tensor
+class Readback:
+    """Numbers on their way from a device to the host; only a GPU lets the host go on meanwhile."""
 
-    def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
-        for place, tensor in zip(self.places, inputs, strict=True):
-            place.copy_(tensor)
-        self.graph.replay()
-        return self.found
+    def __init__(self, there: Tensor) -> None:
+        self._arrived: Any = None
+        self._numbers = there
+        if there.device.type == "cuda":
+            self._numbers = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
+            self._numbers.copy_(there, non_blocking=True)
+            self._arrived = torch.cuda.current_stream(there.device).record_event()
 
-
-class Told:
-    """Numbers on their way from the device to the host.
-
-    Args:
-        there: in pinned memory.
-        arrived: an event that has happened when they are there; None: they are.
-    """
-
-    def __init__(self, there: Tensor, arrived: Any = None) -> None:
-        self._there, self._arrived = there, arrived
-
-    @classmethod
-    def of(cls, found: Tensor) -> "Told":
-        """Begin to copy what lies on a device; only a GPU lets the host go on meanwhile."""
-        if found.device.type != "cuda":
-            return cls(found.cpu())
-        there = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-        there.copy_(found, non_blocking=True)
-        return cls(there, torch.cuda.current_stream(found.device).record_event())
-
-    @cached_property
+    @property
     def tensor(self) -> Tensor:
-        """The numbers on the CPU; the first look waits for the device."""
+        """The numbers on the CPU; to look at them is to wait for the device."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return self._there
+        return self._numbers
 
     @property
     def numbers(self) -> list[float]:

@@ -23,7 +23,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.files import whole_file
 from transformer_xl.kernels.device import InferencePrecision, PrecisionName, precision_of_segments
-from transformer_xl.kernels.graphs import Told
+from transformer_xl.kernels.graphs import Readback
 from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.call import Execution
 from transformer_xl.model.softmax import check_ids
@@ -417,13 +417,13 @@ class _Rows:
                 self.stream.prepend(self._n_cold)
                 if self.cache:
                     self.cache.prepend(self._n_cold)
-        late: deque[tuple[Cut, Told]] = deque()
+        late: deque[tuple[Cut, Readback]] = deque()
         for segment in self._lanes.segments(pad_left=self.stream.pads_left):
-            late.append((segment, Told.of(self._score(segment))))
+            late.append((segment, Readback(self._score(segment))))
             if len(late) > self._n_late:
-                first, told = late.popleft()
-                yield first, told.tensor
-        yield from ((segment, told.tensor) for segment, told in late)
+                first, nats = late.popleft()
+                yield first, nats.tensor
+        yield from ((segment, nats.tensor) for segment, nats in late)
 
     def take(self) -> dict[str, torch.Tensor]:
         """Return what the only row knows, as tensors on the CPU by name."""

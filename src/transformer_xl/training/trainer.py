@@ -19,7 +19,7 @@ from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged
 from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.kernels.device import Precision, autocast, cannot_compile
-from transformer_xl.kernels.graphs import Graphs, Told
+from transformer_xl.kernels.graphs import Graphs, Readback
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.call import Execution, run_layer
@@ -45,22 +45,22 @@ class StepResult:
     tokens: int  # read
     scored: int  # tokens in the sum of nats; with train.loss="half" fewer than were read
     rate: float  # factor on the learning rate
-    told: Told  # sum of nats, norm of the gradients, 1 if the step was skipped
+    readback: Readback  # sum of nats, norm of the gradients, 1 if the step was skipped
 
     @property
     def nats(self) -> float:
         """Summed; NaN or infinite if the step was skipped for that."""
-        return self.told.numbers[0]
+        return self.readback.numbers[0]
 
     @property
     def grad_norm(self) -> float:
         """Global, before clipping."""
-        return self.told.numbers[1]
+        return self.readback.numbers[1]
 
     @property
     def skipped(self) -> bool:
         """No update was made, because loss or gradients were not finite."""
-        return bool(self.told.numbers[2])
+        return bool(self.readback.numbers[2])
 
 
 class Trainer:
@@ -156,10 +156,10 @@ class Trainer:
         if not self.model.training:  # to tell all modules takes longer than to launch the graph of a small model
             self.model.train()
         if self._graphs is None:
-            told, overflow = self._update(segments, n_scored, progress, rate)
+            readback, overflow = self._update(segments, n_scored, progress, rate)
         else:
-            told, overflow = self._launch(self._graphs, segments, n_scored, progress, rate), False
-        result = StepResult(n_token, n_scored, rate, told)
+            readback, overflow = self._launch(self._graphs, segments, n_scored, progress, rate), False
+        result = StepResult(n_token, n_scored, rate, readback)
         self._judge()
         self.step += 1
         self.tokens += n_token
@@ -171,7 +171,7 @@ class Trainer:
         self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
         return result
 
-    def _update(self, segments: list[AnySegment], n_scored: int, progress: float, rate: float) -> tuple[Told, bool]:
+    def _update(self, segments: list[AnySegment], n_scored: int, progress: float, rate: float) -> tuple[Readback, bool]:
         """Take a step, and wait where the host decides what comes next; say also whether fp16 overflowed."""
         self.optimizers.zero_grad()
         own_nats, new_mems = self._forward_backward(segments, n_scored, progress, self._tail_sizes())
@@ -191,9 +191,9 @@ class Trainer:
             self.mems = new_mems
         if self.scaler.is_enabled():
             self.scaler.update(None if finite or overflow else self.scaler.get_scale())
-        return Told(torch.tensor([nats, float(norm), not finite], dtype=torch.float64)), overflow
+        return Readback(torch.tensor([nats, float(norm), not finite], dtype=torch.float64)), overflow
 
-    def _launch(self, graphs: Graphs, segments: list[AnySegment], n_scored: int, progress: float, rate: float) -> Told:
+    def _launch(self, graphs: Graphs, segments: list[AnySegment], n_scored: int, progress: float, rate: float) -> Readback:
         """Take a step as `_update` does, to the same bits, without waiting for anything."""
         kinds = [(type(segment), len(tensors_of(segment))) for segment in segments]
         tail_sizes = self._tail_sizes()
@@ -214,9 +214,9 @@ class Trainer:
 
         inputs = [torch.full((), rate, device=self.device), *(tensor for segment in segments for tensor in tensors_of(segment))]
         key = (*(tuple(tensor.shape) for tensor in inputs), tail_sizes, self.average.is_due(progress))
-        told = graphs.run(key, compute, inputs)
+        readback = Readback(graphs.launch(key, compute, inputs))
         self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
-        return told
+        return readback
 
     def settle(self) -> None:
         """Wait for a step that a graph computes, and learn how it ended; `train_step` does so with the step before.
