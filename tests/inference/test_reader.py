@@ -240,7 +240,7 @@ def test_rows_at_different_places_and_segments_too_long_are_refused() -> None:
 def test_models_without_keys_to_keep_are_refused(options: dict[str, Any]) -> None:
     model = tiny_model(**options)
     assert not model.keeps_keys
-    with pytest.raises(ConfigError, match=rf"with attention '{model.config.attention}' cannot be kept: it has no frozen form"):
+    with pytest.raises(ConfigError, match=rf"with attention '{model.config.attention}' cannot be kept: they change"):
         Reader(model, tgt_len=4)
 
 

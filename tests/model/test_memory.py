@@ -98,7 +98,7 @@ def test_a_memory_that_cannot_be_the_models_is_refused(case: str) -> None:
     model, mems = FOREIGN[case]()
     for read in (model, model.hidden_states):
         with pytest.raises(ValueError, match=r"^mems [^\n]*; use model.init_mems\(2\)$"):
-            read(tokens(2, 3), mems=mems)
+            read(tokens(2, 3), mems=cast(Any, mems))
 
 
 def test_it_is_refused_by_its_description_alone() -> None:
@@ -121,7 +121,7 @@ def test_what_is_no_memory_or_no_batch_is_refused_in_one_line(make: Callable[[],
         with pytest.raises(
             TypeError, match=r"^mems must be what a call returned, or model.init_mems\(2\), not a (Tensor|list|tuple|dict)$"
         ):
-            read(tokens(2, 3), mems=mems)
+            read(tokens(2, 3), mems=cast(Any, mems))
     for ids in ([[1, 2]], np.array([[1, 2]]), "text", None):
         with pytest.raises(
             TypeError, match=r"^ids must be an int64 tensor of shape \(batch, tgt_len\), not a \w+; use torch.tensor\(\["

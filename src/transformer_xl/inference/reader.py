@@ -97,7 +97,8 @@ class Reader:
         check_precision(precision, get_args(InferencePrecision))
         if not model.keeps_keys:
             raise ConfigError(
-                f"keys of {model.described} cannot be kept: it has no frozen form of its own; read with the model itself"
+                f"keys of {model.described} cannot be kept: they change with the segment, or it reads in a way of its own; "
+                "read with the model itself"
             )
         self.config = config = model.config
         self.mem_len, self.embedding, self.ngrams = model.mem_len, model.embedding, model.ngrams
