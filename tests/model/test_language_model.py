@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 
 def test_shapes_that_do_not_fit_are_named():
     model = tiny_model()
-    with pytest.raises(ValueError, match=r"^a memory of 3 rows must fit ids of 2 rows; use .* model.init_mems\(2\)$"):
+    with pytest.raises(ValueError, match=r"^a memory of 3 rows must fit ids of 2 rows; use model.init_mems\(2\)$"):
         model(tokens(2, 3), mems=model.init_mems(3))
     with pytest.raises(ValueError, match=r"labels \(2, 2\) must have the shape of ids \(2, 3\)"):
         model(tokens(2, 3), labels=tokens(2, 2))

@@ -54,7 +54,7 @@ class Memory(ABC):
     def concatenate(cls, parts: Sequence[Self]) -> Self:
         """Put the rows of several memories of the same kind and shape one after another."""
         states = [part.state_dict() for part in parts]
-        return cls.from_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
+        return type(parts[0]).from_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
 
     def where(self, rows: Tensor, other: Self) -> Self:
         """Return this memory's rows where bool (B,) is True, and those of another one elsewhere."""
