@@ -2,14 +2,23 @@
 
 import runpy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "compress.py"
 TEXT = "Es war einmal ein Müller, der war arm, aber er hatte eine schöne Tochter. ".encode() * 3
+
+
+@pytest.fixture(autouse=True)
+def not_for_others() -> Iterator[None]:
+    """The example makes PyTorch deterministic for as long as its program runs, which here runs on."""
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="module")
