@@ -10,11 +10,10 @@ from torch import Tensor
 from tests.helpers import assert_close, tiny_xlnet
 from tests.model.ranked_case import Case
 from transformer_xl.errors import ConfigError
-from transformer_xl.kernels.choose import choose_ranked_backend
 from transformer_xl.model import ranked
 from transformer_xl.model.attention.two_streams import ranked_attention
 from transformer_xl.model.call import Execution, run_layer
-from transformer_xl.model.ranked import matmul_ranked_attention, sdpa_ranked_attention
+from transformer_xl.model.ranked import choose_ranked_backend, matmul_ranked_attention, sdpa_ranked_attention
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}

@@ -1,11 +1,11 @@
-"""Faster ways to compute `relative_attention`, and `ranked_attention`; tests compare each, outputs and every gradient."""
+"""Faster ways to compute `relative_attention`; tests compare each, outputs and every gradient."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,6 @@ _FUNCTIONS = {
     "triton": ("kernels.flash", "fused_attention"),
 }
 """By name, the module and the function, imported when they are chosen because Triton takes a second."""
-
-_RANKED_FUNCTIONS = {
-    "equation": ("model.attention.two_streams", "ranked_attention"),
-    "matmul": ("model.ranked", "matmul_ranked_attention"),
-    "sdpa": ("model.ranked", "sdpa_ranked_attention"),
-}
-"""The same for the attention of XLNet."""
 
 
 def choose_backend(
@@ -73,31 +66,6 @@ def check_no_backend(name: str, what: str) -> None:
         raise ConfigError(
             f"train.attention ({name}) chooses an attention backend, and {what} has none; use train.attention=auto"
         )
-
-
-def choose_ranked_backend(name: str, device: torch.device, *, in_compiled: bool = False) -> Attention:
-    """Return the attention function of a name for an XLNet; its arguments are those of `ranked_attention`.
-
-    The names mean what they mean in `choose_backend`. `auto` takes `matmul` on a CPU and `sdpa` elsewhere: `matmul` takes a
-    batch row by row, in several products each, and looks at values of `Sight`, for which a GPU would have to wait.
-
-    Args:
-        name: of the backend.
-        device: where the model is.
-        in_compiled: compiled layers call it. `matmul`, a long list of library calls, then runs as it is between compiled parts.
-    """
-    known = ("auto", *_RANKED_FUNCTIONS)
-    if name not in known:
-        raise ConfigError(f"an xlnet has no attention backend '{name}'; {did_you_mean(name, known)}")
-    chosen = ("matmul" if device.type == "cpu" else "sdpa") if name == "auto" else name
-    attend = _load(*_RANKED_FUNCTIONS[chosen])
-    return _uncompiled(attend) if in_compiled and chosen == "matmul" else attend
-
-
-@cache
-def _uncompiled(attend: Attention) -> Attention:
-    """Keep the compiler out of a function; always the same one is returned, or each call would be compiled anew."""
-    return cast("Attention", torch.compiler.disable(attend, reason="it consists of library calls"))
 
 
 @cache

@@ -15,21 +15,49 @@ position keys, C columns of texts; R: rows and heads in one axis, rows first.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.kernels.choose import Attention
 from transformer_xl.kernels.seeds import keep_mask
-from transformer_xl.model.attention.two_streams import Sight, at_keys
+from transformer_xl.model.attention.two_streams import Sight, at_keys, ranked_attention
 
 _CACHED_BYTES = 4 << 20
 """Rows and heads are computed in tiles whose (Q, S) sized tensors take about so much, to stay in a CPU's cache."""
 
 _BLOCK = 128
 """Content queries that are multiplied by the same position keys."""
+
+
+def choose_ranked_backend(name: str, device: torch.device, *, in_compiled: bool = False) -> Attention:
+    """Return the attention function of a name; its arguments are those of `ranked_attention`.
+
+    The names mean what they mean in `choose_backend`. `auto` takes `matmul` on a CPU and `sdpa` elsewhere: `matmul` takes a
+    batch row by row, in several products each, and looks at values of `Sight`, for which a GPU would have to wait.
+
+    Args:
+        name: of the backend.
+        device: where the model is.
+        in_compiled: compiled layers call it. `matmul`, a long list of library calls, then runs as it is between compiled parts.
+    """
+    functions = {"equation": ranked_attention, "matmul": matmul_ranked_attention, "sdpa": sdpa_ranked_attention}
+    known = ("auto", *functions)
+    if name not in known:
+        raise ConfigError(f"an xlnet has no attention backend '{name}'; {did_you_mean(name, known)}")
+    chosen = ("matmul" if device.type == "cpu" else "sdpa") if name == "auto" else name
+    return _uncompiled(functions[chosen]) if in_compiled and chosen == "matmul" else functions[chosen]
+
+
+@cache
+def _uncompiled(attend: Attention) -> Attention:
+    """Keep the compiler out of a function; always the same one is returned, or each call would be compiled anew."""
+    return cast("Attention", torch.compiler.disable(attend, reason="it consists of library calls"))
 
 
 def matmul_ranked_attention(

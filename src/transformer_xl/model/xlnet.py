@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from transformer_xl.config.model import XLNetConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.kernels.choose import choose_ranked_backend
 from transformer_xl.kernels.equation import sinusoids
 from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.attention.two_streams import Sight, TwoStreamAttention
@@ -31,6 +30,7 @@ from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.call import Execution, ModelOutput, check_tokens, run_layer
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered
+from transformer_xl.model.ranked import choose_ranked_backend
 
 _UNSEEN = torch.iinfo(torch.int64).max
 """Rank of keys that nobody sees: padding, and memory that is not used yet."""
