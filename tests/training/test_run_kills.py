@@ -50,7 +50,7 @@ def train_through_kills(folder: Path, n_steps: int, n_kills: int, overrides: lis
 FULL_SIZE = pytest.param(4000, 200, id="200", marks=[pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(1200)])
 
 
-@pytest.mark.parametrize(("n_steps", "n_kills"), [pytest.param(60, 4, id="4"), FULL_SIZE])
+@pytest.mark.parametrize(("n_steps", "n_kills"), [pytest.param(200, 4, id="4"), FULL_SIZE])
 def test_a_killed_run_ends_as_one_left_alone(n_steps: int, n_kills: int, tmp_path: Path) -> None:
     train_through_kills(tmp_path, n_steps, n_kills, [])
 
