@@ -122,7 +122,7 @@ class TextChoice:
         return opened.text(file=self.file, split=self.split, corpus=self.corpus)
 
     def labelled_file(self, opened: "Opened") -> Path:
-        """Return the file with labels, for a fine-tuned model: by default the one that its run has to test or validate on."""
+        """Return the file with labels for a fine-tuned model: by default its run's test file, or else its validation file."""
         from transformer_xl.data.task_texts import find_files
 
         if self.corpus is not None or self.split == "train":

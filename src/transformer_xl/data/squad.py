@@ -156,7 +156,7 @@ def held_out(questions: Sequence[Question], share: float, *, seed: int) -> tuple
 
 
 def divide(items: Sequence[Item], groups: Sequence[Any], share: float, *, seed: int) -> tuple[list[Item], list[Item]]:
-    """Cut off a `share` of items at least, by whole groups, of which there are two at least; both sides are in their order."""
+    """Cut off at least a `share` of the items, in whole groups; both sides keep their order. There must be two groups."""
     counts = Counter(groups)
     names, chosen, n_chosen = list(counts), set[Any](), 0
     for index in np.random.default_rng(seed).permutation(len(names))[:-1]:

@@ -97,7 +97,7 @@ class ModelOutput:
     """What a forward pass returns.
 
     Attributes:
-        mems: the memory after the segment, for the next call.
+        mems: the new memory, which the next call reads after.
         logits: (B, T, V), scores of the token that follows each position (log-probabilities with an adaptive softmax); None if
             labels were given.
         nll: nats of each label, 0 where it is -100: (B, T) in the order of the tokens, or (B, K) of an XLNet; None without.
