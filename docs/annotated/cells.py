@@ -137,7 +137,7 @@ before = model(stream[:1, 992:1000]).mems
 states, _ = model.hidden_states(stream[:1, 1000:1004], mems=before)
 block = model.layers[0].attention
 positions = model.positions(M + T)[0]  # u, v and R
-everything = Mask(first_BT=torch.zeros(1, T, dtype=torch.int64), n_own=torch.tensor([M + T]))
+everything = Mask(first=torch.zeros(1, T, dtype=torch.int64), n_own=torch.tensor([M + T]))
 context = {"mem_BMD": before.hidden[0], "mask": everything, "positions": positions}
 attended = block.weights(states[0], **context)
 percent = (100 * attended[0, 0]).round().int()  # of the first text, head 0
@@ -201,7 +201,7 @@ show("same_length, 3 keys for each:", window=3)
 # %% shapes
 for name, x in {"q": q, "k": k, "v": v, "R": positions.r}.items():
     print(name, tuple(x.shape))
-print("values gathered", tuple(relative_attention(q, k, v, block.complete(positions), first_BT=everything.first_BT).shape))
+print("values gathered", tuple(relative_attention(q, k, v, block.complete(positions), first_BT=everything.first).shape))
 print("block's output", tuple(block(states[0], **context).shape))
 
 # %% norms

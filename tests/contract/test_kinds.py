@@ -17,7 +17,10 @@ from tests.training.helpers import MODEL, resumed_losses, tiny_model, write_reci
 from transformer_xl.config.model import KINDS
 from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.kernels.equation import Positions
+from transformer_xl.model.attention import relative
 from transformer_xl.model.attention.kinds import ATTENTION
+from transformer_xl.model.attention.relative import RelativeAttention
 from transformer_xl.reading.stream import open_stream
 from transformer_xl.training.display import Display
 from transformer_xl.training.start import check_model
@@ -167,6 +170,29 @@ def test_a_kind_that_reads_otherwise_than_its_parent_does_not_inherit_its_frozen
         assert isinstance(model, txl.TransformerXL) and not model.keeps_keys
         with pytest.raises(ConfigError, match=r"with attention 'plain' cannot be kept: they change with the segment"):
             txl.Reader(model, tgt_len=4)
+
+
+def test_a_kind_that_projects_other_queries_is_read_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    unusual = type("Unusual", (txl.AttentionKind,), {"name": "unusual", "normalizes_queries": False})
+    monkeypatch.setitem(ATTENTION, "unusual", unusual)
+    assert not tiny_model(attention="unusual").keeps_keys
+
+
+def test_keys_of_a_subclass_are_its_own_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU multiplies the distances of all layers by W_kR at once; a subclass may make other keys of them."""
+
+    def complete(self: Any, positions: Positions) -> Positions:
+        assert positions.r is not None and positions.r.dim() == 2, "the encoded distances themselves"
+        return positions._replace(r=self.r_net(2 * positions.r).unflatten(-1, (self.n_head, self.d_head)))
+
+    monkeypatch.setitem(ATTENTION, "other", type("Other", (RelativeAttention,), {"name": "other", "complete": complete}))
+    ids = torch.arange(9)[None] % 7
+    for name in ("other", "transformer_xl"):
+        model = tiny_model(attention=name).eval()
+        expected = model(ids).logits
+        with monkeypatch.context() as on_a_gpu:
+            on_a_gpu.setattr(relative, "is_fused", lambda x: True)
+            assert_close(name, model(ids).logits, expected, 1e-5)
 
 
 def test_a_transformer_xl_with_another_memory_is_read_with_that_memory() -> None:

@@ -50,6 +50,15 @@ def test_an_old_gpu_or_fp64_gets_matmul(capability):
         choose_backend("triton", GPU)
 
 
+def test_kinds_with_other_positions_get_no_fused_kernels(capability):
+    from transformer_xl.kernels.sdpa import sdpa_attention
+
+    assert choose_backend("auto", GPU, by_keys=False) is sdpa_attention
+    assert choose_backend("auto", CPU, by_keys=False) is matmul_attention
+    with pytest.raises(ConfigError, match="'triton' cannot run here: it computes positions as the paper does, and this kind"):
+        choose_backend("triton", GPU, by_keys=False)
+
+
 def test_other_makers_count_their_capabilities_otherwise(capability, monkeypatch):
     capability[:] = [7, 5]
     monkeypatch.setattr(torch.version, "hip", "6.4")

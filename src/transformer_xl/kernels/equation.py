@@ -30,7 +30,7 @@ class Positions(NamedTuple):
     turns: tuple[Tensor, Tensor] | None = None
     """Cosines and sines of the angles by which the keys of all S positions are turned, (S, 1, H / 2), see `rotation.py`."""
     states: Tensor | None = None
-    """Added to the S states of memory and segment when they enter the layer, (S, D)."""
+    """Added to the S states of memory and segment when they enter the layer, (S, D); the kind `counts_from_end`."""
 
 
 def relative_attention(

@@ -35,8 +35,8 @@ def fused_attention(
     q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, positions: Positions, *, first_BT: Tensor, dropatt: float = 0.0
 ) -> Tensor:
     """Compute `relative_attention` with u, v and r; the same result."""
-    u, v, r_SNH, *_ = positions
-    assert r_SNH is not None
+    u, v, r_SNH, b_SN, *_ = positions
+    assert u is not None and v is not None and r_SNH is not None and b_SN is None, "see AttentionKind.by_keys"
     return run_untraced(_run, q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), u, v, first_BT, dropatt)
 
 

@@ -135,7 +135,7 @@ class ShiftedLayer(DecoderLayer):
             joined_BLD = join(mem_BMD, h_BTD, mask.n_pad)
             mem_BMD, own_BTD = joined_BLD[:, :-T], joined_BLD[:, -T:]
             mask = replace(mask, n_pad=None)  # memory has moved up
-        start_BM, start_BT = (None, None) if mask.start_BL is None else (mask.start_BL[:, :-T], mask.start_BL[:, -T:])
+        start_BM, start_BT = (None, None) if mask.start is None else (mask.start[:, :-T], mask.start[:, -T:])
         # apart, because no gradient is computed for the states of the memory
         read_BMD = self.read_memory(mem_BMD, mask.n_before, start_BM)
         start_BT = None if start_BT is None else start_BT - (mem_BMD.shape[1] - self.shift.reach)

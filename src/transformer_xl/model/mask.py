@@ -19,18 +19,18 @@ class Mask:
     """Where the text of each row begins, and what of it each token sees.
 
     Attributes:
-        first_BT: int64 (B, T), the first of the S keys that each query sees.
+        first: int64 (B, T), the first of the S keys that each query sees.
         n_own: int64 (B,), how many of the last positions belong to the document that each row is in after the segment.
         n_pad: int64 (B,), padding tokens at the left of each row, by which its memory moves up; None: none.
         n_before: how many of the memory's oldest positions are no keys, but read by a shift; at most k.
-        start_BL: int64 (B, L), the first position that each may look back to, for a shift; None: all that there are.
+        start: int64 (B, L), how far back a shift may read at each position, as the first one; None: as far as there are any.
     """
 
-    first_BT: Tensor  # noqa: N815
+    first: Tensor
     n_own: Tensor
     n_pad: Tensor | None = None
     n_before: int = 0
-    start_BL: Tensor | None = None  # noqa: N815
+    start: Tensor | None = None
 
     @classmethod
     def of(

@@ -141,7 +141,8 @@ class TransformerXL(LanguageModel):
             drop: dropout of encoded distances; None: that of what enters the first layer.
         """
         distances = Distances(n_key, self.clamp_len, self.dtype, self.device, drop or self.drop_input)
-        return self.attention_kind.positions(self.config, self.learned_positions, distances)
+        positions = self.attention_kind.positions(self.config, self.learned_positions, distances)
+        return self.attention_kind.complete_together(self.attention_blocks(), positions)
 
     def told_apart(self, n_key: int) -> int:
         """Return how many of the distances 0, …, `n_key` - 1 are told apart; all farther ones count as the last of them."""
@@ -165,7 +166,6 @@ class TransformerXL(LanguageModel):
         h_BTD, tokens = self.embed_after(mems, ids, rows)
         n_before = 0 if self.attention_kind.counts_from_end else mask.n_before  # which are no keys, but states
         positions = self.positions(mems.length - n_before + T)
-        positions = self.attention_kind.complete_together(self.attention_blocks(), positions)
         backend = self.backend(execution.backend, self.device)
         hidden = []
         for i, layer in enumerate(self.layers):
@@ -215,8 +215,8 @@ class TransformerXL(LanguageModel):
 
 def add_positions(states_SD: Tensor, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Add positions to the states of memory and segment; padding (`n_pad`) at the left of a row moves its memory up."""
-    M, S = mem_BMD.shape[1], len(states_SD)
+    M = mem_BMD.shape[1]
     of_memory = states_SD[:M]
     if n_pad is not None:
-        of_memory = states_SD[(torch.arange(M, device=n_pad.device) + n_pad.unsqueeze(1)).clamp(max=S - 1)]
+        of_memory = states_SD[torch.arange(M, device=n_pad.device) + n_pad.unsqueeze(1)]
     return mem_BMD + of_memory.to(mem_BMD.dtype), h_BTD + states_SD[M:].to(h_BTD.dtype)

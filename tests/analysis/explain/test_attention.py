@@ -34,7 +34,7 @@ def test_weights_times_values_are_what_the_block_computed(kind):
             weight = block.weights(h, **options)
             assert_close("sums", weight.sum(-1), torch.ones(weight.shape[:-1]), 1e-12)
             mask = options["mask"]
-            first_BT = torch.zeros(1, h.shape[1], dtype=torch.int64) if mask is None else mask.first_BT
+            first_BT = torch.zeros(1, h.shape[1], dtype=torch.int64) if mask is None else mask.first
             hidden = hidden_keys(first_BT, weight.shape[-1])
             assert (weight.masked_fill(~hidden.unsqueeze(1), 0) == 0).all()
             assert_close("output", block.add(h, torch.einsum("bnts,bsnh->btnh", weight, values(block, h, options))), out, 1e-10)

@@ -1,5 +1,7 @@
 """Rotary positions and ALiBi beside other programs, in bf16, and with lengths that training did not have."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -79,6 +81,29 @@ def test_a_gpu_and_a_cpu_compute_the_same_in_different_ways(kind: str, monkeypat
         results.append({"logits": out.logits[:, 2:].detach(), **gradients(model)})
     for name, right in results[0].items():
         assert_close(name, results[1][name], right, 1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"attention": kind} for kind in ("transformer_xl", "vaswani", *KINDS)),
+        {"attention": "shaw", "max_klen": 12},
+        {"attention": "al_rfou", "max_klen": 12, "n_head": 2, "d_head": 5},
+        {"shift": "averages", "d_model": 16},
+        {"attention": "vaswani", "shift": "averages", "d_model": 16},
+    ],
+    ids=str,
+)
+def test_padding_does_not_change_a_row_after_a_full_memory(options: dict[str, Any]) -> None:
+    """Its memory moves up to its text, with its positions, and what it leaves behind is not seen."""
+    model = tiny_model(mem_len=6, n_layer=2, **options).double()
+    mems = model(torch.randint(13, (3, 30)), mems=model.init_mems(3)).mems
+    ids, n_pad = torch.randint(13, (3, 5)), torch.tensor([0, 2, 4])
+    with torch.no_grad():
+        padded = model(ids, mems=mems, rows=Rows(n_pad=n_pad))
+        for row, n in enumerate(n_pad.tolist()):
+            alone = model(ids[row : row + 1, n:], mems=mems.select(slice(row, row + 1)))
+            assert_close("logits", padded.logits[row, n:], alone.logits[0], 1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -171,7 +171,8 @@ class AttentionKind(nn.Module):
     def keeps_keys(cls) -> bool:
         """Whether keys and values of a position stay the same while the text goes on, and scores are those of the formula."""
         ways = ("forward", "project", "attend", "add")
-        return not cls.counts_from_end and all(getattr(cls, way) is getattr(AttentionKind, way) for way in ways)
+        is_usual = all(getattr(cls, way) is getattr(AttentionKind, way) for way in ways) and cls.normalizes_queries
+        return is_usual and not cls.counts_from_end
 
     def forward(
         self,
@@ -217,7 +218,7 @@ class AttentionKind(nn.Module):
             q, k, v = (x.transpose(1, 2) for x in (q_BTNH, k_BSNH, v_BSNH))
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropatt).transpose(1, 2)
         q_BTNH, k_BSNH = self._turned(q_BTNH, k_BSNH, positions)
-        return backend(q_BTNH, k_BSNH, v_BSNH, positions, first_BT=mask.first_BT, dropatt=dropatt)
+        return backend(q_BTNH, k_BSNH, v_BSNH, positions, first_BT=mask.first, dropatt=dropatt)
 
     @staticmethod
     def _turned(q_BTNH: Tensor, k_BSNH: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
@@ -240,7 +241,7 @@ class AttentionKind(nn.Module):
     ) -> Tensor:
         """Return how much each query attends to each key, (B, N, T, S), in evaluation; the arguments are those of `forward`."""
         q, k, _v = self.project(h_BTD if read_BTD is None else read_BTD, mem_BMD, None if mask is None else mask.n_pad)
-        first_BT = torch.zeros(1, q.shape[1], dtype=torch.int64, device=q.device) if mask is None else mask.first_BT
+        first_BT = torch.zeros(1, q.shape[1], dtype=torch.int64, device=q.device) if mask is None else mask.first
         return relative_weights(*self._turned(q, k, positions), self.complete(positions), first_BT=first_BT)
 
     def position_weights(self) -> list[Tensor]:

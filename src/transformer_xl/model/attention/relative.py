@@ -45,7 +45,7 @@ class RelativeAttention(AttentionKind):
 
     @classmethod
     def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
-        """Return u, v, and in the place of r the encoded distances R (S, D), of which each block makes its keys."""
+        """Return u, v, and the encoded distances R (S, D) where r will be; `complete` makes keys of them."""
         R_SD = distances.drop(sinusoids(distances.limited, config.d_model, distances.dtype))
         # expanded, so that gradients of all layers are added up at once
         u, v = (learned[name].expand(config.n_layer, -1, -1).unbind() for name in ("r_w_bias", "r_r_bias"))
@@ -62,7 +62,7 @@ class RelativeAttention(AttentionKind):
     def complete_together(cls, blocks: Sequence[AttentionKind], positions: list[Positions]) -> list[Positions]:
         """Return r of all layers by one product on a GPU, for which a layer's alone is too small."""
         R_SD = positions[0].r
-        if R_SD is None or not is_fused(R_SD):
+        if R_SD is None or not is_fused(R_SD) or cls.complete is not RelativeAttention.complete:
             return positions
         weights = [block.r_net.drawn_weight() for block in blocks if isinstance(block, RelativeAttention)]
         if not all(is_fused(weight) for weight in weights):  # parts of weights in several processes
