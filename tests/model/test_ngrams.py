@@ -75,7 +75,7 @@ def test_without_memory_each_segment_begins_anew() -> None:
 
 
 def test_a_memory_of_a_model_without_ngrams_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"tokens is none, .* torch.int64 \(0, 1\) .*; use model\.init_mems"):
+    with pytest.raises(ValueError, match=r"tokens is missing where torch.int64 \(1, 1\) belongs; use model\.init_mems"):
         tiny_model(ngram_rows=(40,))(torch.tensor([[1]]), mems=tiny_model().init_mems(1))
     model, other = tiny_model(ngram_rows=(40, 50)), tiny_model(ngram_rows=(40,))
     with pytest.raises(ValueError, match=r"tokens is torch.int64 \(1, 1\)"):

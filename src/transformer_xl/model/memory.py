@@ -100,8 +100,9 @@ class Memory(ABC):
         for name in wanted | state:
             x, like = state.get(name), wanted.get(name)
             if x is None or like is None or x.shape[0] != batch_size or (x.dtype, x.shape[1:]) != (like.dtype, like.shape[1:]):
-                have, want = ("none" if y is None else f"{y.dtype} {tuple(y.shape)}" for y in (x, like))
-                return f"mems of another model: {name} is {have}, and its own {want} but for rows"
+                have = "missing" if x is None else f"{x.dtype} {tuple(x.shape)}"
+                want = "nothing" if like is None else f"{like.dtype} {(batch_size, *like.shape[1:])}"
+                return f"mems of another model: {name} is {have} where {want} belongs"
         return None
 
     def check_values(self) -> None:  # noqa: B027 (most kinds have nothing to refuse)
