@@ -3,6 +3,7 @@
 With frozen weights the keys and values of a position never change. So they are kept instead of the hidden states that they are
 computed from, and no token is projected twice. They lie in ring buffers allotted once: the token at position p of a row is in
 slot p modulo C, and overwrites the token C positions before it. Rows may have different ages and stand at different slots.
+How many slots there are is the reader's choice (`Reader.n_slot`).
 
 Values are kept transposed, so that both products of attention read memory in the order in which it lies.
 
@@ -49,7 +50,7 @@ class KeyValueMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of it all: n_layer x B x (C x 2 x N x H + R x D) x the size of a number, and 16 + 8 x R per row."""
+        """Bytes of it all: n_layer x B x (C x 2 x N x H keys and values, R x D inputs), the tokens, and 16 per row."""
         return sum(x.nbytes for x in (*self.keys, *self.values, *self.inputs, self.tokens, self.end, self.n_valid))
 
     def reset(self, rows: Tensor) -> None:

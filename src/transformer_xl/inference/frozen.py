@@ -1,9 +1,9 @@
 """A Transformer-XL layer with frozen weights, over keys and values in ring buffers: a whole segment at once, or one token.
 
-Weights are multiplied in fp32, bf16, or int8 with a scale per output channel. The attention is that of the model
+Weights are multiplied in fp32, bf16, fp16, or int8 with a scale per output channel. The attention is that of the model
 (`attention/relative.py`, `attention/shaw.py`, `attention/alibi.py`), arranged for frozen weights:
 
-    A_ij = (q_i + u)·k_j + (q_i + v)·r_{i-j} + b_{i-j}
+    A_ij = ((q_i + u)·k_j + (q_i + v)·r_{i-j} + b_{i-j}) / √H
 
 with r computed once for each distance. In the paper's attention r = W_kR R, and there is no b. In Shaw's, r and b are learned
 and there is no v. ALiBi has only b. With rotary positions (`attention/rotary.py`) there is only q_i·k_j: both are turned by
@@ -87,7 +87,7 @@ class FrozenGate(NamedTuple):
 
 
 Turns = tuple[Tensor, Tensor]
-"""Cosines and sines that queries and keys of positions are turned by, see `rotary.turns`."""
+"""Cosines and sines that queries and keys of positions are turned by, see `rotation.turns`."""
 
 
 class LayerOptions(NamedTuple):

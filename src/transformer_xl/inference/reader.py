@@ -81,7 +81,7 @@ class Reader:
     Weights must not change while it is in use; in fp32 they are shared with the model.
 
     Args:
-        model: with attention by relative positions.
+        model: whose keys can be kept, see `LanguageModel.keeps_keys`.
         tgt_len: longest segment read at once.
         precision: of weights, keys and values; fp32 means the type of the model's weights.
         window: how many keys each token sees, itself included. None: as many as in training: with `same_length` the model's
@@ -190,7 +190,7 @@ class Reader:
                 self._by_distance.append(weights.position_keys[:, columns].transpose(0, 1).contiguous())
 
     def capture(self, memory: KeyValueMemory) -> None:
-        """Let each `step` with a memory be one CUDA graph from now on, with the head's scores; call `compile` before.
+        """Let each `step` with a memory be one CUDA graph from now on, with the head's scores.
 
         The bits are those of other steps. With a memory of other tensors a graph is captured anew. On a CPU, steps take the
         same way without a graph, for tests.

@@ -1,4 +1,4 @@
-"""`read_segment` on a GPU, by the fused attention of training (`fused.py`).
+"""`read_segment` on a GPU, by the fused attention of training (`kernels/flash.py`).
 
 That wants keys and values in the order of time. So one kernel writes those of the segment into the rings, and copies all of
 them in that order; a copy has far fewer numbers than the scores by content, which are not held. Where the rings stand is known

@@ -1,4 +1,4 @@
-"""Faster ways to compute `relative_attention`; tests compare each, outputs and every gradient."""
+"""Which function computes attention, and whether fused kernels do a layer's work, on a device and in a type."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -97,9 +97,9 @@ def is_fused(x: Tensor) -> bool:
 
 
 def fused_blocks(x: Tensor, *modules: nn.Module) -> Any:
-    """Return `kernels.blocks` if it does what modules of a layer would do with x; None: they are called.
+    """Return `kernels.blocks` if it does what modules of a layer would do with x, see `is_fused`; None: they are called.
 
-    They are if `is_fused` says so, or if somebody listens to one.
+    They are called, too, if somebody listens to one.
     """
     if not is_fused(x) or any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules

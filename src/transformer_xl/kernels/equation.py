@@ -24,7 +24,7 @@ class Positions(NamedTuple):
     v: Tensor | None = None
     """(N, H), added to queries that are compared with position keys."""
     r: Tensor | None = None
-    """Position keys of the distances S-1, …, 0; (S, N, H)."""
+    """Position keys of the distances S-1, …, 0; (S, N, H). The paper's are R (S, D) until a block completes them."""
     b: Tensor | None = None
     """What the distances S-1, …, 0 add to a score whatever the query, (S, N)."""
     turns: tuple[Tensor, Tensor] | None = None

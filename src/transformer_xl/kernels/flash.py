@@ -244,7 +244,7 @@ class Launcher(NamedTuple):
         tensors: tuple[Tensor | None, ...],
         strided: tuple[Tensor, ...],
     ) -> None:
-        """Launcher a kernel for a part's rows and heads, in tiles of a name in `Tiles`, with the strides of some tensors."""
+        """Launch a kernel for a part's rows and heads, in tiles of a name in `Tiles`, with the strides of some tensors."""
         tile = getattr(self.tiles, name)
         n_tile = triton.cdiv(self.n_key, tile.keys) if "keys" in name else triton.cdiv(self.tgt_len, tile.queries)
         launch(

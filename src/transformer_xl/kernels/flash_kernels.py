@@ -1,4 +1,4 @@
-"""Attention with scores of positions that are given, as fused GPU kernels; see `flash.py` for what surrounds them.
+"""Attention with scores of positions that are given, as fused GPU kernels; `flash.py` surrounds them and chooses their tiles.
 
 Content is scored tile by tile, as in flash attention. Scores of positions lie in memory as the library multiplied them. So the
 relative shift is an address: query t, which has x = T - 1 - t queries after it, needs the score of key s at distance column

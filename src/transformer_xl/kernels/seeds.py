@@ -1,4 +1,4 @@
-"""Random masks of dropout, fast on a CPU, too.
+"""Random masks of dropout, fast on a CPU, too, and seeds of those that a GPU draws.
 
 PyTorch draws one random number per element, one after another on one core. At the size of the paper's enwik8 model that was a
 sixth of the training step. Here one 64-bit draw decides for four elements, and the mask is kept as one byte per element.

@@ -243,7 +243,7 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         check_no_backend(backend, self.described)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Return the vectors of ids, (B, T, D); in training, zeros for dropped words."""
+        """Return the vectors of ids, (B, T, D); in training, dropped words are shrunk, see `WordDropout`."""
         return self.drop_words(self.embedding(ids), ids)
 
 

@@ -1,4 +1,4 @@
-"""Dropout of activations, of words and of weights, with the masks of `kernels/seeds.py` on a CPU.
+"""Dropout of activations, of words and of weights, with the masks of `kernels/seeds.py`, or on a GPU by kernels that keep none.
 
 Shapes: B batch, T tgt_len, D width.
 """
@@ -17,7 +17,7 @@ _LEFT_OF_A_WORD = 1e-6  # share of a dropped word's vector that stays
 
 
 class Dropout(nn.Module):
-    """`torch.nn.Dropout` with the mask of `keep_mask` on a CPU, and none on a GPU; if locked, all positions of a row share it.
+    """`torch.nn.Dropout` with the mask of `keep_mask` on a CPU; if locked, all positions of a row share it.
 
     Locked dropout is the variational dropout of Gal and Ghahramani 2016 (arXiv 1512.05287). A mean over positions does not
     average its noise out, so it regularizes more than independent masks of the same rate. The mask changes with every call.

@@ -1,6 +1,6 @@
 """`ranked_attention`, the attention of XLNet, by batched matrix products in one autograd node, and by PyTorch's own function.
 
-The node does what that of `matmul.py` does. Keys on both sides, two streams and texts add to it:
+The node does what that of `kernels/cpu_attention.py` does. Keys on both sides, two streams and texts add to it:
 
 - Content queries stand at the places 0 … T-1, so their shift is a view. They are taken in blocks, because a short block needs
   few more distances than it has keys. The queries of g, which are few, copy their windows.
