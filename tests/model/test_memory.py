@@ -101,6 +101,13 @@ def test_a_memory_that_cannot_be_the_models_is_refused(case: str) -> None:
             read(tokens(2, 3), mems=cast(Any, mems))
 
 
+def test_plain_states_fit_a_model_whose_texts_begin_with_zeros() -> None:
+    model = tiny_model(zero_first_memory=True).eval()
+    ids, mems = tokens(2, 3), model(tokens(2, 7)).mems
+    plain = Mems(mems.hidden, mems.n_valid, mems.tokens)
+    assert torch.equal(model(ids, mems=plain).logits, model(ids, mems=mems).logits)
+
+
 def test_it_is_refused_by_its_description_alone() -> None:
     """No number is looked at: memories without numbers are compared too, and wrong numbers pass."""
     nowhere = make_blueprint(TransformerXLConfig(vocab_size=13, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=8, mem_len=5))

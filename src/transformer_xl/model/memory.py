@@ -85,7 +85,7 @@ class Memory(ABC):
             own: a full memory of the model, of any number of rows.
 
         Raises:
-            ValueError: it is of another class, or its tensors have other rows, widths or types.
+            ValueError: it is of another kind, or its tensors have other rows, widths or types.
         """
         if problem := self._misfit(batch_size, own):
             raise ValueError(f"{problem}; use model.init_mems({batch_size})")
@@ -169,6 +169,8 @@ class Mems(Memory):
         return cls(tuple(state[f"hidden.{i}"] for i in range(n_layer)), state["n_valid"], state.get("tokens"))
 
     def check(self, batch_size: int, own: Memory) -> None:
+        if type(self) is Mems and isinstance(own, ZeroFirstMems):  # the same states: they differ in what an empty row is
+            own = Mems(own.hidden, own.n_valid, own.tokens)
         if type(own) is type(self) and self.length < own.length:  # it grows until it is full
             own = replace(own, hidden=tuple(h[:, : self.length] for h in own.hidden))
         super().check(batch_size, own)
