@@ -203,6 +203,11 @@ def test_pieces_of_one_character_have_its_place() -> None:
     assert list(zip(starts.tolist(), ends.tolist(), strict=True))[-3:] == [(2, 3)] * 3
 
 
+def test_a_piece_that_ends_inside_of_a_character_has_its_place() -> None:
+    _, starts, ends = model("xlnet").encode_with_offsets("\xad½")
+    assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == [(0, 2), (1, 2), (1, 2)]
+
+
 @settings(max_examples=examples(300))
 @given(text=MIXED, setting=st.sampled_from(sorted(SETTINGS)), name=st.sampled_from(NAMES))
 def test_places_are_in_the_original(text: str, setting: str, name: str) -> None:

@@ -161,6 +161,7 @@ class SentencePieceTokenizer(PieceTokenizer):
             for part_id, text in parts:
                 n_left -= len(text)
                 stop = max(start, end - n_left)
+                text = "\0" if self._library.is_byte(part_id) else text  # its name is no text
                 spans.append((part_id, *_without_space(line, text, start, stop)))
                 start = stop
         return spans
@@ -265,4 +266,8 @@ def _without_space(line: str, piece: str, start: int, end: int) -> tuple[int, in
     has_text = bool(piece.strip(SPACE))
     while piece.startswith(SPACE) and start < end - (not has_text) and (line[start].isspace() or line[start] == SPACE):
         start += 1
-    return start, min(len(line), max(end, start + has_text))
+    end = min(len(line), max(end, start + has_text))
+    # a piece that ends inside of a character, after dropped ones: the library ends it before that character
+    while has_text and piece.isprintable() and end < len(line) and not any(map(str.isprintable, line[start:end])):
+        end += 1
+    return start, end
