@@ -23,10 +23,10 @@ import torch
 from common.machine import describe, n_cores
 from common.report import facts
 
+from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.console import say, table
 from transformer_xl.data.pairs import PairSegment, PairStream
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.opening import open_run
 from transformer_xl.reading.targets import score_targets, scored_stream
 
 WAYS = {

@@ -32,12 +32,12 @@ from transformer_xl.analysis.ablation.budget import Pace, measure_paces, n_param
 from transformer_xl.analysis.ablation.plan import AblationPlan, Variant, make_variants
 from transformer_xl.analysis.ablation.worker import Worker
 from transformer_xl.analysis.comparison import score
+from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.config.recipes import apply_overrides
 from transformer_xl.console import markdown, say, table, warn
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.errors import ConfigError, TxlError, one_line
 from transformer_xl.files import locked, replace_file
-from transformer_xl.opening import open_run
 from transformer_xl.pictures import line_style, new_figure, save_with_legend
 from transformer_xl.process import keep_freed_memory
 from transformer_xl.reading.evaluation import Reading

@@ -15,10 +15,10 @@ import numpy as np
 from common.machine import describe, n_cores
 from common.report import facts
 
+from transformer_xl.checkpoint.open_run import Opened, open_run
 from transformer_xl.console import say, table
 from transformer_xl.errors import TrainingError
 from transformer_xl.kernels.device import Precision, choose_precision
-from transformer_xl.opening import Opened, open_run
 from transformer_xl.reading.cache import Cache
 from transformer_xl.reading.dynamic import Dynamic, mean_squares
 from transformer_xl.reading.evaluation import Score, evaluate

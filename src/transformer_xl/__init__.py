@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
     from transformer_xl.model.vanilla import Vanilla
     from transformer_xl.model.xlnet import Order, XLNet
-    from transformer_xl.predicting import predict
     from transformer_xl.reading.cache import Cache
     from transformer_xl.reading.dynamic import Dynamic
     from transformer_xl.reading.evaluation import Score, evaluate
+    from transformer_xl.tasks.predict import predict
     from transformer_xl.training.finetune import finetune
     from transformer_xl.training.run import train
 
@@ -77,7 +77,7 @@ _NAMES = {
     "model.transformer_xl": "TransformerXL",
     "model.vanilla": "Vanilla",
     "model.xlnet": "Order XLNet",
-    "predicting": "predict",
+    "tasks.predict": "predict",
     "reading.cache": "Cache",
     "reading.dynamic": "Dynamic",
     "reading.evaluation": "Score evaluate",

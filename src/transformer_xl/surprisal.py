@@ -13,15 +13,15 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from transformer_xl.data.corpora import CHUNK_BYTES
 from transformer_xl.data.labels import Example
 from transformer_xl.data.text_files import Chunk, cut_chunks, numbered_lines
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.kernels.device import InferencePrecision
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.opening import CHUNK_BYTES
 from transformer_xl.reading.evaluation import Reading
-from transformer_xl.reading.tasks import windows
+from transformer_xl.reading.texts import windows
 from transformer_xl.reading.token_nats import SideBySide, nats_in_parts
 
 Per = Literal["line", "word", "token"]

@@ -11,12 +11,13 @@ from tests.training.helpers import MODEL
 from transformer_xl.analysis import comparison
 from transformer_xl.analysis.comparison import ComparedRun
 from transformer_xl.analysis.curves import by_position, memory_line, open_texts, position_lines, segment_readings
+from transformer_xl.checkpoint.open_run import Opened
 from transformer_xl.config.run import RunConfig
+from transformer_xl.data.text import Text
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.build import make_model
-from transformer_xl.opening import Opened, Text
 from transformer_xl.reading.evaluation import Score, evaluate
 
 IDS = np.random.default_rng(0).integers(0, 11, 131)

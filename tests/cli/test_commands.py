@@ -22,9 +22,9 @@ from tests.helpers import TINY
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli import app, main
 from transformer_xl.config.model import HeadConfig, TransformerXLConfig
+from transformer_xl.data.text import Text, beginning
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.model.build import make_model
-from transformer_xl.opening import Text, beginning
 from transformer_xl.training.trainer import Trainer
 
 
@@ -139,7 +139,7 @@ def test_one_process_makes_no_copy_of_a_split(txl: Txl, monkeypatch: pytest.Monk
         text = beginning(*arguments, **options)
         return replace(text, ids=text.ids.view(Mapped))
 
-    monkeypatch.setattr("transformer_xl.opening.beginning", mapped)
+    monkeypatch.setattr("transformer_xl.data.text.beginning", mapped)
     monkeypatch.setattr(Text, "digest", None)
     assert txl("eval", "run").status == 0
 

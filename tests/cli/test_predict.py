@@ -15,15 +15,15 @@ import transformer_xl
 from tests import forked
 from tests.cli.conftest import Txl, save
 from tests.helpers import TINY, random_weights
-from tests.reading.test_tasks import BYTES, LINE, task_model
+from tests.tasks.test_predict import BYTES, LINE, task_model
+from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.config.model import HeadConfig, TransformerXLConfig
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.labels import Example
 from transformer_xl.errors import CorpusError
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.opening import open_run
-from transformer_xl.predicting import read_texts
-from transformer_xl.reading.task_scores import TaskScore
+from transformer_xl.tasks.metrics import TaskScore
+from transformer_xl.tasks.predict import read_texts
 
 N = 40
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Txl, pipe_of, save
 from tests.helpers import TINY, random_weights
-from tests.reading.test_tasks import task_model
+from tests.tasks.test_predict import task_model
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import TransformerXLConfig, XLNetConfig
 from transformer_xl.config.run import TokenizerConfig

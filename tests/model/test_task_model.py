@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers import TINY, assert_close, random_weights, tiny_model
+from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import (
     HeadConfig,
@@ -31,7 +32,6 @@ from transformer_xl.model.heads import SpanScores
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.opening import open_run
 from transformer_xl.reading.evaluation import evaluate
 
 T = 4

@@ -9,8 +9,8 @@ import pytest
 
 from tests.parity.make_goldens_squad import drawn_questions
 from tests.parity.test_live import PYTHON
-from tests.reading.test_answers import official_metrics, predicted
-from transformer_xl.reading.task_scores import TaskScore
+from tests.tasks.test_answers import official_metrics, predicted
+from transformer_xl.tasks.metrics import TaskScore
 
 WORKER = Path(__file__).with_name("peer_squad.py")
 N_CASE = 200

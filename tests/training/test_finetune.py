@@ -19,8 +19,8 @@ from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.build import make_model
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.reading.task_scores import TaskScore
-from transformer_xl.reading.tasks import predictions
+from transformer_xl.tasks.metrics import TaskScore
+from transformer_xl.tasks.predict import predictions
 from transformer_xl.training.finetune import TaskOutcome, finetune
 from transformer_xl.training.run import train
 

@@ -9,10 +9,10 @@ import torch
 
 from tests.training.helpers import Lines, differing, run_bits, stop_at
 from tests.training.test_run import Start, refuse, starter
+from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
-from transformer_xl.opening import open_run
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.finetune import finetune
 

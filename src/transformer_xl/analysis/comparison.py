@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from transformer_xl.checkpoint.open_run import Opened, open_run
 from transformer_xl.checkpoint.run_directory import RunDirectory, short_names
 from transformer_xl.config.run import RunConfig
+from transformer_xl.data.text import Text, text_difference
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
-from transformer_xl.opening import Opened, Text, open_run, text_difference
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
 
 Unit = Literal["nats", "bpc"]

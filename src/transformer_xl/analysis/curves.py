@@ -15,10 +15,11 @@ import numpy as np
 from transformer_xl.analysis.comparison import ComparedRun, Unit, score
 from transformer_xl.analysis.lengths import has_length, lengths_of, readings, trained_length
 from transformer_xl.analysis.lines import PlotLine
+from transformer_xl.checkpoint.open_run import Opened
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import SplitName
+from transformer_xl.data.text import Text
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
-from transformer_xl.opening import Opened, Text
 from transformer_xl.reading.evaluation import Reading, memory_in_words
 from transformer_xl.training.curve import curves_of
 from transformer_xl.training.record import METRICS_FILE, read_metrics

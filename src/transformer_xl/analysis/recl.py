@@ -25,9 +25,9 @@ import numpy as np
 import torch
 
 from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.checkpoint.open_run import Opened, open_run
 from transformer_xl.errors import CorpusError
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.opening import Opened, open_run
 from transformer_xl.reading.segments import windows
 from transformer_xl.reading.stream import open_stream, scoring
 

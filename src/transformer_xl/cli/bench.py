@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from transformer_xl.checkpoint.open_run import Opened
     from transformer_xl.cost.bench import DecoderMode, Findings, ScoringMode
     from transformer_xl.kernels.device import InferencePrecision
     from transformer_xl.model.base import LanguageModel
-    from transformer_xl.opening import Opened
 
 app = App(name="bench", help="Measure how fast a model is, compared with what this machine allows.", help_format="plaintext")
 

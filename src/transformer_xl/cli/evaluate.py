@@ -18,7 +18,8 @@ from transformer_xl.files import check_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from transformer_xl.opening import Opened, Text
+    from transformer_xl.checkpoint.open_run import Opened
+    from transformer_xl.data.text import Text
     from transformer_xl.reading.cache import Cache
     from transformer_xl.reading.dynamic import Dynamic
     from transformer_xl.reading.evaluation import Reading, Score
@@ -152,8 +153,8 @@ def evaluate(
         raise ConfigError(f"--temperature is for a model that stays as it is; leave it or {adapting.in_words} out")
     if isinstance(temperature, float) and not 0 < temperature < math.inf:
         raise ConfigError(f"--temperature ({temperature:g}) must be above 0 and finite; 1 leaves the scores as they are")
+    from transformer_xl.data.text import not_scored
     from transformer_xl.kernels.device import precision_of_segments
-    from transformer_xl.opening import not_scored
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.reading.dynamic import precision_of_learning
     from transformer_xl.reading.evaluation import TEMPERATURES, best_temperature, write_token_nats
@@ -321,9 +322,8 @@ def _evaluate_task(
     json_: bool,
 ) -> None:
     """Print how often a fine-tuned model is right about the texts of a file with labels."""
-    from transformer_xl.predicting import read_texts
-    from transformer_xl.reading.task_scores import tally_of
-    from transformer_xl.reading.tasks import head_of, precision_of_texts, predictions
+    from transformer_xl.tasks.metrics import tally_of
+    from transformer_xl.tasks.predict import head_of, precision_of_texts, predictions, read_texts
 
     if not world.alone:
         raise ConfigError(f"'{opened.source}' is fine-tuned, and is scored in one process; start txl eval without torchrun")

@@ -28,11 +28,11 @@ from transformer_xl.generation.requests import Prompt
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from transformer_xl.checkpoint.open_run import Opened
     from transformer_xl.cli.printers import FilePrinter
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.job import WritingJob
     from transformer_xl.generation.session import TextSession
-    from transformer_xl.opening import Opened
     from transformer_xl.world import World
 
 _DEFAULT_ROWS = 8

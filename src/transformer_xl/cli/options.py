@@ -15,7 +15,8 @@ from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, did_you_mean, one_line, shown
 
 if TYPE_CHECKING:
-    from transformer_xl.opening import Opened, Text
+    from transformer_xl.checkpoint.open_run import Opened
+    from transformer_xl.data.text import Text
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 """An option without a value and without a --no- form."""
@@ -69,9 +70,9 @@ class Opening:
     import_: Imports = None
 
     def open(self, run: str | Path, *, on_damaged: Callable[[str], None] = warn, any_model: bool = False) -> "Opened":
-        """Open a run, an exported model or a hub id; see `opening.open_run`."""
+        """Open a run, an exported model or a hub id; see `open_run`."""
         import_kinds(self.import_)
-        from transformer_xl.opening import open_run
+        from transformer_xl.checkpoint.open_run import open_run
 
         return open_run(run, which=self.checkpoint, device=self.device, on_damaged=on_damaged, any_model=any_model)
 

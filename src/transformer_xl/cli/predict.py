@@ -19,8 +19,8 @@ from transformer_xl.files import check_file
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
+    from transformer_xl.checkpoint.open_run import Opened
     from transformer_xl.data.labels import Example
-    from transformer_xl.opening import Opened
 
 JSON_LINES = (".jsonl", ".ndjson")
 
@@ -73,9 +73,9 @@ def predict(
     check_out(out, resume=resume)
     if not is_alone():
         raise ConfigError("txl predict works in one process; start it without torchrun, and divide the texts yourself")
-    from transformer_xl.predicting import as_json, as_row, origin_of, prediction_file
     from transformer_xl.process import keep_freed_memory
-    from transformer_xl.reading.tasks import head_of, precision_of_texts, predictions
+    from transformer_xl.tasks.lines import as_json, as_row, origin_of, prediction_file
+    from transformer_xl.tasks.predict import head_of, precision_of_texts, predictions
 
     opened = opening.open(run, any_model=True)
     head = head_of(opened.any_model, f"'{run}'")
@@ -169,7 +169,7 @@ class _Texts:
     def read(self, opened: "Opened", *, quiet: bool = False) -> tuple[Iterator["Example"], Callable[[], bool] | None]:
         """Return the texts without labels, and what says whether the next one is there; None: it always is."""
         from transformer_xl.data.labels import Example
-        from transformer_xl.predicting import read_texts
+        from transformer_xl.tasks.predict import read_texts
 
         if self.typed is not None:
             return iter([Example(self.typed, self.pair)]), None

@@ -23,8 +23,8 @@ from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
+    from transformer_xl.checkpoint.open_run import Opened
     from transformer_xl.kernels.device import InferencePrecision
-    from transformer_xl.opening import Opened
     from transformer_xl.reading.evaluation import Reading
     from transformer_xl.reading.token_nats import SideBySide
 
@@ -163,8 +163,8 @@ class _Job:
         return rows(self._scored(bar, skip if self.per == "line" else 0), self.per, self.opened.tokenizer)
 
     def _scored(self, bar: Bar, skip: int) -> Iterator[Any]:
+        from transformer_xl.data.text import warn_of_bytes
         from transformer_xl.data.text_files import FileRange, read_blocks
-        from transformer_xl.opening import warn_of_bytes
         from transformer_xl.surprisal import alone, carried
 
         (file,) = self.files
@@ -243,7 +243,7 @@ class _Tally:
 def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json: bool, quiet: bool) -> None:
     """Write rows to a file, or those of a text to standard output, each as soon as it is known, and count them."""
     from transformer_xl.data.text_files import COMPRESSED
-    from transformer_xl.predicting import origin_of, prediction_file
+    from transformer_xl.tasks.lines import origin_of, prediction_file
 
     file, is_json = job.files[0], as_json or (out is not None and out.suffix in JSON_LINES)
     put, n_line = (_nowhere if job.compares else show), 0

@@ -15,7 +15,7 @@ from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
-    from transformer_xl.opening import Opened
+    from transformer_xl.checkpoint.open_run import Opened
     from transformer_xl.translating import Source
 
 
@@ -76,8 +76,8 @@ def translate(
     if reference and total is not None and total != len(references):
         raise CorpusError(f"'{file}' has {total:,} and '{reference}' {len(references):,} lines; give a reference for each")
     from transformer_xl.generation.decoder import Decoder
-    from transformer_xl.predicting import origin_of, prediction_file
     from transformer_xl.process import keep_freed_memory
+    from transformer_xl.tasks.lines import origin_of, prediction_file
     from transformer_xl.translating import against_references, translations
 
     opened = opening.open(run)

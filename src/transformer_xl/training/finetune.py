@@ -34,8 +34,8 @@ from transformer_xl.model.pretrained import RUNS
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.pictures import can_draw
 from transformer_xl.process import restarts
-from transformer_xl.reading.task_scores import TaskScore, tally_of
-from transformer_xl.reading.tasks import predictions
+from transformer_xl.tasks.metrics import TaskScore, tally_of
+from transformer_xl.tasks.predict import predictions
 from transformer_xl.training.confusion import draw_confusion
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 from transformer_xl.console import clock
 from transformer_xl.data.prepare import TokenSplit
+from transformer_xl.data.text import beginning, not_scored
 from transformer_xl.errors import TrainingError
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.opening import beginning, not_scored
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.reading.targets import score_targets, scored_stream
 from transformer_xl.reading.token_nats import score_answers

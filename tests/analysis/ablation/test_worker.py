@@ -15,8 +15,8 @@ from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.plan import AblationPlan, make_variants
 from transformer_xl.analysis.ablation.table import as_text, make_table
 from transformer_xl.analysis.ablation.worker import Worker
+from transformer_xl.checkpoint.open_run import Opened
 from transformer_xl.errors import ConfigError, CorpusError
-from transformer_xl.opening import Opened
 from transformer_xl.reading.evaluation import Score
 from transformer_xl.training import record
 from transformer_xl.training.trainer import Trainer

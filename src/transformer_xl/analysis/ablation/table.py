@@ -12,7 +12,7 @@ from transformer_xl import console
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.plan import AblationPlan
 from transformer_xl.console import clock
-from transformer_xl.opening import text_difference
+from transformer_xl.data.text import text_difference
 
 Metric = Literal["loss", "bpc"]
 

@@ -9,12 +9,12 @@ from transformer_xl.analysis.ablation.budget import ROUNDS, Pace, budgeted, meas
 from transformer_xl.analysis.ablation.plan import Trial, Variant
 from transformer_xl.analysis.comparison import score
 from transformer_xl.analysis.lengths import readings
+from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import progress, say
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.errors import TrainingError, TxlError
-from transformer_xl.opening import open_run
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train

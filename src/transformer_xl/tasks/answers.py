@@ -26,7 +26,7 @@ from transformer_xl.model.call import Execution
 from transformer_xl.model.heads import SpanScores
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading.stream import scoring
-from transformer_xl.reading.task_scores import Answer, Prediction
+from transformer_xl.tasks.metrics import Answer, Prediction
 
 N_START, N_END, N_BEST = 5, 5, 5
 """Starts of a window, ends of each, and answers that are kept of a question; the authors' numbers."""

@@ -1,117 +1,21 @@
-"""Texts in, predictions out: from Python, and as lines of a file that can be gone on with."""
+"""Predictions as lines, and a file of lines that can be gone on with."""
 
-import csv
 import hashlib
-import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.config.run import TaskConfig
-from transformer_xl.data.examples import read_examples, suffix_of
-from transformer_xl.data.labels import Example
-from transformer_xl.data.squad import read_squad
-from transformer_xl.data.text_files import FileRange, content_sha256, read_blocks
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.text_files import content_sha256
 from transformer_xl.errors import ConfigError, CorpusError, one_line, shown
 from transformer_xl.files import canonical_json, files_below, locked, replace_file
 from transformer_xl.generation.session_file import model_sha256
-from transformer_xl.kernels.device import choose_device
 from transformer_xl.model.base import SequenceModel
-from transformer_xl.model.task_model import TaskModel
-from transformer_xl.opening import Opened, Which
-from transformer_xl.reading.task_scores import Prediction
-from transformer_xl.reading.tasks import head_of, predictions
+from transformer_xl.tasks.metrics import Prediction
 from transformer_xl.untrusted import read_json_object
 
-Text = str | tuple[str, str] | Example
-"""A text; a text and its pair; or an example, which may have choices."""
-
 _DIGITS = 6  # of probabilities in JSON
-
-
-def predict(
-    source: str | Path | tuple[TaskModel, Tokenizer],
-    texts: Text | Iterable[Text],
-    *,
-    batch_size: int = 32,
-    precision: str = "fp32",
-    device: str = "auto",
-    which: Which = "best",
-) -> Iterator[Prediction]:
-    """Return what a fine-tuned model says of texts, one after another, as an iterator that reads the texts as it goes.
-
-    Args:
-        source: a run of `txl finetune`, an exported model or a hub id, or what `load` has returned.
-        texts: one text, or any number of them, also without end. A text is a str; a tuple of two, such as a premise and a
-            hypothesis, or a passage and a question; or an `Example`, for instance with choices.
-        batch_size: texts that are read side by side.
-        precision: of matrix products: auto, fp32, bf16 or fp16.
-        device: auto, cpu, cuda, cuda:N or mps; a model that is given stays where it is.
-        which: of a run: the weights with the best validation, the last ones, or the last average.
-
-    Returns:
-        A `Prediction` for each text, in their order.
-
-    Raises:
-        CheckpointError: there is no such model, or it is damaged.
-        ConfigError: the model has no head, or an unknown device or precision.
-        CorpusError: a text that does not fit the task.
-    """
-    if isinstance(source, str | Path):
-        place = choose_device(device)
-        model, tokenizer = load(source, which=which)
-        head_of(model, f"'{source}'")
-        model = model.to(place)
-    else:
-        model, tokenizer = source
-    given = [texts] if isinstance(texts, str | tuple | Example) else texts
-    return predictions(model, tokenizer, map(example_of, given), batch_size=batch_size, precision=precision)
-
-
-def example_of(text: Any) -> Example:
-    """Return a text as an example."""
-    if isinstance(text, Example):
-        return text
-    first, pair = (text, None) if isinstance(text, str) else text
-    if not first.strip() or (pair is not None and not pair.strip()):
-        raise CorpusError(f"the text {shown(text)} is empty; give one, or leave it out")
-    return Example(first, pair)
-
-
-def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool = False) -> Iterator[Example]:
-    """Yield the texts of a file (see `read_examples`; of SQuAD where questions are answered) or lines, in the run's columns.
-
-    Unless `labelled`, labels are left out, because they may be others than the model's.
-    """
-    head = head_of(opened.any_model, f"'{opened.source}'")
-    task, first = opened.config.task or TaskConfig(kind=head.kind), b""
-    if not isinstance(source, Path):
-        first = next(source, b"")
-        source = itertools.chain([first], source)
-    elif not source.is_dir():
-        first = next(read_blocks(FileRange(source)), b"")
-    if isinstance(source, Path) and head.kind == "span" and suffix_of(source) == ".json":
-        examples = (question.example for question in read_squad(source, labelled=labelled))
-    else:
-        is_csv = isinstance(source, Path) and not source.is_dir() and suffix_of(source) == ".csv"
-        task = _with_columns(task, first, is_csv=is_csv)
-        examples = read_examples(source, task, labelled=labelled, reads_labels=labelled)
-    return examples if labelled else (replace(example, label=None) for example in examples)
-
-
-def _with_columns(task: TaskConfig, first: bytes, *, is_csv: bool) -> TaskConfig:
-    """Return a task without the columns that were told for other texts if the first line of a table does not have them."""
-    line = first.partition(b"\n")[0].decode("utf-8-sig", "replace").rstrip("\r")
-    cells = next(csv.reader([line]), []) if is_csv else line.split("\t")
-    names = {cell.strip() for cell in cells} | set(map(str, range(1, len(cells) + 1)))
-    if line.lstrip().startswith(("{", "[")) or names.issuperset(filter(None, (task.text, task.pair))):
-        return task
-    return task.model_copy(update={"text": None, "pair": None})
 
 
 def as_json(prediction: Prediction, labels: Sequence[str]) -> str:

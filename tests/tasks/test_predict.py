@@ -20,9 +20,10 @@ from transformer_xl.data.labels import Example, Label, labels_of
 from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.reading import tasks
-from transformer_xl.reading.task_scores import Prediction, TaskScore, matthews, pearson, ranks
-from transformer_xl.reading.tasks import predictions, windows
+from transformer_xl.reading import texts as texts_module
+from transformer_xl.reading.texts import windows
+from transformer_xl.tasks.metrics import Prediction, TaskScore, matthews, pearson, ranks
+from transformer_xl.tasks.predict import predictions
 
 LINE = "the cat sat on the mat and the dog sat on the cat "
 HEADS: dict[str, dict[str, Any]] = {
@@ -71,7 +72,7 @@ def figures(prediction: Prediction) -> list[float]:
 )
 def test_answers_do_not_depend_on_their_batch(kind: str, is_xlnet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of one text after another, read by the model alone, are those of all texts in any batches."""
-    monkeypatch.setattr(tasks, "WINDOW", 2)
+    monkeypatch.setattr(texts_module, "WINDOW", 2)
     tokenizer = pieces() if is_xlnet else BYTES
     model, examples = task_model(kind, tokenizer, is_xlnet=is_xlnet), texts(kind, 13)
     layout, head = Layout.of(model.config, tokenizer), model.config.head
@@ -123,7 +124,7 @@ def test_windows_wait_for_nobody() -> None:
     ready = iter([False, True, True, False, False])
     found = windows((Example("a") for _ in range(5)), 8, lambda: next(ready))
     assert [len(window) for window in found] == [1, 3, 1]
-    long = [Example("a" * (tasks._MOST_CHARACTERS // 2)) for _ in range(5)]
+    long = [Example("a" * (texts_module._MOST_CHARACTERS // 2)) for _ in range(5)]
     assert [len(window) for window in windows(long, 8)] == [2, 2, 1]
 
 

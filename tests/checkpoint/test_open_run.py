@@ -15,13 +15,14 @@ import torch
 
 from tests.helpers import tiny_model
 from tests.training.helpers import write_recipe, write_text
+from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data.prepare import prepare
+from transformer_xl.data.text import Text, file_text, split_text, text_difference
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.opening import Text, file_text, open_run, split_text, text_difference
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
@@ -124,7 +125,7 @@ def test_a_damaged_run_is_one_error(tmp_path: Path) -> None:
 
 
 def test_a_device_is_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.opening.load", None)
+    monkeypatch.setattr("transformer_xl.checkpoint.open_run.load", None)
     with pytest.raises(ConfigError, match="device 'gpu' cannot be used here"):
         open_run("run", device="gpu")
 
@@ -175,7 +176,7 @@ def test_a_large_file_is_encoded_in_pieces(kind: Any, tmp_path: Path, monkeypatc
     (tmp_path / "text.txt").write_text(lines, newline="")
     tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=300 if kind in ("bpe", "unigram") else None), [lines])
     whole = file_text(tmp_path / "text.txt", tokenizer)
-    monkeypatch.setattr("transformer_xl.opening.CHUNK_BYTES", 100)
+    monkeypatch.setattr("transformer_xl.data.text.CHUNK_BYTES", 100)
     text = file_text(tmp_path / "text.txt", tokenizer)
     np.testing.assert_array_equal(text.ids, tokenizer.encode(lines))
     first = tokenizer.decode(text.ids[:1].tolist())

@@ -4,33 +4,120 @@ Texts come and go in windows: those of a window are read in batches of about the
 which they came. So memory does not grow with their number. An answer does not depend on its batch, because padding is not seen.
 """
 
+import csv
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from transformer_xl.checkpoint.open_run import Opened, Which
+from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import HeadConfig
+from transformer_xl.config.run import TaskConfig
+from transformer_xl.data.examples import read_examples, suffix_of
 from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import Example, labels_of
+from transformer_xl.data.squad import read_squad
+from transformer_xl.data.text_files import FileRange, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import ConfigError, CorpusError
-from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_precision
+from transformer_xl.errors import ConfigError, CorpusError, shown
+from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_device, choose_precision
 from transformer_xl.model.call import Execution
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.reading.answers import SpanPredictor
 from transformer_xl.reading.stream import scoring
-from transformer_xl.reading.task_scores import Prediction
+from transformer_xl.reading.texts import windows
+from transformer_xl.tasks.answers import SpanPredictor
+from transformer_xl.tasks.metrics import Prediction
 
-WINDOW = 16
-"""Batches whose texts are sorted by length: enough to save most of the padding, few enough that answers come soon."""
-
-_T = TypeVar("_T")
-_MOST_CHARACTERS = 1 << 24  # of a window's texts, so that long ones do not fill the memory
 _FLOATS = ("auto", "fp32", "bf16", "fp16")
+
+TaskText = str | tuple[str, str] | Example
+"""A text; a text and its pair; or an example, which may have choices."""
+
+
+def predict(
+    source: str | Path | tuple[TaskModel, Tokenizer],
+    texts: TaskText | Iterable[TaskText],
+    *,
+    batch_size: int = 32,
+    precision: str = "fp32",
+    device: str = "auto",
+    which: Which = "best",
+) -> Iterator[Prediction]:
+    """Return what a fine-tuned model says of texts, one after another, as an iterator that reads the texts as it goes.
+
+    Args:
+        source: a run of `txl finetune`, an exported model or a hub id, or what `load` has returned.
+        texts: one text, or any number of them, also without end. A text is a str; a tuple of two, such as a premise and a
+            hypothesis, or a passage and a question; or an `Example`, for instance with choices.
+        batch_size: texts that are read side by side.
+        precision: of matrix products: auto, fp32, bf16 or fp16.
+        device: auto, cpu, cuda, cuda:N or mps; a model that is given stays where it is.
+        which: of a run: the weights with the best validation, the last ones, or the last average.
+
+    Returns:
+        A `Prediction` for each text, in their order.
+
+    Raises:
+        CheckpointError: there is no such model, or it is damaged.
+        ConfigError: the model has no head, or an unknown device or precision.
+        CorpusError: a text that does not fit the task.
+    """
+    if isinstance(source, str | Path):
+        place = choose_device(device)
+        model, tokenizer = load(source, which=which)
+        head_of(model, f"'{source}'")
+        model = model.to(place)
+    else:
+        model, tokenizer = source
+    given = [texts] if isinstance(texts, str | tuple | Example) else texts
+    return predictions(model, tokenizer, map(example_of, given), batch_size=batch_size, precision=precision)
+
+
+def example_of(text: Any) -> Example:
+    """Return a text as an example."""
+    if isinstance(text, Example):
+        return text
+    first, pair = (text, None) if isinstance(text, str) else text
+    if not first.strip() or (pair is not None and not pair.strip()):
+        raise CorpusError(f"the text {shown(text)} is empty; give one, or leave it out")
+    return Example(first, pair)
+
+
+def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool = False) -> Iterator[Example]:
+    """Yield the texts of a file (see `read_examples`; of SQuAD where questions are answered) or lines, in the run's columns.
+
+    Unless `labelled`, labels are left out, because they may be others than the model's.
+    """
+    head = head_of(opened.any_model, f"'{opened.source}'")
+    task, first = opened.config.task or TaskConfig(kind=head.kind), b""
+    if not isinstance(source, Path):
+        first = next(source, b"")
+        source = itertools.chain([first], source)
+    elif not source.is_dir():
+        first = next(read_blocks(FileRange(source)), b"")
+    if isinstance(source, Path) and head.kind == "span" and suffix_of(source) == ".json":
+        examples = (question.example for question in read_squad(source, labelled=labelled))
+    else:
+        is_csv = isinstance(source, Path) and not source.is_dir() and suffix_of(source) == ".csv"
+        task = _with_columns(task, first, is_csv=is_csv)
+        examples = read_examples(source, task, labelled=labelled, reads_labels=labelled)
+    return examples if labelled else (replace(example, label=None) for example in examples)
+
+
+def _with_columns(task: TaskConfig, first: bytes, *, is_csv: bool) -> TaskConfig:
+    """Return a task without the columns that were told for other texts if the first line of a table does not have them."""
+    line = first.partition(b"\n")[0].decode("utf-8-sig", "replace").rstrip("\r")
+    cells = next(csv.reader([line]), []) if is_csv else line.split("\t")
+    names = {cell.strip() for cell in cells} | set(map(str, range(1, len(cells) + 1)))
+    if line.lstrip().startswith(("{", "[")) or names.issuperset(filter(None, (task.text, task.pair))):
+        return task
+    return task.model_copy(update={"text": None, "pair": None})
 
 
 def head_of(model: Any, source: object = "the model") -> HeadConfig:
@@ -93,38 +180,6 @@ def precision_of_texts(name: str, device: torch.device) -> Precision:
     """
     check_precision(name, _FLOATS)
     return choose_precision(name, device)[0]
-
-
-def n_characters(example: Example) -> int:
-    """Return how many characters the texts of an example have."""
-    return sum(map(len, (example.text, example.pair or "", *example.choices)))
-
-
-def windows(
-    examples: Iterable[_T],
-    batch_size: int,
-    is_ready: Callable[[], bool] | None = None,
-    *,
-    size: Callable[[Any], int] = n_characters,
-) -> Iterator[list[_T]]:
-    """Yield texts in lists: the first of one batch, each of the next twice as long, up to `WINDOW` batches.
-
-    So the first answers come soon. Where the lists end follows from the texts alone, unless some are waited for (`is_ready`).
-    """
-    source, n_most = iter(examples), batch_size
-    while True:
-        window: list[_T] = []
-        n_character = 0
-        while len(window) < n_most and n_character < _MOST_CHARACTERS and (not window or is_ready is None or is_ready()):
-            example = next(source, None)
-            if example is None:
-                break
-            window.append(example)
-            n_character += size(example)
-        if not window:
-            return
-        yield window
-        n_most = min(2 * n_most, WINDOW * batch_size)
 
 
 _Predict = Callable[[Sequence[Example]], list[Prediction]]
