@@ -25,7 +25,7 @@ from transformer_xl.manifest import MANIFEST_FILE
 from transformer_xl.model.build import make_model
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.pretrained import WEIGHTS_FILE, blueprint, check_finite, manifest_of
+from transformer_xl.model.pretrained import WEIGHTS_FILE, check_finite, fitting_blueprint, manifest_of
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.tensor_file import TensorFile
 
@@ -294,7 +294,7 @@ def _check_file(source: str, arguments: dict[str, Any], gives: tuple[str | None,
     cached_file(source, MANIFEST_FILE, _raise_exceptions_for_missing_entries=False, **download)
     folder = Path(path).parent
     tensors = {name.removeprefix(_PREFIX): spec for name, spec in TensorFile(Path(path)).tensors.items()}
-    blueprint(make_model, config.native, tensors, path)
+    fitting_blueprint(make_model, config.native, tensors, path)
     if manifest := manifest_of(folder):
         manifest.check(Path(path), record_of(Path(path)).sha256)
 

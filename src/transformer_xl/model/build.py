@@ -2,13 +2,11 @@
 
 from typing import TypeVar
 
-import torch
-
 from transformer_xl.config.model import ModelConfig, TransformerXLConfig
-from transformer_xl.errors import ConfigError, one_line
 from transformer_xl.model.attention.kinds import attention_kind
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.kinds import make_backbone
+from transformer_xl.model.pretrained import blueprint
 from transformer_xl.model.task_model import TaskModel
 
 Config = TypeVar("Config", bound=ModelConfig)
@@ -37,18 +35,11 @@ def make_model(config: ModelConfig) -> SequenceModel:
 
 
 def make_blueprint(config: ModelConfig) -> SequenceModel:
-    """Build a model without memory for its weights.
-
-    Raises:
-        ConfigError: see `make_model`; or sizes are too large for PyTorch.
+    """Build a model without memory for its weights; see `blueprint`.
 
     Example:
         >>> from transformer_xl.config.model import LstmConfig
         >>> sum(p.numel() for p in make_blueprint(LstmConfig(vocab_size=10, n_layer=1, d_model=4)).parameters())
         210
     """
-    try:
-        with torch.device("meta"):
-            return make_model(config)
-    except (RuntimeError, TypeError, OverflowError) as error:  # how PyTorch says that a number does not fit
-        raise ConfigError(f"a model of these sizes cannot be built ({one_line(error)[:150]}); lower those of [model]") from None
+    return blueprint(make_model, config)

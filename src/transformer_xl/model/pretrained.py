@@ -96,20 +96,12 @@ class PretrainedMixin:
         """
         folder = resolve(source, revision=revision, token=token)
         config = read_config(folder / CONFIG_FILE)
-        cls.check_settings(config, str(source))
+        cls._check_kind(config, str(source))
         return open_model(cls, config, folder)
 
     @classmethod
-    def check_settings(cls, config: ModelConfig, source: str) -> None:
-        """Refuse settings of a model of another class, which `source` holds.
-
-        Args:
-            config: the settings.
-            source: named in the message.
-
-        Raises:
-            CheckpointError: they are of another class.
-        """
+    def _check_kind(cls, config: ModelConfig, source: str) -> None:
+        """Refuse settings of a model of another class, which `source` holds."""
         if config.head is not None:
             raise CheckpointError(
                 f"'{source}' is fine-tuned ({config.head.kind}), and no {cls.__name__} alone; txl.load gives it as TaskModel, "
@@ -119,37 +111,24 @@ class PretrainedMixin:
             raise CheckpointError(f"'{source}' is a model of kind '{config.kind}', no {cls.__name__}; txl.load reads all kinds")
 
 
-def local_directory(source: str | Path) -> Path | None:
-    """Return a local directory, or None for what may be a hub id; refuse what is neither."""
+def resolve(source: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
+    """Return a local directory for a path or a hub id, downloading the latter."""
     path = Path(source)
     if (path / CONFIG_FILE).is_file():
         return path
+    models = beside(path, lambda other: (other / CONFIG_FILE).is_file(), also=RUNS)
     is_path = path.exists() or str(source).startswith((".", "/", "~")) or path.parent == RUNS
     if is_path or str(source).count("/") != 1:
         missing = f"a directory without {CONFIG_FILE}, and not that" if path.is_dir() else "not a directory"
         what = "a file, and not a directory" if path.is_file() else missing
-        raise CheckpointError(
-            f"'{source}' is {what} of a model; give a run, an exported directory or a hub id{_models_near(path)}"
-        )
-    return None
-
-
-def resolve(source: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
-    """Return a local directory for a path or a hub id, downloading the latter."""
-    if directory := local_directory(source):
-        return directory
+        raise CheckpointError(f"'{source}' is {what} of a model; give a run, an exported directory or a hub id{models}")
     try:
         return download(str(source), [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE, MANIFEST_FILE], revision=revision, token=token)
     except CheckpointError as error:
         raise CheckpointError(
             f"'{source}' is neither a directory nor a hub id that can be read ({error}; for a hub id "
-            f"check spelling and network); give a run or an exported directory{_models_near(Path(source))}"
+            f"check spelling and network); give a run or an exported directory{models}"
         ) from None
-
-
-def _models_near(path: Path) -> str:
-    """Return a clause that proposes runs and models in the directory of `path` and in that where runs are kept."""
-    return beside(path, lambda other: (other / CONFIG_FILE).is_file(), also=RUNS)
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -200,69 +179,77 @@ def manifest_of(folder: Path) -> Manifest | None:
         return None
 
 
-def open_model(cls: Callable[[Any], Any], config: ModelConfig, folder: Path) -> Any:
-    """Build a model of `config` from the weights of its directory.
-
-    No memory is allotted before its tensors are known to fit.
+def blueprint(make: Callable[[Any], Any], config: ModelConfig) -> Any:
+    """Build a model without memory for its weights.
 
     Raises:
-        CheckpointError: the file is damaged, a tensor is missing, unexpected or of another shape or type, or not finite.
+        ConfigError: see `make_model`; or sizes are too large for PyTorch.
     """
-    path = folder / WEIGHTS_FILE
-    file = TensorFile(path)
-    model = blueprint(cls, config, file.tensors, str(path))
-    return _filled(model, file.load(manifest_of(folder)), str(path))
-
-
-def build(cls: Callable[[Any], Any], config: ModelConfig, weights: Mapping[str, Tensor], origin: str) -> Any:
-    """Build a model of `config` from `weights`, without drawing random weights first.
-
-    Raises:
-        CheckpointError: a tensor is missing, unexpected, of another shape or type, or not finite; names it and `origin`.
-    """
-    return _filled(blueprint(cls, config, weights, origin), weights, origin)
-
-
-def blueprint(cls: Callable[[Any], Any], config: ModelConfig, found: Mapping[str, Tensor | TensorSpec], origin: str) -> Any:
-    """Return a model without memory for its weights, after comparing every name, shape and type with those of a file."""
-    if config.n_layer > len(found):  # even empty, a billion layers would fill the memory
-        raise CheckpointError(
-            f"'{origin}' has {len(found)} tensors, its config asks for {config.n_layer} layers; not the same model?"
-        )
     try:
         with torch.device("meta"):
-            model = cls(config)
+            return make(config)
+    except (RuntimeError, TypeError, OverflowError) as error:  # how PyTorch says that a number does not fit
+        raise ConfigError(f"a model of these sizes cannot be built ({one_line(error)[:150]}); lower them") from None
+
+
+def fitting_blueprint(
+    make: Callable[[Any], Any], config: ModelConfig, tensors: Mapping[str, Tensor | TensorSpec], origin: str
+) -> Any:
+    """Return a model without memory for its weights, after comparing every name, shape and type with those of `tensors`.
+
+    Raises:
+        CheckpointError: a tensor is missing, unexpected, or of another shape or type; names it and `origin`.
+    """
+    if config.n_layer > len(tensors):  # even empty, a billion layers would fill the memory
+        raise CheckpointError(
+            f"'{origin}' has {len(tensors)} tensors, its config asks for {config.n_layer} layers; not the same model?"
+        )
+    try:
+        model = blueprint(make, config)
     except ConfigError as error:
         raise CheckpointError(f"'{origin}': {error}") from None
-    except (RuntimeError, TypeError, OverflowError) as error:  # how PyTorch says that a number does not fit
-        raise CheckpointError(
-            f"'{origin}': its config asks for what cannot be built ({one_line(error)[:150]}); not the same model?"
-        ) from None
     expected: dict[str, Tensor] = model.state_dict()
-    for name in sorted(expected.keys() | found.keys()):
-        want = tuple(expected[name].shape) if name in expected else None
-        have = tuple(found[name].shape) if name in found else None
+    for name in sorted(expected.keys() | tensors.keys()):
+        want, have = (tuple(x[name].shape) if name in x else None for x in (expected, tensors))
         if want != have:
             raise CheckpointError(
                 f"'{origin}': tensor {shown(name)} has shape {have}, its config asks for {want}; not the same model?"
             )
-    for name, tensor in expected.items():
-        own = found[name].dtype
-        fits = own in _FLOATS if tensor.is_floating_point() else own == tensor.dtype
-        if not fits:
+        dtype, stored = expected[name].dtype, tensors[name].dtype
+        if stored != dtype and not (dtype.is_floating_point and stored in _FLOATS):
             raise CheckpointError(
-                f"'{origin}': tensor {shown(name)} is {own}, where {tensor.dtype} is expected; save the weights in fp32 or bf16"
+                f"'{origin}': tensor {shown(name)} is {stored}, where {dtype} is expected; save the weights in fp32 or bf16"
             )
     return model
 
 
-def _filled(model: Any, weights: Mapping[str, Tensor], origin: str) -> Any:
-    floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
-    dtype = reduce(torch.promote_types, floats, floats[0])  # products of several types are errors
-    learned = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+def open_model(make: Callable[[Any], Any], config: ModelConfig, folder: Path) -> Any:
+    """Build a model of `config` from the weights of its directory; see `build`."""
+    file = TensorFile(folder / WEIGHTS_FILE)
+    return build(make, config, file, str(file.path), manifest=manifest_of(folder))
+
+
+def build(
+    make: Callable[[Any], Any],
+    config: ModelConfig,
+    source: TensorFile | Mapping[str, Tensor],
+    origin: str,
+    *,
+    manifest: Manifest | None = None,
+) -> Any:
+    """Build a model of `config` from the weights of a file or of a checkpoint, which become the model's own memory.
+
+    Nothing is allotted before they are known to fit, and no random weights are drawn.
+
+    Raises:
+        CheckpointError: a file is not what its manifest says, tensors do not fit, or numbers are not finite.
+    """
+    is_file = isinstance(source, TensorFile)
+    model = fitting_blueprint(make, config, source.tensors if is_file else source, origin)
+    weights = source.load(manifest) if is_file else source
+    dtypes = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
+    dtype = reduce(torch.promote_types, dtypes)  # products of several types are errors
     model.load_state_dict({name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}, assign=True)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(learned[name])
     check_finite(model, origin)
     return model.eval()
 

@@ -44,19 +44,15 @@ def free_bytes(device: torch.device) -> int | None:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type != "cpu":
         return None
-    known = [*_available(), *_left_in_group()]
-    return min(known) + _held() if known else None
+    left = [*_left()]
+    return min(left) + _held() if left else None
 
 
-def _available() -> Iterator[int]:
-    """Yield what the system says that it could give."""
+def _left() -> Iterator[int]:
+    """Yield what the system says that it could give, and what a container may still take."""
     with suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         yield 1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-
-
-def _left_in_group() -> Iterator[int]:
-    """Yield what a container may still take."""
     for folder, limit, usage in _CGROUPS:
         with suppress(OSError, ValueError):
             most, used = (int(Path(folder, name).read_text(encoding="ascii")) for name in (limit, usage))

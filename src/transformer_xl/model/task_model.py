@@ -70,7 +70,7 @@ class TaskModel(SequenceModel):
                 parameter.requires_grad_(False)  # or processes would wait for gradients that never come
 
     @classmethod
-    def check_settings(cls, config: ModelConfig, source: str) -> None:
+    def _check_kind(cls, config: ModelConfig, source: str) -> None:
         if config.head is None:
             raise CheckpointError(f"'{source}' has no head; txl finetune gives it one, and txl.load reads it as it is")
 
