@@ -58,7 +58,7 @@ def carried(
             yield line.ids
 
     for nats in nats_in_parts(model, parts(), reading, precision=precision):
-        yield waiting.popleft(), nats
+        yield waiting.popleft(), nats.tokens
 
 
 def alone(

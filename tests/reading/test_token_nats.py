@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers import tiny_model
 from tests.reading.test_stream import KINDS, model_of
 from transformer_xl.data.tokenizers import ByteTokenizer
-from transformer_xl.errors import CorpusError, TrainingError
+from transformer_xl.errors import ConfigError, CorpusError, TrainingError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.reading.evaluation import Reading, evaluate, write_token_nats
 from transformer_xl.reading.token_nats import SideBySide, nats_in_parts, score_answers
@@ -27,11 +28,11 @@ def test_parts_of_a_text_have_the_bits_of_the_whole(kind: str, monkeypatch: pyte
     assert whole.token_nats is not None
     for cuts in ([], [1], [0, 3, 3, 50], list(range(len(ids)))):
         parts = np.split(ids, cuts)
-        found = list(nats_in_parts(model, iter(parts), reading))
+        found = [nats.tokens for nats in nats_in_parts(model, iter(parts), reading)]
         assert list(map(len, found)) == list(map(len, parts))
         first, *others = np.concatenate(found)
         assert np.isnan(first) and np.array_equal(others, whole.token_nats)
-    (alone,) = nats_in_parts(model, [ids[:1]], reading)
+    ((alone, _),) = nats_in_parts(model, [ids[:1]], reading)
     assert np.isnan(alone).tolist() == [True] and not list(nats_in_parts(model, [], reading))
 
 
@@ -110,6 +111,32 @@ def test_the_likeliest_token_is_that_of_all_scores() -> None:
         best.append(int(decoder.feed(torch.tensor([[token]])).argmax()))
     assert found.likeliest.tolist() == (np.array(best) == text[1:]).tolist()
     assert 0 < found.likeliest.sum() < len(text) - 1
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "lstm", "adaptive"])
+def test_an_event_has_the_probability_of_its_tokens_together(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the nats of each token, which stay what they are."""
+    monkeypatch.setattr("transformer_xl.reading.token_nats._BLOCK", 12)
+    monkeypatch.setattr("transformer_xl.inference.softmax._CHUNK_ELEMENTS", 40)
+    model = tiny_model(cutoffs=(3, 8), div_val=2) if kind == "adaptive" else model_of(kind)
+    ids, event = np.concatenate(TEXTS), np.array([1, 4, 12])
+    reading = Reading(tgt_len=6, mem_len=model.mem_len)
+    plain, beside = (list(nats_in_parts(model, TEXTS, reading, event=asked)) for asked in (None, event))
+    np.testing.assert_allclose(*(np.concatenate([nats.tokens for nats in some]) for some in (plain, beside)), atol=1e-6)
+    given = np.concatenate([nats.event for nats in beside if nats.event is not None])
+    assert np.isnan(given[0]) and all(nats.event is None for nats in plain)
+    for n in (1, 7, 30, len(ids) - 1):
+        each = [evaluate(model, np.append(ids[:n], token), **vars(reading), per_token=True).token_nats for token in event]
+        assert given[n] == pytest.approx(-np.logaddexp.reduce([-nats[-1] for nats in each if nats is not None]), abs=1e-5)
+    with pytest.raises(ConfigError, match="an event goes with neither a temperature"):
+        evaluate(model, ids, event=event, temperature=2.0)
+    scorer = SideBySide(model, batch_size=3, tgt_len=6)
+    for text, scored in zip(TEXTS, scorer.score(TEXTS, event=event), strict=True):
+        np.testing.assert_allclose(scored.nats, scorer.score([text])[0].nats, atol=1e-5)
+        assert scored.event is not None and len(scored.event) == len(text) - 1
+        for n in range(1, len(text)):  # what follows the first n tokens
+            each = [scorer.score([np.append(text[:n], token)], n_asked=[1])[0].nats for token in event]
+            assert scored.event[n - 1] == pytest.approx(-np.logaddexp.reduce(-np.concatenate(each)), abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["nats.tsv", "nats.npy"])

@@ -1,6 +1,6 @@
 """The softmax with frozen weights, as inference computes it; an adaptive one cluster by cluster.
 
-Shapes: X tokens, D d_model, E width of a cluster's vectors, V vocabulary, K temperatures.
+Shapes: X tokens, D d_model, E width of a cluster's vectors or tokens of an event, V vocabulary, K temperatures.
 """
 
 from collections.abc import Callable, Sequence
@@ -124,6 +124,25 @@ class FrozenSoftmax:
         chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
         nats_KX = torch.cat([self._nll_at(h, label, temperatures) for h, label in chunks], dim=-1)
         return nats_KX.masked_fill(label_X == _NOT_SCORED, 0.0)
+
+    def nll_and_event(self, h_XD: Tensor, label_X: Tensor, event_E: Tensor) -> Tensor:
+        """Return nats (2, X) of each token's label, and of an event: that any of the tokens `event_E` (E,) comes; 0 at -100.
+
+        The nats of an event are -log Σ_w p(w) over its tokens. With an adaptive softmax this needs the scores of every tail.
+
+        Raises:
+            TokenizerError: another label outside the vocabulary.
+        """
+        self.check(label_X)
+        n_chunk = max(1, _CHUNK_ELEMENTS // self.borders[-1])
+        chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
+        nats_2X = torch.cat([self._nll_and_event(h, label, event_E) for h, label in chunks], dim=-1)
+        return nats_2X.masked_fill(label_X == _NOT_SCORED, 0.0)
+
+    def _nll_and_event(self, h_XD: Tensor, label_X: Tensor, event_E: Tensor) -> Tensor:
+        scores = self.logits(h_XD) if self._is_normalized else self.logits(h_XD).log_softmax(-1)
+        label = scores.gather(-1, label_X.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return -torch.stack([label, scores[:, event_E].logsumexp(-1).clamp(max=0.0)])  # sums may round to more than 1
 
     def _nll_at(self, h_XD: Tensor, label_X: Tensor, temperatures: Sequence[float]) -> Tensor:
         scores = self.logits(h_XD)

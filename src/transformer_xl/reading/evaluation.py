@@ -124,6 +124,7 @@ class Score:
         n_bytes: UTF-8 bytes of these tokens; None if it is not known.
         seconds: time it took.
         token_nats: float32 (tokens,), nats of each token in order; None unless asked for.
+        event_nats: float32 (tokens,), nats of the event in the place of each token; None unless asked for.
         share: part of the text that was read, where `tokens` does not say it, because they are targets.
         state: from which `evaluate` goes on: tensors on the CPU by name; None unless asked for.
         nats_at: total nats by temperature, of all temperatures asked for.
@@ -135,6 +136,7 @@ class Score:
     n_bytes: int | None
     seconds: float
     token_nats: np.ndarray | None = field(default=None, repr=False)
+    event_nats: np.ndarray | None = field(default=None, repr=False, kw_only=True)
     share: float = 1.0
     state: dict[str, torch.Tensor] | None = field(default=None, repr=False)
     nats_at: Mapping[float, float] = field(default_factory=dict, repr=False)
@@ -211,6 +213,7 @@ def evaluate(
     keep_state: bool = False,
     temperature: float | Sequence[float] = 1.0,
     per_token: bool = False,
+    event: np.ndarray | None = None,
     on_tokens: Callable[[int], object] | None = None,
     world: World | None = None,
     execution: Execution = Execution(),
@@ -245,6 +248,8 @@ def evaluate(
             several, the score is that of the first, and `Score.nats_at` has the total nats of each. Neither dynamic evaluation
             nor a cache goes with another than 1.
         per_token: keep the nats of every token.
+        event: ids (E,); also keep, with `per_token`, the nats of any of them coming next: -log Σ p. Neither a temperature nor
+            dynamic evaluation nor a cache goes with it.
         on_tokens: called with the number of tokens just scored here, for progress bars; on a GPU one segment late.
         world: the processes that score the stream together, each with the same arguments; None: this one alone.
         execution: how the model computes where it reads whole segments itself; kept keys are read in one way only.
@@ -281,6 +286,8 @@ def evaluate(
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
     temperatures = tuple(map(float, temperature if isinstance(temperature, Sequence) else [temperature]))
     _check_temperatures(temperatures, model, adapts=dynamic is not None or cache is not None)
+    if event is not None and (temperatures != (1.0,) or dynamic or cache or model.is_sharded):
+        raise ConfigError("an event goes with neither a temperature, dynamic evaluation, a cache nor a sharded model")
     everyone = world or World()
     carried = state is not None or keep_state
     _check_alone(model, everyone, batch_size, dynamic=dynamic is not None, cache=cache is not None, carried=carried)
@@ -288,7 +295,7 @@ def evaluate(
         tgt_len = min(tgt_len, n_predicted)
     chosen = (precision_of_learning if dynamic else precision_of_segments)(precision, model.device)
     world = World() if model.is_sharded else everyone
-    token_nats = torch.zeros(n_predicted, dtype=torch.float32) if per_token else None
+    kept_nats = torch.zeros(0 if not per_token else 1 if event is None else 2, n_predicted, dtype=torch.float32)
     begin, totals = time.perf_counter(), [0.0] * len(temperatures)
     with scoring(model):
         view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
@@ -298,24 +305,23 @@ def evaluate(
         n_lane = max(1, min(batch_size, n_predicted // max(n_before + ext_len, 1)))
         lanes = Lanes(ids, n_lane, tgt_len=tgt_len, ext_len=ext_len, world=world)
         how: dict[str, Any] = {"tgt_len": tgt_len, "precision": chosen, "execution": execution}
-        rows = _Rows(view, lanes, n_before, dynamic, cache, temperatures, **how)
+        rows = _Rows(view, lanes, n_before, dynamic, cache, temperatures, event, **how)
         if state is not None:
             rows.put(state)
         for segment, nll in rows.nats():
-            totals = [total + float(own.double().sum()) for total, own in zip(totals, nll, strict=True)]
-            if token_nats is not None:
-                token_nats[segment.places[segment.is_scored]] = nll[0][segment.is_scored].float()
+            totals = [total + float(own.double().sum()) for total, own in zip(totals, nll, strict=event is None)]
+            kept_nats[:, segment.places[segment.is_scored]] = nll[: len(kept_nats), segment.is_scored].float()
             if on_tokens:
                 on_tokens(int(segment.is_scored.sum()))
         left = rows.take() if keep_state else None
     # all processes need the same bits: if each has read all lanes, devices may differ in the last bit
     totals = everyone.from_first(totals) if model.is_sharded else world.sum(*totals)
-    if token_nats is not None:
-        world.add_(token_nats)
+    if per_token:
+        world.add_(kept_nats)
     seconds = time.perf_counter() - begin
-    kept = None if token_nats is None else token_nats.numpy()
+    kept = dict(zip(("token_nats", "event_nats"), kept_nats.numpy(), strict=False))
     nats_at = dict(zip(temperatures, totals, strict=True))
-    return Score(totals[0], n_predicted, n_characters or n_predicted, n_bytes, seconds, kept, state=left, nats_at=nats_at)
+    return Score(totals[0], n_predicted, n_characters or n_predicted, n_bytes, seconds, **kept, state=left, nats_at=nats_at)
 
 
 TEMPERATURES = tuple(i / 20 for i in range(14, 31))
@@ -380,12 +386,14 @@ class _Rows:
         dynamic: Dynamic | None,
         cache: Cache | None,
         temperatures: tuple[float, ...],
+        event: np.ndarray | None,
         *,
         tgt_len: int,
         precision: InferencePrecision,
         execution: Execution,
     ) -> None:
         self._lanes, self._n_before, self._temperatures = lanes, n_before, temperatures
+        self._event = None if event is None else torch.as_tensor(event, device=view.device)
         self._n_late = _LATE if view.device.type == "cuda" else 0
         self._n_cold = lanes.n_cold if n_before else lanes.n_lane  # rows that begin without memory
         n_row = lanes.n_lane - self._n_cold or self._n_cold or 1
@@ -401,6 +409,8 @@ class _Rows:
 
     def nats(self) -> Iterator[tuple[Cut, torch.Tensor]]:
         """Yield each segment of all lanes with the nats of its tokens at each temperature, (K, lanes, W) on the CPU.
+
+        With an event, its nats follow.
 
         They are 0 where there is no label.
         """
@@ -452,6 +462,8 @@ class _Rows:
     def _score(self, segment: Cut) -> torch.Tensor:
         if self._temperatures != (1.0,):
             return self.stream.score_at(segment.ids, segment.labels, self._temperatures, n_pad=segment.n_pad)
+        if self._event is not None:
+            return self.stream.score_event(segment.ids, segment.labels, self._event, n_pad=segment.n_pad)
         if not self.cache:
             return self.stream.score(segment.ids, segment.labels, n_pad=segment.n_pad)[None]
         h_BTD, nats_BT = self.stream.read_and_score(segment.ids, segment.labels, n_pad=segment.n_pad)

@@ -126,6 +126,17 @@ class Stream(ABC):
         h_BTD = self.read(ids.to(device), n_pad=None if n_pad is None else n_pad.to(device))
         return self.softmax.nll_at(h_BTD.flatten(0, 1), labels.to(device).flatten(), temperatures).unflatten(1, labels.shape)
 
+    @torch.no_grad()
+    def score_event(self, ids: Tensor, labels: Tensor, event: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
+        """Read one segment (B, T) in all rows; return nats (2, B, T) of its labels, and of any token of `event` (E,) there.
+
+        Ids and labels are on the CPU, the event where the model is.
+        """
+        device = self.model.device
+        h_BTD = self.read(ids.to(device), n_pad=None if n_pad is None else n_pad.to(device))
+        flat = h_BTD.flatten(0, 1), labels.to(device).flatten()
+        return self.softmax.nll_and_event(*flat, event).unflatten(1, labels.shape)
+
     def prepend(self, n: int) -> None:
         """Put `n` rows that have read nothing before the others, so that all can be read at once."""
         raise NotImplementedError("only streams that read segments score lanes")

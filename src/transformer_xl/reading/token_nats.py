@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from transformer_xl.errors import CorpusError, TrainingError
 from transformer_xl.kernels.device import InferencePrecision, PrecisionName, precision_of_segments
@@ -22,18 +23,32 @@ _MOST_SCORES = 1 << 25  # held at once
 _DOCUMENTS = 512  # scored together, sorted by length
 
 
+class Nats(NamedTuple):
+    """Nats of tokens and, if one was asked for, of an event in the place of each, fp32 (n,)."""
+
+    tokens: np.ndarray
+    event: np.ndarray | None = None
+
+
 def nats_in_parts(
-    model: LanguageModel, parts: Iterable[np.ndarray], reading: Reading, *, precision: InferencePrecision = "fp32"
-) -> Iterator[np.ndarray]:
-    """Yield the nats fp32 (n,) of each part (n,) of one text, as `evaluate` gives them in one lane, in constant memory.
+    model: LanguageModel,
+    parts: Iterable[np.ndarray],
+    reading: Reading,
+    *,
+    precision: InferencePrecision = "fp32",
+    event: np.ndarray | None = None,
+) -> Iterator[Nats]:
+    """Yield the nats of each part (n,) of one text, as `evaluate` gives them in one lane, in constant memory.
 
     How the text is divided makes no difference, to the last bit. The first token has NaN, because nothing predicts it.
+    `event` (E,) is that of `evaluate`.
     """
     how = {**vars(reading), "batch_size": 1, "precision": precision, "keep_state": True, "per_token": True}
+    how["event"] = event
     block = max(1, _BLOCK // reading.tgt_len) * reading.tgt_len
     sizes: deque[int] = deque()
     unread, n_unread, state = [np.empty(0, np.int64)], 0, None
-    nats = np.full(1, np.nan, np.float32)  # known, but not given yet
+    nats = np.full((1 if event is None else 2, 1), np.nan, np.float32)  # known, but not given yet
     for part in chain(parts, [None]):
         if part is not None:
             sizes.append(len(part))
@@ -45,11 +60,12 @@ def nats_in_parts(
             score = evaluate(model, ids[: n + 1], state=state, **how)
             assert score.token_nats is not None
             _check(score.token_nats, precision)
-            nats, state = np.concatenate([nats, score.token_nats]), score.state
+            known = [score.token_nats] if score.event_nats is None else [score.token_nats, score.event_nats]
+            nats, state = np.concatenate([nats, known], axis=1), score.state
             unread, n_unread = [ids[n:]], n_unread - n
-        while sizes and sizes[0] <= len(nats):
-            given, nats = np.split(nats, [sizes.popleft()])
-            yield given
+        while sizes and sizes[0] <= nats.shape[1]:
+            given, nats = np.split(nats, [sizes.popleft()], axis=1)
+            yield Nats(*given)
 
 
 def score_answers(
@@ -117,10 +133,14 @@ def score_answers(
 
 
 class Scored(NamedTuple):
-    """Nats fp32 (n,) of the tokens of a text that were asked for, and whether each is the likeliest, bool (n,)."""
+    """Nats fp32 (n,) of the tokens of a text that were asked for, and whether each is the likeliest, bool (n,).
+
+    If an event was asked for, also its nats in the place of each, fp32 (n,).
+    """
 
     nats: np.ndarray
     likeliest: np.ndarray
+    event: np.ndarray | None = None
 
 
 class SideBySide:
@@ -147,6 +167,7 @@ class SideBySide:
         *,
         n_asked: Sequence[int] | None = None,
         likeliest: bool = False,
+        event: np.ndarray | None = None,
     ) -> list[Scored]:
         """Return the scores of each text.
 
@@ -154,8 +175,10 @@ class SideBySide:
             texts: integers (n,), at least one each; the first is only read.
             n_asked: how many tokens at the end of each text are scored; None: all but the first.
             likeliest: also tell whether they are the likeliest ones, for which the whole vocabulary is scored.
+            event: ids (E,); also tell the nats of any of them coming in the place of each token.
         """
         found: dict[int, Scored] = {}
+        ids = None if event is None else torch.as_tensor(event, device=self._model.device)
         order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
         with scoring(self._model):
             for first in range(0, len(order), self._batch_size):
@@ -163,7 +186,9 @@ class SideBySide:
                 stream = self._stream(len(texts[batch[0]]))
                 stream.reset(torch.arange(self._batch_size) < len(batch))
                 asked = [len(texts[i]) - 1 if n_asked is None else n_asked[i] for i in batch]
-                found |= zip(batch, _read(stream, [texts[i] for i in batch], asked, likeliest=likeliest), strict=True)
+                found |= zip(
+                    batch, _read(stream, [texts[i] for i in batch], asked, likeliest=likeliest, event=ids), strict=True
+                )
         for one in found.values():
             _check(one.nats, self._precision)
         return [found[i] for i in range(len(texts))]
@@ -184,13 +209,15 @@ def _check(nats: np.ndarray, precision: str) -> None:
         raise TrainingError(f"nats in {precision} are not finite numbers; use --precision fp32, or train with a lower optim.lr")
 
 
-def _read(stream: Stream, texts: Sequence[np.ndarray], asked: Sequence[int], *, likeliest: bool) -> list[Scored]:
+def _read(
+    stream: Stream, texts: Sequence[np.ndarray], asked: Sequence[int], *, likeliest: bool, event: Tensor | None
+) -> list[Scored]:
     """Read texts, the longest first, in the first rows of a stream."""
     ids, device = np.concatenate(texts), stream.model.device
     n_read = torch.tensor([len(text) - 1 for text in texts])
     last = (n_read + 1).cumsum(0) - 1
     scored = last - torch.tensor(asked)
-    nats, is_best = torch.zeros(len(ids)), torch.zeros(len(ids), dtype=torch.bool)
+    nats, is_best = torch.zeros(1 if event is None else 2, len(ids)), torch.zeros(len(ids), dtype=torch.bool)
     for at in range(0, int(n_read[0]), stream.tgt_len):
         n_row = int((n_read > at).sum())  # the others have ended
         begin, end = (last - n_read)[:n_row] + at, last[:n_row]
@@ -201,10 +228,13 @@ def _read(stream: Stream, texts: Sequence[np.ndarray], asked: Sequence[int], *, 
         if (where := segment.is_scored).any():
             h_XD, labels_X = h_BTD[where.to(device)], segment.labels[where].to(device)
             places = segment.places[where] + 1
-            nats[places] = stream.nll(h_XD[None], labels_X[None])[0].float().cpu()
+            if event is None:
+                nats[:, places] = stream.nll(h_XD[None], labels_X[None]).float().cpu()
+            else:
+                nats[:, places] = stream.softmax.nll_and_event(h_XD, labels_X, event).float().cpu()
             if likeliest:
                 parts = h_XD.split(max(1, _MOST_SCORES // stream.softmax.borders[-1]))
                 best_X = torch.cat([stream.softmax.logits(part_XD).argmax(-1) for part_XD in parts])
                 is_best[places] = (best_X == labels_X).cpu()
     spans = [slice(end + 1 - n, end + 1) for end, n in zip(last.tolist(), asked, strict=True)]
-    return [Scored(nats[span].numpy(), is_best[span].numpy()) for span in spans]
+    return [Scored(nats[0, span].numpy(), is_best[span].numpy(), *nats[1:, span].numpy()) for span in spans]
