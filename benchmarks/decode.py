@@ -1,8 +1,9 @@
-"""How long the next token takes: ours against Hugging Face's Transformer-XL, same weights, one run.
+"""How long the next token takes: ours against Hugging Face's Transformer-XL, same weights, and a Llama, one run.
 
 One row, one token at a time, memory full: read it, and find the likeliest next one. The peer computes in fp32; ours in fp32,
 bf16 and int8, each eager and compiled, each in a process of its own that takes turns with the peer's while the other sleeps.
-Before that, log-probabilities after a full memory are compared with the peer's; in fp32 they must agree, or nothing is timed.
+So does, in fp32 and bf16, a Llama of these sizes, with as many positions in its cache (`common/llama.py`). Before that,
+log-probabilities after a full memory are compared with the peer's; in fp32 they must agree, or nothing is timed.
 
 A token cannot be faster than what it touches can be read: its weights, and the keys and values that it sees. So the bandwidth
 of this machine is measured in every round too, and the time stands beside that limit. Then: what decoding holds in memory, what
@@ -34,6 +35,7 @@ SESSION_TARGET = 6.0
 TOLERANCE = 1e-4
 HARMLESS_NATS = 0.01
 MEMORY_ALLOWANCE = 1.15
+LLAMA_TARGET = 1.0
 N_COMPARED = 24
 
 
@@ -98,7 +100,12 @@ def one_mode(
         say(f"compiling {precision}")
         with sides.ours(precision, compiled=True) as worker:
             found["cold_s"] = worker.ask("open", rows=[1])
-    with sides.ours(precision, compiled=compiled) as worker:
+    with contextlib.ExitStack() as stack:
+        worker = stack.enter_context(sides.ours(precision, compiled=compiled))
+        workers = {"ours": worker}
+        if precision != "int8":
+            workers["llama"] = stack.enter_context(sides.llama(precision, compiled=compiled))
+            found["llama"] = workers["llama"].ask("versions")
         found["open_s"] = worker.ask("open", rows=[1])
         found["versions"] = worker.ask("versions")
         say(f"{precision} {way} reads the same")
@@ -106,20 +113,21 @@ def one_mode(
         if precision == "fp32" and not parity["log_prob"] <= TOLERANCE:
             raise WorkerError(f"ours in fp32, {way}, is not the peer's model: {parity}; nothing was timed")
         worker.ask("forget_peak")
-        found["rounds"] = take_turns(shape, sides.options, peer, worker, bandwidth, f"{precision} {way}")
+        found["rounds"] = take_turns(shape, sides.options, peer, workers, bandwidth, f"{precision} {way}")
         found["memory_mb"] = worker.ask("memory") | {"model": worker.ask("model_mb")}
     return found
 
 
 def take_turns(
-    shape: ReadingShape, options: argparse.Namespace, peer: Remote, worker: Remote, bandwidth: Remote, mode: str
+    shape: ReadingShape, options: argparse.Namespace, peer: Remote, workers: dict[str, Remote], bandwidth: Remote, mode: str
 ) -> dict[str, list[float]]:
-    """Let both read some tokens in turn, and return seconds per token, and bytes per second of the machine, of each round."""
-    rounds: dict[str, list[float]] = {"peer": [], "ours": [], "bandwidth": []}
+    """Let all read some tokens in turn, and return seconds per token, and bytes per second of the machine, of each round."""
+    rounds: dict[str, list[float]] = {who: [] for who in ("peer", *workers, "bandwidth")}
     ids = random_ids(options.tokens, shape.vocab_size, seed=1)
     for i in range(options.repeats):
         rounds["peer"].append(statistics.fmean(peer.ask("tokens", ids=ids[: shape.peer_tokens])))
-        rounds["ours"].append(statistics.fmean(worker.ask("tokens", ids=ids)))
+        for who, worker in workers.items():
+            rounds[who].append(statistics.fmean(worker.ask("tokens", ids=ids)))
         rounds["bandwidth"].append(bandwidth.ask("measure"))
         times = f"peer {rounds['peer'][-1] * 1e3:.0f} ms, ours {rounds['ours'][-1] * 1e3:.2f} ms"
         say(f"{mode}, round {i + 1} of {options.repeats}: {times}, {rounds['bandwidth'][-1] / 1e9:.0f} GB/s")
@@ -130,10 +138,11 @@ def one_row_summary(name: str, result: dict[str, Any], options: argparse.Namespa
     """Lay out what one row takes: time, parity, memory and compiling."""
     shape, modes = READING_SHAPES[name], result["modes"]
     peer = [seconds * 1e3 for found in modes.values() for seconds in found["rounds"]["peer"]]
-    first = ["peer", *spread(peer, 0), "1.0", *[""] * 5]
+    first = ["peer", *spread(peer, 0), "1.0", *[""] * 8]
+    limits = ["MB a token", "limit ms", "times the limit", "min-max", "Llama ms", f"of it (<= {LLAMA_TARGET:g})", "min-max"]
     times = table(
         [
-            ["", "median ms", "min-max ms", "times faster", "min-max", "MB a token", "limit ms", "times the limit", "min-max"],
+            ["", "median ms", "min-max ms", "times faster", "min-max", *limits],
             first,
             *(time_row(shape, mode, found["rounds"]) for mode, found in modes.items()),
         ],
@@ -181,6 +190,7 @@ def context(name: str, result: dict[str, Any], options: argparse.Namespace) -> d
 def time_row(shape: ReadingShape, mode: str, rounds: Mapping[str, list[float]]) -> list[str]:
     n_byte = shape.token_bytes(mode.split()[0])
     limits = [n_byte / rate for rate in rounds["bandwidth"]]
+    llama = rounds.get("llama")
     return [
         mode,
         *spread([seconds * 1e3 for seconds in rounds["ours"]]),
@@ -188,6 +198,7 @@ def time_row(shape: ReadingShape, mode: str, rounds: Mapping[str, list[float]]) 
         f"{n_byte / 1e6:,.0f}",
         f"{statistics.median(limits) * 1e3:.2f}",
         *spread(ratios(rounds["ours"], limits)),
+        *([f"{statistics.median(llama) * 1e3:.2f}", *spread(ratios(rounds["ours"], llama))] if llama else [""] * 3),
     ]
 
 
@@ -206,7 +217,7 @@ def verdicts(shape: ReadingShape, modes: Mapping[str, dict[str, Any]]) -> dict[s
             best = max(which, key=faster.__getitem__)
             lines[what] = f"{best}: {faster[best]:.1f} times the peer" + (f" (target >= {target:g})" if target else "")
             if which is exact and shape.targets.decode_limit:
-                times = float(time_row(shape, best, rounds[best])[-2])
+                times = float(time_row(shape, best, rounds[best])[7])
                 lines[what] += f", {times:.2f} times the limit (target <= {shape.targets.decode_limit:g})"
     return lines or {"fastest": "no mode whose loss is the peer's"}
 

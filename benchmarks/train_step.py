@@ -1,15 +1,15 @@
-"""How long a training step takes, and how much memory: ours against Hugging Face's Transformer-XL, same weights, one run.
+"""How long a training step takes, and how much memory: ours against Hugging Face's Transformer-XL, same weights, and a Llama.
 
-A step is forward, backward and clearing the gradients, with dropout and a full memory; no optimizer. Three processes, the
-peer's in fp32, ours in fp32 and ours in the precision that `auto` chooses, take turns, step by step, while the others sleep.
-Before that, losses and gradients of ours are compared with the peer's; in fp32 they must agree, or nothing is timed.
+A step is forward, backward and clearing the gradients, with dropout and a full memory; no optimizer. Five processes, the
+peer's in fp32, ours and a Llama's in fp32 and in the precision that `auto` chooses, take turns, step by step, while the others
+sleep. Before that, losses and gradients of ours are compared with the peer's; in fp32 they must agree, or nothing is timed.
+The Llama (`common/llama.py`) is another model of these sizes: as many tokens, in rows of T + M, so contexts are equal.
 """
 
 import argparse
 import contextlib
 import itertools
 import random
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from typing import Any
 
 from common.report import facts
 from common.shapes import SHAPES, Shape
-from common.sides import checked, peer_options, run
+from common.sides import at_least, checked, peer_options, ratios, run, spread
 from common.wire import Remote, WorkerError
 
 from transformer_xl.console import say, table
@@ -28,6 +28,7 @@ HERE = Path(__file__).parent
 LOSS_TOLERANCE = 1e-4
 GRADIENT_TOLERANCE = 1e-2
 MEMORY_TARGET = 0.6
+LLAMA_TARGET = 1.2
 N_COMPARED = 3
 N_WARM_UP = 3
 
@@ -49,6 +50,8 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
         "peer": [str(options.peer_python), "-W", "ignore", str(HERE / "common" / "peer.py")],
         "ours fp32": [sys.executable, str(HERE / "common" / "ours.py"), "fp32"],
         "ours auto": [sys.executable, str(HERE / "common" / "ours.py"), "auto"],
+        "Llama fp32": [sys.executable, str(HERE / "common" / "llama.py"), "train", "fp32"],
+        "Llama auto": [sys.executable, str(HERE / "common" / "llama.py"), "train", "auto"],
     }
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -87,14 +90,15 @@ def check_parity(workers: dict[str, Remote], segments: list[Segment], gradients:
         WorkerError: ours in fp32 computes something else.
     """
     say("comparing losses and gradients")
-    losses = {who: worker.ask("read", segments=segments) for who, worker in workers.items()}
+    compared = {who: worker for who, worker in workers.items() if not who.startswith("Llama")}
+    losses = {who: worker.ask("read", segments=segments) for who, worker in compared.items()}
     workers["peer"].ask("write_gradients", path=str(gradients))
     parity = {
         who: {
             "loss": max(abs(a - b) for a, b in zip(losses[who], losses["peer"], strict=True)),
             "gradient": worker.ask("gradient_difference", path=str(gradients)),
         }
-        for who, worker in workers.items()
+        for who, worker in compared.items()
         if who != "peer"
     }
     found = parity["ours fp32"]
@@ -120,19 +124,11 @@ def time_steps(workers: dict[str, Remote], segments: Iterator[Segment], repeats:
 def summary(name: str, result: dict[str, Any], options: argparse.Namespace) -> str:
     """Lay out what was measured at one shape."""
     shape, seconds, memory = SHAPES[name], result["seconds"], result["memory_mb"]
-    targets = {"peer": None, "ours fp32": shape.fp32_target, "ours auto": shape.auto_target}
-    times = table(
-        [
-            ["", "median s", "min-max s", "times faster", "min-max", "target"],
-            *[time_row(who, seconds, target) for who, target in targets.items()],
-        ],
-    )
-    megabytes = table(
-        [
-            ["", "peak MB", "of the peer's", "target", "above idle MB", "of the peer's"],
-            *[memory_row(who, memory) for who in targets],
-        ],
-    )
+    targets = {"ours fp32": shape.fp32_target, "ours auto": shape.auto_target}
+    head = ["", "median s", "min-max s", "times faster", "min-max", "target", "of Llama's", "min-max", "target"]
+    times = table([head, *[time_row(who, seconds, targets.get(who)) for who in seconds]])
+    head = ["", "peak MB", "of the peer's", "target", "above idle MB", "of the peer's"]
+    megabytes = table([head, *[memory_row(who, memory) for who in memory]])
     return f"\n{facts(context(name, result, options))}\n\n{times}\n\n{megabytes}"
 
 
@@ -145,6 +141,7 @@ def context(name: str, result: dict[str, Any], options: argparse.Namespace) -> d
         "peer": "transformers {transformers} TransfoXLLMHeadModel, torch {torch}, Python {python}, fp32".format(**peer),
         "ours": "transformer_xl {transformer_xl}, torch {torch}, Python {python}".format(**auto),
         "auto": f"{auto['precision']}: {auto['reason']}",
+        "Llama": "{name}, torch {torch}".format(**result["versions"]["Llama fp32"]),
         "peer in bf16": f"autocast, not timed: {result['peer_bf16']}",
         "step": "forward, backward, gradients cleared; no optimizer; memory full; steps alternate",
         **{
@@ -156,17 +153,10 @@ def context(name: str, result: dict[str, Any], options: argparse.Namespace) -> d
 
 
 def time_row(who: str, seconds: dict[str, list[float]], target: float | None) -> list[str]:
-    times = seconds[who]
-    # of the ratios of each round, in which the machine was about equally fast for all
-    ratios = [peer / own for peer, own in zip(seconds["peer"], times, strict=True)]
-    return [
-        who,
-        f"{statistics.median(times):.3f}",
-        f"{min(times):.3f}-{max(times):.3f}",
-        f"{statistics.median(ratios):.2f}",
-        f"{min(ratios):.2f}-{max(ratios):.2f}",
-        f">= {target:g}" if target else "",
-    ]
+    row = [who, *spread(seconds[who], 3), *spread(ratios(seconds["peer"], seconds[who])), at_least(target)]
+    if who.startswith("ours"):
+        row += [*spread(ratios(seconds[who], seconds[who.replace("ours", "Llama")])), f"<= {LLAMA_TARGET:g}"]
+    return row + [""] * (9 - len(row))
 
 
 def memory_row(who: str, memory: dict[str, dict[str, float]]) -> list[str]:
@@ -176,7 +166,7 @@ def memory_row(who: str, memory: dict[str, dict[str, float]]) -> list[str]:
         who,
         f"{own['peak']:,.0f}",
         f"{own['peak'] / peer['peak']:.2f}",
-        "" if who == "peer" else f"<= {MEMORY_TARGET:g}",
+        f"<= {MEMORY_TARGET:g}" if who.startswith("ours") else "",
         f"{above:,.0f}",
         f"{above / peer_above:.2f}",
     ]

@@ -18,11 +18,10 @@ from common.shapes import SHAPES, Shape
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
-class Contestant(ABC, Generic[ModelT]):
+class TrainingSide(ABC, Generic[ModelT]):
     """A model that trains on request; see `common.wire`."""
 
     model: ModelT
-    mems: Any
 
     def __init__(self) -> None:
         self._idle_mb = resident_mb()
@@ -32,16 +31,8 @@ class Contestant(ABC, Generic[ModelT]):
         """Set `model`; its weights come from the file or are written there."""
 
     @abstractmethod
-    def _zero_mems(self, shape: Shape) -> Any:
-        """Return a memory of zeros, which are attended to."""
-
-    @abstractmethod
     def _loss(self, ids: Tensor) -> Tensor:
-        """Return the mean nats of the tokens ids[:, 1:] after `mems`, and move `mems` on."""
-
-    @abstractmethod
-    def _peer_named_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients by the names that the peer gives them."""
+        """Return the mean nats of the tokens ids[:, 1:]."""
 
     @abstractmethod
     def versions(self) -> dict[str, str]:
@@ -52,6 +43,40 @@ class Contestant(ABC, Generic[ModelT]):
         torch.set_num_threads(n_threads)
         self._shape = SHAPES[shape]
         self._build(self._shape, weights)
+
+    def start(self, segments: list[list[list[int]]], seed: int) -> None:
+        """Fill the memory and warm up by training steps; from here on, the peak of the process' memory counts."""
+        torch.manual_seed(seed)
+        self.model.train()
+        for segment in segments:
+            self.step(segment)
+        reset_peak()
+
+    def step(self, segment: list[list[int]]) -> float:
+        """Run a training step and return its seconds."""
+        ids = torch.tensor(segment)
+        begin = time.perf_counter()
+        self._loss(ids).backward()
+        self.model.zero_grad(set_to_none=True)
+        return time.perf_counter() - begin
+
+    def memory(self) -> dict[str, float]:
+        """Return the peak (MB) since `start`, and what the process held before there was a model."""
+        return {"peak": peak_mb(), "idle": self._idle_mb}
+
+
+class Contestant(TrainingSide[ModelT]):
+    """One whose losses after `mems`, which each moves on, and whose gradients are compared."""
+
+    mems: Any
+
+    @abstractmethod
+    def _zero_mems(self, shape: Shape) -> Any:
+        """Return a memory of zeros, which are attended to."""
+
+    @abstractmethod
+    def _peer_named_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients by the names that the peer gives them."""
 
     def read(self, segments: list[list[list[int]]]) -> list[float]:
         """Read segments without dropout, from a memory of zeros on; return their losses, keep the last one's gradients."""
@@ -78,23 +103,3 @@ class Contestant(ABC, Generic[ModelT]):
         if saved.keys() != own.keys():
             raise ValueError(f"parameters differ: {sorted(saved.keys() ^ own.keys())}")
         return max(((own[name] - saved[name]).norm() / saved[name].norm()).item() for name in saved)
-
-    def start(self, segments: list[list[list[int]]], seed: int) -> None:
-        """Fill the memory and warm up by training steps; from here on, the peak of the process' memory counts."""
-        torch.manual_seed(seed)
-        self.model.train()
-        for segment in segments:
-            self.step(segment)
-        reset_peak()
-
-    def step(self, segment: list[list[int]]) -> float:
-        """Run a training step and return its seconds."""
-        ids = torch.tensor(segment)
-        begin = time.perf_counter()
-        self._loss(ids).backward()
-        self.model.zero_grad(set_to_none=True)
-        return time.perf_counter() - begin
-
-    def memory(self) -> dict[str, float]:
-        """Return the peak (MB) since `start`, and what the process held before there was a model."""
-        return {"peak": peak_mb(), "idle": self._idle_mb}

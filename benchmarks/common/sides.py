@@ -95,6 +95,11 @@ class Sides:
         """Start ours with the weights that the peer wrote."""
         return self._model(f"ours {precision}", [sys.executable], "reading_ours.py", precision, *["compiled"][: int(compiled)])
 
+    def llama(self, precision: str, *, compiled: bool = False) -> Remote:
+        """Start a Llama of the same sizes."""
+        way = ["compiled"][: int(compiled)]
+        return self._model(f"Llama {precision}", [sys.executable, "-W", "ignore"], "llama.py", "read", precision, *way)
+
     def bandwidth(self) -> Remote:
         """Start what measures the machine's memory."""
         worker = Remote("bandwidth", [sys.executable, str(HERE / "bandwidth.py")], self._environment)

@@ -140,7 +140,8 @@ def test_train_step_has_parity_and_times(tmp_path):
     figures = tmp_path / "figures.json"
     run("train_step.py", "--shape", "tiny", "--repeats", 2, "--peer-python", PEER_PYTHON, "--json", figures)
     result = json.loads(figures.read_text())["shapes"]["tiny"]
-    assert set(result["seconds"]) == set(result["memory_mb"]) == {"peer", "ours fp32", "ours auto"}
+    sides = {"peer", "ours fp32", "ours auto", "Llama fp32", "Llama auto"}
+    assert set(result["seconds"]) == set(result["memory_mb"]) == sides
     assert all(len(times) == 2 and min(times) > 0 for times in result["seconds"].values())
     assert result["parity"]["ours fp32"]["loss"] < 1e-5
     assert result["parity"]["ours fp32"]["gradient"] < 1e-4
@@ -173,7 +174,8 @@ def test_decode_tries_out_everything(tmp_path):
     assert exact["parity"]["log_prob"] < 1e-5
     assert exact["parity"]["agree"] == 1.0
     assert rounded["parity"]["log_prob"] > 1e-3, "int8 is fp32"
-    assert exact["rounds"].keys() == {"peer", "ours", "bandwidth"}
+    assert exact["rounds"].keys() == {"peer", "ours", "llama", "bandwidth"}
+    assert rounded["rounds"].keys() == {"peer", "ours", "bandwidth"}
     assert all(len(values) == 2 and min(values) > 0 for values in exact["rounds"].values())
     assert exact["memory_mb"]["life"] >= exact["memory_mb"]["peak"] > exact["memory_mb"]["idle"]
     assert [found["precision"] for found in result["sessions"]] == ["fp32"]
