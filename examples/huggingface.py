@@ -61,7 +61,7 @@ def main(source: str, out: Path) -> None:
     print(tokenizer.decode(beams[0]))
 
     native, native_tokenizer = txl.load(out)
-    ids = txl.generate(native, native_tokenizer.encode("The memory"), max_new_tokens=60, temperature=0)
+    ids = txl.generate(native, native_tokenizer.encode("The memory"), txl.Sampling(temperature=0), max_new_tokens=60)
     print("The memory" + native_tokenizer.decode(ids))
 
 

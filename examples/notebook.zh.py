@@ -70,7 +70,7 @@ print(f"{outcome.tokens:,} bytes read in {outcome.seconds:.0f} seconds")
 
 # %%
 prompt = "ROMEO:\n" if is_play else "def read(self, "
-written = txl.generate(model, tokenizer.encode(prompt), max_new_tokens=400, temperature=0.8, seed=1)
+written = txl.generate(model, tokenizer.encode(prompt), txl.Sampling(temperature=0.8), max_new_tokens=400, seed=1)
 print(prompt + tokenizer.decode(list(written)))
 
 # %% [markdown]

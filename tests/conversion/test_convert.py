@@ -69,7 +69,7 @@ def test_converted_models_are_loaded_written_with_and_scored(kind, golden, setti
     assert done.tokenizer is not None
     assert tokenizer.to_dict() == done.tokenizer.to_dict()
     ids = torch.arange(20) % tokenizer.vocab_size
-    written = list(txl.generate(model, [3, 4], max_new_tokens=5, temperature=0.0))
+    written = list(txl.generate(model, [3, 4], sampling=txl.Sampling(temperature=0), max_new_tokens=5))
     assert len(written) == 5
     assert tokenizer.decode(written)
     nll = model(ids[None, :-1], labels=ids[None, 1:]).nll

@@ -14,6 +14,7 @@ from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.generate import generate
+from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.scores import Scores
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.lstm import Lstm
@@ -177,7 +178,7 @@ def test_one_beam_writes_what_temperature_0_writes(options: dict[str, Any], stop
     prompts = PROMPTS[:3]  # the last takes the place of another
     found = beam_search(Decoder(model, batch_size=2), prompts, beams=1, max_new_tokens=70, stop_tokens=stop, length_penalty=2)
     for prompt, (each,) in zip(prompts, found, strict=True):
-        greedy = generate(model, prompt, temperature=0, max_new_tokens=70, stop_tokens=stop)
+        greedy = generate(model, prompt, Sampling(temperature=0), max_new_tokens=70, stop_tokens=stop)
         assert each.tokens == tuple(greedy)
         assert (each.stop_token is None) == (len(each.tokens) == 70)
 

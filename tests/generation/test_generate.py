@@ -7,15 +7,16 @@ import torch
 
 from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.generation.choice import choose
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.generate import generate
 from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.sampling import Sampling
 
 
-def write(**options: Any) -> list[int]:
+def write(sampling: Sampling = Sampling(), **options: Any) -> list[int]:
     torch.manual_seed(0)
-    return list(generate(tiny_model(), [1, 2, 3], **{"max_new_tokens": 30, "seed": 5, **options}))
+    return list(generate(tiny_model(), [1, 2, 3], sampling, **{"max_new_tokens": 30, "seed": 5, **options}))
 
 
 def test_a_seed_gives_the_same_text_twice() -> None:
@@ -27,12 +28,12 @@ def test_a_seed_gives_the_same_text_twice() -> None:
 
 def test_temperature_0_takes_the_likeliest() -> None:
     model = tiny_model()
-    written = list(generate(model, torch.tensor([4, 5]), max_new_tokens=6, temperature=0))
+    written = list(generate(model, torch.tensor([4, 5]), Sampling(temperature=0), max_new_tokens=6))
     decoder, piece = Decoder(model), torch.tensor([[4, 5]])
     for token in written:
         assert token == int(decoder.feed(piece).argmax())
         piece = torch.tensor([[token]])
-    assert written == list(generate(model, [4, 5], max_new_tokens=6, temperature=0, seed=9))
+    assert written == list(generate(model, [4, 5], Sampling(temperature=0), max_new_tokens=6, seed=9))
 
 
 def test_tokens_come_as_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,21 +69,20 @@ def test_every_option_of_the_sampling_has_its_effect() -> None:
     decoder, generator = Decoder(model), seeded_generator(5)
     scores = decoder.read([history])
     for _ in range(30):
-        history.append(sampling.choose(scores, 0, history, generator))
+        history.append(choose(scores, 0, sampling, history, generator))
         scores = decoder.read([history[-1:]])
-    assert write(**options) == history[3:]
-    penalized = {"repetition_penalty": 1.4}
+    assert write(sampling) == history[3:]
     for name, value in options.items():
-        assert write(**{name: value}) != write() or name == "repetition_window", name
-    assert write(**penalized, repetition_window=3) != write(**penalized)
+        assert write(Sampling(**{name: value})) != write() or name == "repetition_window", name
+    assert write(Sampling(repetition_penalty=1.4, repetition_window=3)) != write(Sampling(repetition_penalty=1.4))
 
 
 def test_a_penalty_may_look_at_all_tokens() -> None:
     model = tiny_model(cutoffs=[4, 9])  # log-probabilities are negative, and become as good as impossible
-    forbidding: dict[str, Any] = {"repetition_penalty": 1e9, "max_new_tokens": 10}
-    written = list(generate(model, [1, 2, 3], **forbidding, repetition_window=None, seed=5))
+    everything, last = (Sampling(repetition_penalty=1e9, repetition_window=window) for window in (None, 2))
+    written = list(generate(model, [1, 2, 3], everything, max_new_tokens=10, seed=5))
     assert len({1, 2, 3, *written}) == 13  # every token of the vocabulary once
-    assert len(set(generate(model, [1, 2, 3], **forbidding, repetition_window=2, seed=5))) < 10
+    assert len(set(generate(model, [1, 2, 3], last, max_new_tokens=10, seed=5))) < 10
 
 
 def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
@@ -107,8 +107,12 @@ def test_precision_and_compilation_may_be_left_to_the_machine() -> None:
         ([1, 13], {}, TokenizerError, r"token id 13 is outside the vocabulary \(13\); is this the model's tokenizer"),
         ([1], {"precision": "fp8"}, ConfigError, "unknown precision 'fp8'; known: auto, bf16, fp16, fp32, int8"),
         ([1], {"max_new_tokens": -1}, ConfigError, r"max_new_tokens \(-1\) must be at least 0"),
-        ([1], {"temperature": -0.1}, ConfigError, r"temperature \(-0.1\) must be at least 0"),
-        ([1], {"logit_bias": {13: 1.0}}, ConfigError, "logit_bias has token id 13, which is outside the vocabulary"),
+        (
+            [1],
+            {"sampling": Sampling(logit_bias={13: 1.0})},
+            ConfigError,
+            "logit_bias has token id 13, which is outside the vocabulary",
+        ),
         ([1], {"stop_tokens": [13]}, ConfigError, "stop token id 13 is outside the vocabulary"),
         *(([1], {"seed": seed}, ConfigError, r"seed .* must be between 0 and 2\^64 - 1") for seed in (-1, 2**64)),
     ],

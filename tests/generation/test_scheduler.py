@@ -13,6 +13,7 @@ from tests.generation.test_decoder_rows import TEXT, feed, model_of
 from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation import scores as scores_module
+from transformer_xl.generation.choice import choose_together
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Event, Failed, Finished, Read, Request, seeded_generator
 from transformer_xl.generation.sampling import Sampling
@@ -23,11 +24,8 @@ from transformer_xl.model.transformer_xl import TransformerXL
 KINDS = ["transformer_xl", "shaw", "vaswani", "al_rfou", "rotary", "lstm", "adaptive"]
 
 
-class Undrawable(Sampling):
-    """As where all that is left has the score -inf."""
-
-    def choose(self, scores: Any, row: Any, history: Any = (), generator: Any = None) -> int:
-        raise ConfigError("no token can be drawn")
+UNDRAWABLE = Sampling(logit_bias=dict.fromkeys(range(13), -1e300))
+"""In fp32 all scores are -inf then."""
 
 
 @cache
@@ -69,7 +67,7 @@ def ends_badly(token: int) -> None:
 def bad_requests() -> list[Request]:
     three = iter([None] * 3)
     return [
-        Request(prompt=TEXT[:6], seed=0, sampling=Undrawable()),
+        Request(prompt=TEXT[:6], seed=0, sampling=UNDRAWABLE),
         Request(prompt=[1], seed=1, ends=ends_badly),
         Request(prompt=TEXT[:17], seed=2, ends=lambda _: next(three)),  # StopIteration with the fourth token
     ]
@@ -537,13 +535,12 @@ def test_what_a_gpu_draws_together_is_what_each_text_draws_alone(monkeypatch: py
     monkeypatch.setattr(scores_module, "_DRAWING", ("cpu",))
     monkeypatch.setattr(scores_module, "_WORTH_DRAWING", 2)
     together: list[int] = []
-    choose = Sampling.choose_together
 
-    def noted(self: Sampling, scores: Any, rows: Any, generators: Any) -> Any:
+    def noted(scores: Any, rows: Any, sampling: Sampling, generators: Any) -> Any:
         together.append(len(rows))
-        return choose(self, scores, rows, generators)
+        return choose_together(scores, rows, sampling, generators)
 
-    monkeypatch.setattr(Sampling, "choose_together", noted)
+    monkeypatch.setattr("transformer_xl.generation.writing.choose_together", noted)
     settings = [Sampling(), Sampling(top_k=3), Sampling(repetition_penalty=1.2)]
     requests = [Request(prompt=TEXT[i : i + 5], seed=i, max_new_tokens=8, sampling=settings[i // 2]) for i in range(6)]
     alone = []

@@ -8,6 +8,7 @@ import torch
 from tests.helpers import assert_close, tiny_model
 from transformer_xl.data.tokenizers import CharTokenizer
 from transformer_xl.errors import CheckpointError
+from transformer_xl.generation.choice import choose
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Request, seeded_generator
 from transformer_xl.generation.sampling import Sampling
@@ -165,7 +166,7 @@ def test_a_repetition_penalty_looks_back_into_earlier_turns(model: TransformerXL
     decoder, generator = Decoder(model), seeded_generator(9)
     scores, expected = decoder.read([text]), list(text)
     for _ in range(5):
-        expected.append(sampling.choose(scores, 0, expected, generator))
+        expected.append(choose(scores, 0, sampling, expected, generator))
         scores = decoder.read([expected[-1:]])
     request = Request(prompt=[], seed=9, max_new_tokens=5)
     events = session.write(request, sampling=sampling)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, tiny_model
+from transformer_xl.generation.choice import choose
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Finished, FinishReason, Request, text_seed
 from transformer_xl.generation.sampling import Sampling
@@ -134,15 +135,15 @@ def test_huge_numbers_of_tokens_and_texts_cost_nothing_before_they_come() -> Non
 
 
 @pytest.mark.parametrize(("window", "most"), [(5, 5), (None, 13)])
-def test_the_history_does_not_grow(window: int | None, most: int) -> None:
+def test_the_history_does_not_grow(window: int | None, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
 
-    class Spy(Sampling):
-        def choose(self, scores, row, history, generator):
-            lengths.append(len(history))
-            return super().choose(scores, row, history, generator)
+    def noted(scores: Any, row: int, sampling: Sampling, history: list[int], generator: Any) -> int:
+        lengths.append(len(history))
+        return choose(scores, row, sampling, history, generator)
 
-    sampling = Spy(repetition_penalty=1.1, repetition_window=window)
+    monkeypatch.setattr("transformer_xl.generation.writing.choose", noted)
+    sampling = Sampling(repetition_penalty=1.1, repetition_window=window)
     list(write(Decoder(tiny_model()), [Request(prompt=[1, 2] * 9, seed=0, max_new_tokens=200)], sampling=sampling))
     assert lengths[0] == (5 if window else 2)
     assert max(lengths) == lengths[-1] == most

@@ -8,6 +8,7 @@ import torch
 
 from tests.huggingface.conftest import TEXT, Saved, shapes_read
 from transformer_xl.generation.generate import generate
+from transformer_xl.generation.sampling import Sampling
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
@@ -28,7 +29,7 @@ def ids_of(saved: Saved, *texts: str) -> torch.Tensor:
 
 
 def greedy(saved: Saved, ids: torch.Tensor, n: int) -> list[int]:
-    return list(generate(saved.model, ids, max_new_tokens=n, temperature=0))
+    return list(generate(saved.model, ids, Sampling(temperature=0), max_new_tokens=n))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_half_precision_writes(saved: Saved) -> None:
     mask = torch.ones_like(ids)
     mask[1, :5] = 0
     written = hf.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
-    assert written[0, 12:].tolist() == list(generate(hf.transformer, ids[0], max_new_tokens=6, temperature=0))
+    assert written[0, 12:].tolist() == list(generate(hf.transformer, ids[0], Sampling(temperature=0), max_new_tokens=6))
     assert hf(ids, attention_mask=mask, labels=ids).loss.dtype == torch.float32
 
 

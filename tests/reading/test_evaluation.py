@@ -15,6 +15,7 @@ from transformer_xl.config.model import LstmConfig, TransformerXLConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.generation.choice import probabilities
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.inference.reader import Reader
 from transformer_xl.kernels.graphs import Graphs
@@ -413,7 +414,7 @@ def test_nats_at_a_temperature_are_those_of_what_is_drawn_at_it(
             out = model(torch.from_numpy(ids[None, segment : min(segment + 7, 29)].astype(np.int64)), mems=mems)
             assert out.logits is not None
             mems = out.mems
-            drawn.append(Sampling(temperature=1.3).probabilities(out.logits[0]).log())
+            drawn.append(probabilities(out.logits[0], Sampling(temperature=1.3)).log())
     expected = -torch.cat(drawn)[torch.arange(29), torch.from_numpy(ids[1:].astype(np.int64))].numpy()
     score = evaluate(model, ids, tgt_len=7, temperature=(1.3, 1.0), per_token=True)
     assert score.token_nats is not None

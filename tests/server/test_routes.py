@@ -279,7 +279,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("completions", {"prompt": ""}, 400, "the prompt is empty; give at least one token"),
     ("completions", {"prompt": [[300]]}, 400, "token id 300 is outside the vocabulary (256)"),
     ("completions", {"prompt": "a", "model": "gpt"}, 404, "the model 'gpt' does not exist; this server has 'tiny'"),
-    ("completions", {"prompt": "a", "temperature": 3}, 400, "temperature: Input should be less than or equal to 2"),
+    ("completions", {"prompt": "a", "temperature": -1}, 400, "temperature: Input should be greater than or equal to 0"),
     ("completions", {"prompt": "a", "max_tokens": "7"}, 400, "max_tokens: Input should be a valid integer"),
     ("completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens 0 scores a prompt, which needs echo"),
     ("completions", {"prompt": "a", "stop": [""]}, 400, "a stop string ('') is empty"),

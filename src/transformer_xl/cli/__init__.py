@@ -110,6 +110,9 @@ def _call(arguments: list[str] | None) -> None:
             os._exit(1)
         sys.exit(1)
     except CycloptsError as error:
+        if isinstance(error.__cause__, TxlError):  # of options that are a dataclass
+            _complain(error.__cause__, message_of(error.__cause__))
+            sys.exit(1)
         command = " ".join(["txl", *(error.command_chain or ())])
         what: object = error
         if isinstance(error, UnknownOptionError):

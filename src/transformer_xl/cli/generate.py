@@ -257,7 +257,7 @@ def _shared(options: Options, task: _Task) -> dict[str, Any]:
     return {
         "model": job.decoder.model.config.model_dump(mode="json"),
         "prompts": digest.hexdigest(),
-        "options": options.choice.settings | own | {"bias": options.choice.bias},
+        "options": vars(options.choice) | own,
     }
 
 

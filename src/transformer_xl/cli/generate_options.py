@@ -3,10 +3,10 @@
 import json
 import math
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Group, Parameter
 
@@ -16,11 +16,11 @@ from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.files import check_file
 from transformer_xl.generation.requests import Prompt
+from transformer_xl.generation.sampling import NUMBERS, Sampling
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
-    from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.stopping import Stopping
 
 _MayBeginWithHyphen = Parameter(allow_leading_hyphen=True)
@@ -109,39 +109,24 @@ _CHOICE = Group("How tokens are chosen", sort_key=3)
 
 
 @Parameter(name="*", group=_CHOICE)
-@dataclass(frozen=True)
-class TokenChoice:
+@dataclass(frozen=True, kw_only=True)
+class TokenChoice(Sampling):
     """How tokens are chosen.
 
     Args:
-        temperature: 1 draws with the model's own probabilities, lower favors likely tokens, 0 takes the likeliest token.
-        top_k: draw from the k likeliest tokens only.
-        top_p: draw from the likeliest tokens that together have this probability.
-        min_p: draw from tokens at least this many times as likely as the likeliest.
-        repetition_penalty: above 1 makes recent tokens less likely.
-        repetition_window: how many of the last tokens count as recent; none: all.
         bias: TOKEN=NUMBER, added to the score of a token, given by its text or its id; -inf bans it; may be repeated.
         seed: the same seed gives the same text. Default: --memory continues its random numbers; else a new seed each time.
     """
 
     temperature: float = 0.8
-    top_k: Positive | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    repetition_window: Positive | None = 64
+    logit_bias: Annotated[Mapping[int, float], Parameter(parse=False)] = field(default_factory=dict)
     bias: _RepeatedText = None
     seed: Natural | None = None
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of the sampling that need no tokenizer."""
-        return {name: value for name, value in vars(self).items() if name not in ("bias", "seed")}
-
-    @property
     def draws(self) -> list[str]:
         """The options that are set and say how tokens are drawn: all but a ban."""
-        names = [name for name, value in vars(self).items() if name != "bias" and value != getattr(TokenChoice(), name)]
+        names = [name for name in (*NUMBERS, "seed") if getattr(self, name) != getattr(TokenChoice(), name)]
         names += ["bias"] if any(value > -math.inf for _, value in self._biases()) else []
         return [f"--{name.replace('_', '-')}" for name in names]
 
@@ -156,12 +141,10 @@ class TokenChoice:
                 raise ConfigError(f"--bias '{text}' is not TOKEN=NUMBER, such as the=-2.5 or 17=-inf")
             yield token, value
 
-    def sampling(self, tokenizer: "Tokenizer") -> "Sampling":
-        """Return how tokens are drawn."""
-        from transformer_xl.generation.sampling import Sampling
-
+    def sampling(self, tokenizer: "Tokenizer") -> Sampling:
+        """Return how tokens are drawn, with the bias of token ids."""
         biases = {_token(token, tokenizer, "--bias"): value for token, value in self._biases()}
-        sampling = Sampling(**self.settings, logit_bias=biases)
+        sampling = replace(self, logit_bias=biases)
         sampling.check(tokenizer.vocab_size)
         return sampling
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from transformer_xl.cli.generate_options import Remembered, TokenChoice
+from transformer_xl.cli.generate_options import Remembered
 from transformer_xl.cli.printers import StreamPrinter, describe_decoder, reading_bar
 from transformer_xl.cli.prompts import beginning, nothing, typed
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, TxlError, did_you_mean, message_of, one_line
 from transformer_xl.generation.job import Interrupts, StoppedReading, WritingJob
 from transformer_xl.generation.requests import Prompt, check_seed, text_seed
+from transformer_xl.generation.sampling import NUMBERS, Sampling
 from transformer_xl.generation.session import TextSession
 
 HELP = """\
@@ -34,8 +35,8 @@ Ctrl-C ends what it is writing; it remembers what was read and shown.
 
 _COMMANDS = ("help", "load", "quit", "reset", "save", "set")
 
-_TYPES = get_type_hints(TokenChoice)
-_SETTINGS = {"tokens": int, "seed": int, **{name: _TYPES[name] for name in TokenChoice().settings}, "stop": str | None}
+_TYPES = get_type_hints(Sampling)
+_SETTINGS = {"tokens": int, "seed": int, **{name: _TYPES[name] for name in NUMBERS}, "stop": str | None}
 
 
 class Conversation:

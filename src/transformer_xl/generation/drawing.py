@@ -88,7 +88,9 @@ class RejectionSampler:
         min_p: as in `Sampling`.
     """
 
-    def __init__(self, row: RowScores, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None) -> None:
+    def __init__(
+        self, row: RowScores, *, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
+    ) -> None:
         self._row = row
         self._temperature = temperature
         self._top_k, self._top_p, self._min_p = top_k, top_p, min_p or None

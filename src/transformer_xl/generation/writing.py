@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from transformer_xl.errors import TokenizerError
+from transformer_xl.generation.choice import choose, choose_together
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.drawing import require_drawable
 from transformer_xl.generation.inputs import text_ids
@@ -411,7 +412,7 @@ def _drawn_together(scores: Scores, drafts: Sequence["_Draft"]) -> dict[int, int
     for group in alike.values():
         rows = [draft.row for draft in group]
         try:
-            tokens = group[0].sampling.choose_together(scores, rows, [draft.generator for draft in group])
+            tokens = choose_together(scores, rows, group[0].sampling, [draft.generator for draft in group])
         except Exception:  # each draws alone then, so that only the one whose fault it is fails
             continue
         drawn.update(zip(rows, tokens or (), strict=False))
@@ -471,7 +472,7 @@ class _Draft:
         if drawn is not None:
             require_drawable(drawn >= 0)
             return drawn
-        return self.sampling.choose(scores, self.row, self._history.last(), self.generator)
+        return choose(scores, self.row, self.sampling, self._history.last(), self.generator)
 
     def add(self, token: int) -> FinishReason | None:
         """Append a token that was chosen, and return why it was the last, or None."""

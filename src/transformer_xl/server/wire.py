@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import one_line
 from transformer_xl.generation.requests import Chosen, fresh_seed, text_seed
-from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.sampling import NUMBERS, Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.server.jobs import LONGEST_SECONDS, RefusalError, Writing
@@ -72,20 +72,14 @@ class Body(BaseModel):
         return {name: value for name, value in values.items() if value is not None or name not in known}
 
 
-class WritingFields(Body):
-    """How a text is written: the fields that all calls which write have in common."""
+class WritingFields(create_model("SamplingFields", __base__=Body, **NUMBERS)):
+    """How a text is written: the numbers of `Sampling`, and the fields that all calls which write have in common."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS, strict=True)] = 16
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1, le=1 << 31, strict=True)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    repetition_window: Annotated[int, Field(ge=1, le=512, strict=True)] = 64
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Seed | None = None
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
     stream: bool = False
     stream_options: "StreamOptions | None" = None
     timeout: Annotated[float, Field(gt=0, le=LONGEST_SECONDS)] = LONGEST_SECONDS
@@ -109,17 +103,11 @@ class WritingFields(Body):
     ) -> Writing:
         """Return how texts are written; `stops` end them besides what the client asked for."""
         bias = {int(token): -math.inf if value <= -100 else value for token, value in (self.logit_bias or {}).items()}
-        greedy = self.temperature == 0
+        numbers = {name: getattr(self, name) for name in NUMBERS}
+        if numbers["temperature"] == 0:  # no filter has an effect then, and clients leave them set
+            numbers |= dict.fromkeys(("top_k", "top_p", "min_p"))
+        sampling = Sampling(**numbers, logit_bias=bias)
         stops = [*stops, *([self.stop] if isinstance(self.stop, str) else self.stop or [])]
-        sampling = Sampling(
-            temperature=self.temperature,
-            top_p=None if greedy else self.top_p,
-            top_k=None if greedy else self.top_k,
-            min_p=None if greedy else self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            repetition_window=self.repetition_window,
-            logit_bias=bias,
-        )
         stopping = Stopping(tokens=frozenset(self.stop_token_ids), strings=stops)
         stopping.check(vocab_size)
         return Writing(

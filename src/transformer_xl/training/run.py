@@ -15,6 +15,7 @@ from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.generate import generate
+from transformer_xl.generation.sampling import Sampling
 from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.pretrained import RUNS
 from transformer_xl.model.xlnet import XLNet
@@ -226,8 +227,8 @@ def _sample(run: TextRun, split: TokenSplit) -> str:
     written = generate(
         cast("LanguageModel", model),
         np.asarray(split.ids[:32], dtype=np.int64).tolist(),
+        Sampling(temperature=0.8),
         max_new_tokens=run.config.train.sample_tokens,
-        temperature=0.8,
         seed=run.trainer.step,
         precision=run.trainer.precision,
     )

@@ -141,7 +141,7 @@ def errors() -> dict[str, Any]:
     late = {"prompt": PROMPT, "max_tokens": 1_000_000, "timeout": 0.3}
     return {
         "model": error_of(lambda: client.completions.create(model="nope", prompt="a")),
-        "range": error_of(lambda: client.completions.create(model="tiny", prompt="a", temperature=3)),
+        "range": error_of(lambda: client.completions.create(model="tiny", prompt="a", temperature=-1)),
         "field": error_of(lambda: client.completions.create(model="tiny", prompt="a", suffix="b")),
         "key": error_of(lambda: stranger.completions.create(model="tiny", prompt="a")),
         "moved": error_of(lambda: client.post(f"{url}/append", body={"text": "abc", "at": 0}, cast_to=object)),
