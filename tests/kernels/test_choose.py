@@ -7,7 +7,7 @@ import torch
 
 from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError
-from transformer_xl.kernels import choose as backends
+from transformer_xl.kernels import fused
 from transformer_xl.kernels.choose import choose_backend
 from transformer_xl.kernels.cpu_attention import matmul_attention
 from transformer_xl.kernels.equation import relative_attention
@@ -18,7 +18,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def compiling(monkeypatch):
-    monkeypatch.setattr(backends, "_is_interpreted", lambda: False)
+    monkeypatch.setattr(fused, "_is_interpreted", lambda: False)
 
 
 def test_names():
@@ -73,7 +73,7 @@ def test_triton_needs_a_gpu(compiling):
 
 def test_triton_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    monkeypatch.setattr(fused, "find_spec", lambda name: None)
     assert choose_backend("auto", GPU) is matmul_attention
     with pytest.raises(ConfigError, match=r"Triton is not installed \(pip install triton\)"):
         choose_backend("triton", GPU)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transformer_xl.config.run import OptimConfig
 from transformer_xl.cost.work import Work, clusters
-from transformer_xl.kernels.choose import SCRATCH_BYTES
+from transformer_xl.kernels.fused import SCRATCH_BYTES
 from transformer_xl.model.attention.alibi import AlibiAttention
 from transformer_xl.model.attention.rotary import RotaryAttention
 from transformer_xl.model.attention.shaw import ShawAttention

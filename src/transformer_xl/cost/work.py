@@ -12,8 +12,8 @@ from transformer_xl.config.model import KINDS, ModelConfig, TransformerXLConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import NAMED
 from transformer_xl.errors import ConfigError
-from transformer_xl.kernels.choose import KEPT_BYTES
 from transformer_xl.kernels.device import Precision
+from transformer_xl.kernels.fused import KEPT_BYTES
 from transformer_xl.model.attention.absolute import AlRfouAttention
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.attention.relative import RelativeAttention

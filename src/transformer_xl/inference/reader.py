@@ -28,9 +28,9 @@ from transformer_xl.inference.frozen import (
     streamed_product,
 )
 from transformer_xl.inference.softmax import FrozenSoftmax, HeadFunction, compute_head
-from transformer_xl.kernels.choose import fused_problem
 from transformer_xl.kernels.device import InferencePrecision, activation_dtype, at_least_fp32, check_precision
 from transformer_xl.kernels.equation import common_rows, hidden_keys
+from transformer_xl.kernels.fused import fused_problem
 from transformer_xl.kernels.graphs import Captured
 from transformer_xl.kernels.rotation import turned, turns
 from transformer_xl.model.attention.block import AttentionKind

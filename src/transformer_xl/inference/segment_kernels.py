@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from transformer_xl.inference.frozen import LayerOptions, LayerWeights, Turns, finish, product, project_segment
-from transformer_xl.kernels.choose import launch
 from transformer_xl.kernels.equation import Positions
 from transformer_xl.kernels.flash import fused_attention
+from transformer_xl.kernels.fused import launch
 
 _TILE_ELEMENTS = 4096
 """Numbers of a tile of keys, of which each thread holds a few dozen."""

@@ -27,8 +27,8 @@ from transformer_xl.inference.frozen import (
     product,
     project,
 )
-from transformer_xl.kernels.choose import launch
 from transformer_xl.kernels.device import at_least_fp32
+from transformer_xl.kernels.fused import launch
 from transformer_xl.kernels.rotation import turned
 
 _TILE_ELEMENTS = 4096

@@ -22,8 +22,8 @@ import triton.language as tl
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.kernels.choose import launch
 from transformer_xl.kernels.flash_kernels import factor_of, words_of
+from transformer_xl.kernels.fused import launch
 from transformer_xl.kernels.seeds import drawn_seeds
 
 _MOST_PROGRAMS = 512

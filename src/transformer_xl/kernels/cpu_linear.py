@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.kernels.choose import is_fused
 from transformer_xl.kernels.device import processor
 
 _LEAST_WORK = 1 << 22
@@ -51,39 +50,6 @@ def _prefers_onednn() -> bool:
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and processor().startswith("AMD")
     )
-
-
-def narrowed(x: Tensor) -> Tensor:
-    """Return x in the type in which autocast multiplies it, so that what several products read is converted once."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
-
-
-def halves(x_BS2NH: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values, which lie side by side; on a GPU, gradients that do so, too, are not copied."""
-    first, second = _Halves.apply(x_BS2NH) if is_fused(x_BS2NH) else x_BS2NH.unbind(2)
-    return first, second
-
-
-class _Halves(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *args: Any, **_: Any) -> Any:
-        return args[0].unbind(2)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        first, second = grad_outputs
-        B, S, N, H = first.shape
-        strides = (S * 2 * N * H, 2 * N * H, H, 1)
-        are_halves = (
-            first.stride() == second.stride() == strides
-            and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-            and second.storage_offset() - first.storage_offset() == N * H
-            and not torch.is_grad_enabled()
-        )
-        if are_halves:
-            return first.as_strided((B, S, 2, N, H), (*strides[:2], N * H, *strides[2:]))
-        return torch.stack([first, second], 2)
 
 
 class _Product(torch.autograd.Function):

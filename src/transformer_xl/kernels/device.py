@@ -105,6 +105,12 @@ def at_least_fp32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def narrowed(x: Tensor) -> Tensor:
+    """Return x in the type in which autocast multiplies it, so that what several products read is converted once."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 def check_precision(name: str, known: Sequence[str] = get_args(PrecisionName)) -> None:
     """Refuse a name that is not among those known."""
     if name not in known:

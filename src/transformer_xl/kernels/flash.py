@@ -21,8 +21,8 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl.kernels import flash_kernels as kernels
 from transformer_xl.kernels.blocks import column_sums
-from transformer_xl.kernels.choose import KEPT_BYTES, SCRATCH_BYTES, launch, run_untraced
 from transformer_xl.kernels.equation import Positions
+from transformer_xl.kernels.fused import KEPT_BYTES, SCRATCH_BYTES, launch
 from transformer_xl.kernels.seeds import drawn_seeds
 
 
@@ -37,7 +37,12 @@ def fused_attention(
     """Compute `relative_attention` with u, v and r; the same result."""
     u, v, r_SNH, b_SN, *_ = positions
     assert u is not None and v is not None and r_SNH is not None and b_SN is None, "see AttentionKind.by_keys"
-    return run_untraced(_run, q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), u, v, first_BT, dropatt)
+    inputs = (q_BTNH, k_BSNH, v_BSNH, r_SNH.to(q_BTNH.dtype), u, v, first_BT, dropatt)
+    if not torch.compiler.is_compiling():
+        return _run(*inputs)
+    from transformer_xl.kernels.untraced import call  # which loads the compiler
+
+    return call(_run, *inputs)  # launches cannot be traced
 
 
 def _run(*inputs: Any) -> Tensor:

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.kernels.choose import launch
+from transformer_xl.kernels.fused import launch
 
 _WIDTH = 4096
 """Most scores that a program holds at once."""

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.kernels.choose import fused_blocks
 from transformer_xl.kernels.cpu_linear import linear
+from transformer_xl.kernels.fused import fused_blocks
 from transformer_xl.kernels.seeds import apply_mask, keep_mask
 
 _LEFT_OF_A_WORD = 1e-6  # share of a dropped word's vector that stays

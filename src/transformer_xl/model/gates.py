@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import GateKind
-from transformer_xl.kernels.choose import fused_blocks
 from transformer_xl.kernels.cpu_linear import linear
+from transformer_xl.kernels.fused import fused_blocks
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
 
 FIRST_BIAS = 2.0

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.errors import TokenizerError
-from transformer_xl.kernels.choose import fused_problem
 from transformer_xl.kernels.cpu_linear import linear
 from transformer_xl.kernels.device import at_least_fp32
+from transformer_xl.kernels.fused import fused_problem
 
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 1 << 25, 1 << 27
 """Scores held at once, 128 or 512 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""

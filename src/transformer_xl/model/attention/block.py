@@ -19,9 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import GateKind, TransformerXLConfig
-from transformer_xl.kernels.choose import Attention, is_fused
-from transformer_xl.kernels.cpu_linear import halves, linear, narrowed
+from transformer_xl.kernels.choose import Attention
+from transformer_xl.kernels.cpu_linear import linear
+from transformer_xl.kernels.device import narrowed
 from transformer_xl.kernels.equation import Positions, key_distances, relative_attention, relative_weights
+from transformer_xl.kernels.fused import halves, is_fused
 from transformer_xl.kernels.rotation import turned
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, dropped_pair
 from transformer_xl.model.gates import block_output, make_gate

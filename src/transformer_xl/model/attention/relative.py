@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
-from transformer_xl.kernels.choose import is_fused
-from transformer_xl.kernels.cpu_linear import narrowed
+from transformer_xl.kernels.device import narrowed
 from transformer_xl.kernels.equation import Positions, sinusoids
+from transformer_xl.kernels.fused import is_fused
 from transformer_xl.model.attention.block import AttentionKind, Distances
 from transformer_xl.model.dropout import DropConnectLinear
 
