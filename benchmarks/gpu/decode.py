@@ -96,7 +96,7 @@ def steps(
     decoder = Decoder(model, batch_size=rows, precision=precision, compile=way == "compiled")
     assert decoder.kept is not None
     if way == "eager":
-        decoder.kept.reader.release()
+        decoder.kept.reader.interpret()
     elif model.device.type == "cuda" and not decoder.kept.reader.captured:
         raise RuntimeError(decoder.reason)
     decoder.kept.memory.n_valid.fill_(decoder.kept.memory.n_slot)  # full, of zeros

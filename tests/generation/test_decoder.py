@@ -20,7 +20,7 @@ from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation import fastest
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.session_file import RowState
-from transformer_xl.inference.reader import compiled_functions
+from transformer_xl.inference.ways import compiled_functions
 from transformer_xl.model.transformer_xl import TransformerXL
 
 IDS = torch.randint(0, 13, (1, 40), generator=torch.Generator().manual_seed(3))

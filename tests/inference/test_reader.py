@@ -14,10 +14,10 @@ from torch import Tensor
 from tests.helpers import assert_close, examples, threads, tiny_model
 from tests.reference.test_equation import KINDS, VARIANTS
 from transformer_xl.errors import ConfigError
-from transformer_xl.inference import reader as reader_module
+from transformer_xl.inference import layer as layer_module
 from transformer_xl.inference.buffer import KeyValueMemory
-from transformer_xl.inference.frozen import read_segment
-from transformer_xl.inference.reader import Reader, compiled_functions
+from transformer_xl.inference.reader import Reader
+from transformer_xl.inference.ways import compiled_functions
 from transformer_xl.kernels.device import InferencePrecision
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -164,7 +164,6 @@ def test_rows_fed_in_any_way_read_as_if_alone(data: st.DataObject) -> None:
     for kind in data.draw(st.lists(st.sampled_from(["read", "row", "step", "steps", "reset"]), max_size=8)):
         T = data.draw(st.integers(1, rows.reader.tgt_len))
         ids = torch.randint(13, (3, T), generator=generator)
-        together = len((rows.memory.end % rows.reader.n_slot).unique()) == 1
         if kind == "reset":
             rows.reset(data.draw(flags))
         elif kind == "steps":
@@ -172,7 +171,7 @@ def test_rows_fed_in_any_way_read_as_if_alone(data: st.DataObject) -> None:
                 rows.step(ids[:, t], 1e-10)
         elif kind == "step":
             rows.step(ids[:, 0], 1e-10, active=data.draw(flags))
-        elif kind == "read" and together:
+        elif kind == "read":
             rows.read(ids, 1e-10)
         else:
             row = data.draw(st.integers(0, 2))
@@ -222,16 +221,12 @@ def clone(memory: KeyValueMemory) -> KeyValueMemory:
     return KeyValueMemory.concatenate([memory])
 
 
-def test_rows_at_different_places_and_segments_too_long_are_refused() -> None:
+def test_segments_too_long_are_refused() -> None:
     reader = Reader(tiny_model(), tgt_len=4)
     memory = reader.empty_memory(2)
-    with pytest.raises(ValueError, match=r"5 tokens \(at most 4\)"):
+    with pytest.raises(ValueError, match=r"5 tokens \(at most 4\) cannot be read at once"):
         reader.read(tokens(2, 5), memory)
-    reader.step(tokens(2), memory, active=torch.tensor([True, False]))
-    with pytest.raises(ValueError, match=r"ring positions \[0, 1\] at once"):
-        reader.read(tokens(2, 3), memory)
-    reader.read(tokens(1, 3), memory, rows=slice(1, 2))
-    assert memory.end.tolist() == [1, 3]
+    assert memory.end.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -244,69 +239,43 @@ def test_models_without_keys_to_keep_are_refused(options: dict[str, Any]) -> Non
         Reader(model, tgt_len=4)
 
 
-@pytest.mark.parametrize("at_once", [1, 3 * 7 * 16, 3 * 7 * 16 * 2])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_rows_at_different_slots_are_read_at_once(name: str) -> None:
+    """From nothing, around the ring, in short segments and long ones, in some rows and in all."""
+    rows = Rows(model_of(name, torch.float64), batch_size=3, tgt_len=6)
+    rows.step(tokens(3), 1e-10, active=[False, True, True])
+    rows.step(tokens(3), 1e-10, active=[False, True, False])
+    assert rows.memory.end.tolist() == [0, 2, 1]
+    for i, n in enumerate((6, 6, 1, 5, 6, 3)):
+        rows.read(tokens(3 - i % 2, n), 1e-10, rows=slice(i % 2, None))
+
+
+@pytest.mark.parametrize("n_score", [1, 7 * 16, 2 * 7 * 16, 2 * 5 * 7 * 16])
 @pytest.mark.parametrize("alike", [True, False])
-def test_rows_are_read_one_group_after_another_where_scores_would_be_many(
-    alike: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("together", [True, False])
+def test_heads_and_rows_are_read_one_group_after_another_where_scores_would_be_many(
+    together: bool, alike: bool, n_score: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tiny_model()
-    rows = Rows(model, batch_size=5, tgt_len=7)
+    rows = Rows(tiny_model(), batch_size=5, tgt_len=7)
     for _ in range(6):
         rows.step(tokens(5), 1e-5)
     if not alike:
         rows.memory.n_valid.copy_(torch.tensor([6, 0, 3, 5, 1]))
         rows.mems = [Mems(mems.hidden, mems.n_valid.clamp(max=n)) for mems, n in zip(rows.mems, (6, 0, 3, 5, 1), strict=True)]
-    monkeypatch.setattr(reader_module, "_SCORES_AT_ONCE", at_once)
-    groups: list[int] = []
-    scratches: set[int] = set()
+    if not together:
+        rows.step(tokens(5), 1e-5, active=[True, False, True, False, True])
+    monkeypatch.setattr(layer_module, "_CACHED_BYTES", n_score * 4)
+    groups, sizes = layer_module._groups, list[int]()
 
-    def noted(h_BTD: Tensor, *rest: Any, **named: Any) -> Tensor:
-        groups.append(len(h_BTD))
-        scratches.add(named["scratch"].data_ptr())
-        return read_segment(h_BTD, *rest, **named)
+    def noted(query: Tensor, n_slot: int) -> Iterator[tuple[slice, slice]]:
+        found = list(groups(query, n_slot))
+        sizes.extend(query[heads, part].numel() // (7 * query.shape[-1]) for heads, part in found)
+        assert sum(sizes) % (5 * query.shape[0]) == 0, "each head of each row once"
+        return iter(found)
 
-    monkeypatch.setattr(reader_module, "read_segment", noted)
+    monkeypatch.setattr(layer_module, "_groups", noted)
     rows.read(tokens(5, 7), 1e-5)
-    size = max(1, at_once // (3 * 7 * 16))
-    assert max(groups) == size and sum(groups) == 5 * model.config.n_layer
-    assert len(scratches) == 1, "memory for scores is allotted once"
-    rows.read(tokens(5, 7), 1e-5)
-
-
-# segments in the order of time, as a GPU reads them
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_segments_in_the_order_of_time_are_those_of_slots(name: str) -> None:
-    """From nothing, around the ring, in short segments and long ones, in some rows and in rows that stand at other places."""
-    model = model_of(name, torch.float64)
-    slots, order = (Reader(model, tgt_len=6) for _ in range(2))
-    order.read_in_order()
-    one, other = (reader.empty_memory(3) for reader in (slots, order))
-    for i, n in enumerate((6, 6, 1, 5, 6, 3)):
-        rows, ids = slice(i % 2, None), tokens(3 - i % 2, n)
-        found = order.read(ids, other, rows=rows)
-        own = range(3)[rows]
-        right = torch.cat([slots.read(ids[k : k + 1], one, rows=slice(row, row + 1)) for k, row in enumerate(own)])
-        assert_close("states", found, right, 1e-10)
-        for (what, x), right in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
-            assert_close(what, x.double(), right.double(), 1e-10)
-    with pytest.raises(ValueError, match=r"7 tokens \(at most 6\) cannot be read"):
-        order.read(tokens(3, 7), other)
-
-
-@pytest.mark.parametrize("at_once", [1, 2 * 3 * 7 * 16])
-def test_groups_of_rows_are_read_in_the_order_of_time(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model().double()
-    whole, groups = (Reader(model, tgt_len=7) for _ in range(2))
-    memories = [reader.empty_memory(3) for reader in (whole, groups)]
-    for reader in (whole, groups):
-        reader.read_in_order()
-    for ids in (tokens(3, 7), tokens(3, 4)):
-        right = whole.read(ids, memories[0])
-        with monkeypatch.context() as patch:
-            patch.setattr(reader_module, "_SCORES_AT_ONCE", at_once)
-            assert_close("states", groups.read(ids, memories[1]), right, 1e-10)
+    assert max(sizes) <= max(1, n_score // (7 * 16))
 
 
 # reset

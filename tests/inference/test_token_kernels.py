@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.helpers import assert_close, tiny_model
 from tests.inference.test_reader import OPTIONS, tokens
 from transformer_xl.inference.buffer import KeyValueMemory
-from transformer_xl.inference.frozen import freeze, product, read_token
+from transformer_xl.inference.frozen import freeze, product
 from transformer_xl.inference.reader import Reader
 from transformer_xl.kernels.device import InferencePrecision
 
@@ -34,8 +34,8 @@ class Both:
     def __init__(self, n_row: int, tolerance: float, *, precision: InferencePrecision = "fp32", **changes: Any) -> None:
         model = tiny_model(**{"n_layer": 1, "n_head": 1, "mem_len": 40, **changes}).to(DEVICE)
         self.library, self.fused = (Reader(model, tgt_len=8, precision=precision) for _ in range(2))
-        self.library._way, self.library._read_token, self.library._compute_head = "library", read_token, None
-        self.fused.fuse()
+        self.library.interpret(fused=False)
+        self.fused.interpret(fused=True)
         assert self.library.n_slot == N_SLOT
         self.memories = [self.library.empty_memory(n_row) for _ in range(2)]
         self.tolerance = tolerance

@@ -91,19 +91,19 @@ def test_a_step_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.Mo
         monkeypatch.setattr("transformer_xl.inference.token_kernels.launch", lambda *_, **__: None)
     reader = Reader(model_of(name, torch.float32), tgt_len=4)
     if fused:
-        reader.fuse()
+        reader.interpret(fused=True)
     memory = reader.empty_memory(2)
     strict = Strict()
     ran: list[int] = []
 
     class Watched(Captured):
-        def __init__(self, function: Any, device: torch.device) -> None:
-            def watched() -> tuple[Tensor, ...]:
+        def __init__(self, function: Any, device: torch.device, inputs: Any) -> None:
+            def watched(*places: Tensor) -> tuple[Tensor, ...]:
                 with strict:
                     ran.append(1)
-                    return function()
+                    return function(*places)
 
-            super().__init__(watched, device)
+            super().__init__(watched, device, inputs)
 
     monkeypatch.setattr(reader_module, "Captured", Watched)
     reader.capture(memory)
@@ -113,16 +113,16 @@ def test_a_step_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_segment_in_the_order_of_time_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_segment_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever rows stand; a CPU, for which nothing waits, looks whether they stand at one slot."""
     reader = Reader(model_of(name, torch.float32), tgt_len=4)
     if fused:
-        fused_segment = pytest.importorskip("transformer_xl.inference.segment_kernels", reason="Triton is not installed")
-        if not reader._fuses_segments:
+        pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
+        if not reader._model.attention_kind.by_keys:
             pytest.skip("what it scores by distance is no product with a key")
-        monkeypatch.setattr(fused_segment, "_ordered", lambda k, v, keys, values, end_B: (keys, values.mT.contiguous()))
         monkeypatch.setattr("transformer_xl.kernels.flash.Launcher.__call__", lambda *_: None)
-    reader.read_in_order(fused=fused)
-    monkeypatch.setattr(reader_module, "common_rows", lambda position_BT: position_BT)  # which only a CPU compares
+    reader.interpret(fused=fused)
+    monkeypatch.setattr(reader_module, "common_rows", lambda x: x)  # which only a CPU compares
     memory, ids, labels = reader.empty_memory(2), tokens(2, 4), tokens(2, 4)
     reader.softmax.check(labels)
     strict = Strict()
@@ -153,10 +153,12 @@ def test_inputs_are_copied_to_places_that_stay() -> None:
 
 def test_compiling_and_interpreting_end_a_graph() -> None:
     reader, _ = pair("paper", tgt_len=4)
-    for change in (reader.interpret, reader.release):
-        reader.capture(reader.empty_memory(1))
-        change()
-        assert not reader.captured
+    reader.capture(reader.empty_memory(1))
+    reader.interpret()
+    assert not reader.captured
+    reader.capture(reader.empty_memory(1))
+    reader.compile()
+    assert not reader.captured and reader.compiled
 
 
 def test_what_watches_steps_sees_waiting() -> None:

@@ -17,7 +17,6 @@ from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.generation.choice import probabilities
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.inference.reader import Reader
 from transformer_xl.kernels.graphs import Graphs
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.call import Execution
@@ -297,20 +296,13 @@ MODELS: dict[str, dict[str, Any]] = {
 def graphed_and_not(
     model: LanguageModel, ids: np.ndarray, monkeypatch: pytest.MonkeyPatch, **options: Any
 ) -> tuple[Score, Score, list[Graphs]]:
-    """Score a text with graphs and without, read in the order of time; a CPU does at once what a graph would hold."""
+    """Score a text with graphs and without; a CPU does at once what a graph would hold."""
     made: list[Graphs] = []
 
     def graphs(device: torch.device) -> Graphs:
         made.append((AtOnce if device.type == "cpu" else Graphs)(device))
         return made[-1]
 
-    class InOrder(Reader):
-        def __init__(self, *args: Any, **named: Any) -> None:
-            super().__init__(*args, **named)
-            if self.device.type == "cpu":
-                self.read_in_order()
-
-    monkeypatch.setattr(stream_module, "Reader", InOrder)
     scores: list[Score] = []
     for chosen in (graphs, lambda device: None):
         monkeypatch.setattr(stream_module, "_graphs", chosen)

@@ -188,7 +188,7 @@ def test_a_graph_of_decoding_gives_the_bits_of_single_kernels(
     if DEVICE == "cpu":
         graph.kept.reader.capture(graph.kept.memory)
     assert graph.kept.reader.captured
-    single.kept.reader.release()
+    single.kept.reader.interpret()
     active, draws = [True, False, True][:n_row], np.random.default_rng(5)
     for i in range(60):
         ids = draws.integers(0, 12, n_row)

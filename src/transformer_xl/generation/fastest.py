@@ -116,7 +116,7 @@ def captured_stream(
     try:
         streams.reader.capture(streams.memory)
     except Exception as error:  # of a driver, of a compiler of kernels, or of an operation that a graph cannot hold
-        streams.reader.use_library()
+        streams.reader.interpret(fused=False)
         return Found(streams, f"{reason}; no graph of steps ({str(error).strip().partition(chr(10))[0]})")
     return Found(streams, f"{reason}; each step is one graph")
 

@@ -3,18 +3,31 @@
 With frozen weights the keys and values of a position never change. So they are kept instead of the hidden states that they are
 computed from, and no token is projected twice. They lie in ring buffers allotted once: the token at position p of a row is in
 slot p modulo C, and overwrites the token C positions before it. Rows may have different ages and stand at different slots.
-How many slots there are is the reader's choice (`Reader.n_slot`).
 
 Values are kept transposed, so that both products of attention read memory in the order in which it lies.
 
 Shapes: B rows, N heads, C slots, H d_head, R slots of inputs and of tokens, D d_model.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+_ALIGNED_SLOTS = 16
+"""C is a multiple of this, so that the rows of values begin where vector loads like them to."""
+
+
+def count_slots(*, mem_len: int, window: int | None, tgt_len: int) -> int:
+    """Return C: room for the memory or window of a segment's first token, and for the segment itself."""
+    return math.ceil((max(mem_len, window or 0) + tgt_len) / _ALIGNED_SLOTS) * _ALIGNED_SLOTS
+
+
+def slot_of(position: Tensor, n_slot: int) -> Tensor:
+    """Return the slots in which positions lie."""
+    return position % n_slot
 
 
 @dataclass(frozen=True)
@@ -51,7 +64,7 @@ class KeyValueMemory:
     @property
     def n_bytes(self) -> int:
         """Bytes of it all: n_layer x B x (C x 2 x N x H keys and values, R x D inputs), the tokens, and 16 per row."""
-        return sum(x.nbytes for x in (*self.keys, *self.values, *self.inputs, self.tokens, self.end, self.n_valid))
+        return sum(x.nbytes for x in self.state_dict().values())
 
     def reset(self, rows: Tensor) -> None:
         """Empty some rows in place; nothing of the old text is left in them, and they begin as new ones do.
@@ -112,9 +125,8 @@ class KeyValueMemory:
         Returns:
             Oldest first, (rows, n, …).
         """
-        own, age_n = ring[rows], torch.arange(n, 0, -1, device=self.end.device)
-        slot_Bn = (self.end[rows].unsqueeze(1) - age_n) % own.shape[1]
-        return own[torch.arange(len(own), device=slot_Bn.device).unsqueeze(1), slot_Bn]
+        ring, places = self._places(ring, rows, range(-n, 0))
+        return ring[places]
 
     def keep(self, ring: Tensor, rows: slice, x_BT: Tensor) -> None:
         """Write the positions that begin at `end` into a ring, in place.
@@ -124,9 +136,11 @@ class KeyValueMemory:
             rows: the rows to write.
             x_BT: what stands at those positions, (rows, T, …).
         """
-        own = ring[rows]
-        new_BT = x_BT[:, -own.shape[1] :]
-        first = x_BT.shape[1] - new_BT.shape[1]
-        place_T = torch.arange(first, x_BT.shape[1], device=self.end.device)
-        slot_BT = (self.end[rows].unsqueeze(1) + place_T) % own.shape[1]
-        own[torch.arange(len(own), device=slot_BT.device).unsqueeze(1), slot_BT] = new_BT.to(own.dtype)
+        T, R = x_BT.shape[1], ring.shape[1]
+        ring, places = self._places(ring, rows, range(max(0, T - R), T))
+        ring[places] = x_BT[:, -R:].to(ring.dtype)
+
+    def _places(self, ring: Tensor, rows: slice, since_end: range) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return some rows of a ring, and an index of what they hold of positions that are counted from `end`."""
+        position = self.end[rows].unsqueeze(1) + torch.arange(since_end.start, since_end.stop, device=self.end.device)
+        return ring[rows], (torch.arange(len(position), device=position.device).unsqueeze(1), slot_of(position, ring.shape[1]))

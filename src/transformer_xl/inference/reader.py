@@ -5,32 +5,19 @@ What does not depend on the text is computed once: the keys of all distances, an
 Shapes: B rows, T tokens, C slots, P distances with a key of their own, N heads, H d_head, D d_model, V vocabulary.
 """
 
-import inspect
-import math
-from collections.abc import Callable
-from functools import cache, partial
-from typing import Any, Literal, cast, get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.inference.buffer import KeyValueMemory
-from transformer_xl.inference.frozen import (
-    LayerOptions,
-    Turns,
-    freeze_layer,
-    freeze_norm,
-    normalize,
-    read_segment,
-    read_segment_in_order,
-    read_token,
-    streamed_product,
-)
-from transformer_xl.inference.softmax import FrozenSoftmax, HeadFunction, compute_head
+from transformer_xl.inference.buffer import KeyValueMemory, count_slots, slot_of
+from transformer_xl.inference.frozen import LayerOptions, freeze_layer, freeze_norm
+from transformer_xl.inference.layer import SegmentPlaces, TokenPlaces, Turns, normalize, read_layer
+from transformer_xl.inference.softmax import FrozenSoftmax
+from transformer_xl.inference.ways import compiled_functions, segment_way, token_functions
 from transformer_xl.kernels.device import InferencePrecision, activation_dtype, at_least_fp32, check_precision
-from transformer_xl.kernels.equation import common_rows, hidden_keys
-from transformer_xl.kernels.fused import fused_problem
+from transformer_xl.kernels.equation import common_rows
 from transformer_xl.kernels.graphs import Captured
 from transformer_xl.kernels.rotation import turned, turns
 from transformer_xl.model.attention.block import AttentionKind
@@ -39,40 +26,6 @@ from transformer_xl.model.layers import DecoderLayer, ShiftedLayer
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.ngrams import earlier_tokens
 from transformer_xl.model.transformer_xl import TransformerXL
-
-_ALIGNED_SLOTS = 16
-"""Slots are a multiple of this, so that the rows of values begin where vector loads like them to."""
-
-_SCORES_AT_ONCE = 1 << 25
-"""Attention scores held at once while a segment is read, 128 MB in fp32; more rows are read one group after another."""
-
-_MOST_SHAPES = 64
-"""For so many numbers of rows and slots a process compiles code."""
-
-_COMPILER_OPTIONS: dict[str, Any] = {
-    "dynamic": False,
-    "fullgraph": True,
-    "options": {"size_asserts": False, "alignment_asserts": False},
-}
-"""Code is compiled for each number of rows and slots and each precision, because known shapes make it faster. They are checked
-before the code is entered; checking them again inside takes a fifth of what a layer costs besides its loops."""
-
-
-@cache
-def compiled_functions() -> tuple[Callable[..., Tensor], HeadFunction]:
-    """Return `read_token` and `compute_head` for the compiler, which runs at the first call with tensors of a shape.
-
-    One function serves all layers, and all readers of a process.
-    """
-    options = _COMPILER_OPTIONS
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        options = {**options, "recompile_limit": _MOST_SHAPES}
-    else:  # older ones (torch 2.10) have one limit for everything that it compiles
-        from torch._dynamo import config as everything
-
-        everything.recompile_limit = max(everything.recompile_limit, _MOST_SHAPES)
-    token = torch.compile(partial(read_token, streamed=True), **options)
-    return token, torch.compile(partial(compute_head, product=streamed_product), **options)
 
 
 class Reader:
@@ -105,8 +58,7 @@ class Reader:
         self.window = model.window if window is None else window
         self.tgt_len, self.n_before = tgt_len, config.shift_reach
         self.precision: InferencePrecision = precision
-        n_slot = max(self.mem_len, self.window or 0) + tgt_len
-        self.n_slot = math.ceil(n_slot / _ALIGNED_SLOTS) * _ALIGNED_SLOTS
+        self.n_slot = count_slots(mem_len=self.mem_len, window=self.window, tgt_len=tgt_len)
         self.dtype = activation_dtype(precision, model.dtype)
         self.device = model.device
         self.options = LayerOptions(
@@ -115,7 +67,7 @@ class Reader:
         with torch.no_grad():
             positions = model.positions(model.told_apart(self.n_slot), drop=nn.Identity())
             self.layers = [
-                freeze_layer(cast(DecoderLayer, layer), own, precision)
+                freeze_layer(cast(DecoderLayer, layer), own, precision, n_slot=self.n_slot)
                 for layer, own in zip(model.layers, positions, strict=True)
             ]
             self.softmax = FrozenSoftmax(model.softmax, model.embedding, precision)
@@ -123,20 +75,12 @@ class Reader:
         norm = model.final_norm
         self._final_norm = freeze_norm(norm) if isinstance(norm, nn.LayerNorm) else None
         self._model = model
-        self._graph: _StepGraph | None = None
-        self._segments: Literal["slots", "ordered", "fused"] = "slots"
-        self._by_distance: list[Tensor] = []
-        if self.device.type == "cuda":
-            is_narrow = self.dtype in (torch.bfloat16, torch.float16)  # kernels multiply fp32 more slowly than the library does
-            self.read_in_order(fused=is_narrow and self._fuses_segments)
-        self._read_token: Callable[..., Tensor]
-        self._compute_head: HeadFunction | None
         self.interpret()
 
     @property
     def compiled(self) -> bool:
         """Whether single tokens are read by compiled code."""
-        return self._way == "compiled"
+        return self._of_tokens.kind == "compiled"
 
     @property
     def captured(self) -> bool:
@@ -145,49 +89,18 @@ class Reader:
 
     def compile(self) -> None:
         """Compile the reading of single tokens; the compiler runs at the first `step`, for seconds, once per number of rows."""
-        self._way, self._graph = "compiled", None
-        self._read_token, self._compute_head = compiled_functions()
+        self._of_tokens, self._graph = compiled_functions(), None
 
-    def interpret(self) -> None:
-        """Undo `compile`: read single tokens by the library's functions, or on a GPU by kernels of our own."""
-        self.use_library()
-        if self.device.type == "cuda" and fused_problem(self.device, self.dtype, self.config.d_head) is None:
-            self.fuse()
-
-    def use_library(self) -> None:
-        """Read single tokens by the library's functions, on any device."""
-        self._way, self._graph = "library", None
-        self._read_token, self._compute_head = read_token, None
-
-    def fuse(self) -> None:
-        """Read single tokens by fused kernels, as a GPU does by itself; elsewhere Triton interprets them, for tests."""
-        from transformer_xl.inference.token_kernels import fused_product, fused_read_token
-
-        self._way, self._graph = "fused", None
-        self._read_token, self._compute_head = fused_read_token, partial(compute_head, product=fused_product)
-
-    @property
-    def _fuses_segments(self) -> bool:
-        """Whether fused kernels can read segments here: what they score by distance is a product with a key."""
-        own = self.layers[0]
-        has_all = all(x is not None for x in (own.content_bias, own.position_bias, own.position_keys))
-        by_keys = has_all and own.distance_bias is None and not self._turned
-        return by_keys and fused_problem(self.device, self.dtype, self.config.d_head) is None
-
-    @torch.no_grad()
-    def read_in_order(self, *, fused: bool = False) -> None:
-        """Read segments in the order of time, as a GPU does by itself, wherever rings stand and without waiting for a value.
+    def interpret(self, *, fused: bool | None = None) -> None:
+        """Undo `compile` and `capture`.
 
         Args:
-            fused: by kernels that hold no scores by content; elsewhere than on a GPU Triton interprets them, for tests.
+            fused: read by kernels of our own, which Triton interprets elsewhere than on a GPU; None: on a GPU that can.
         """
-        self._segments, self._by_distance = "fused" if fused else "ordered", []
-        if fused:
-            column_C = torch.arange(-self.n_slot, 0, device=self.device)
-            for weights in self.layers:
-                assert weights.position_keys is not None
-                columns = (weights.n_distance + column_C).clamp(min=0)
-                self._by_distance.append(weights.position_keys[:, columns].transpose(0, 1).contiguous())
+        place, by_keys = (self.device, self.dtype, self.config.d_head), self._model.attention_kind.by_keys
+        self.segment_way = segment_way(*place, by_keys=by_keys, fused=fused)
+        self._of_tokens = token_functions(*place, fused=fused)
+        self._graph: Captured | None = None
 
     def capture(self, memory: KeyValueMemory) -> None:
         """Let each `step` with a memory be one CUDA graph from now on, with the head's scores.
@@ -202,20 +115,20 @@ class Reader:
             RuntimeError: the device cannot capture it; steps are then as before.
         """
         self._graph = None  # a graph's memory is free before the next is captured
-        self._graph = _StepGraph(self, memory)
 
-    def release(self) -> None:
-        """Undo `capture`."""
-        self._graph = None
+        @torch.no_grad()
+        def step(ids: Tensor, active: Tensor) -> tuple[Tensor, ...]:
+            h_BD = self._step(ids, memory, active)
+            return h_BD, *self.softmax.head(h_BD, compute=self._of_tokens.compute_head)
+
+        no_row = torch.zeros_like(memory.end, dtype=torch.bool)  # so calls before the first step change nothing
+        self._graph = Captured(step, self.device, [torch.zeros_like(memory.end), no_row])
+        self._of_graph, self._scored = memory, ()
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that a reader adds to the weights: n_layer x N x P x H numbers of position keys, n_layer x N x P of biases.
-
-        For fused reading of segments also n_layer x N x C x H position keys, one for each slot.
-        """
-        kept = [x for layer in self.layers for x in (layer.position_keys, layer.distance_bias) if x is not None]
-        return sum(x.nbytes for x in (*kept, *self._by_distance))
+        """Bytes that a reader adds to the weights: n_layer x N x P x H numbers of position keys, n_layer x N x P of biases."""
+        return sum(x.nbytes for layer in self.layers for x in (layer.position_keys, layer.distance_bias) if x is not None)
 
     def empty_memory(self, batch_size: int, *, end: int = 0) -> KeyValueMemory:
         """Allot a memory for B rows that have read nothing, and whose first token will have the position `end`."""
@@ -289,7 +202,7 @@ class Reader:
 
     @torch.no_grad()
     def read(self, ids: Tensor, memory: KeyValueMemory, *, rows: slice = slice(None)) -> Tensor:
-        """Read a segment of rows whose rings stand at the same slot, and remember it; a GPU reads them wherever they stand.
+        """Read a segment, and remember it; rows may stand at any slot, and are read fastest if they stand at the same.
 
         Args:
             ids: int64 (B, T), T at most `tgt_len`. They are not checked against the vocabulary; the caller does that.
@@ -300,73 +213,35 @@ class Reader:
             The input of the softmax, (B, T, D).
 
         Raises:
-            ValueError: a longer segment, or, elsewhere than on a GPU, rows at different slots.
+            ValueError: a longer segment.
         """
-        n_row, tgt_len = ids.shape
-        if tgt_len > self.tgt_len or self._segments == "slots":
-            self._check_together(memory, rows, tgt_len)
+        tgt_len = ids.shape[1]
+        if tgt_len > self.tgt_len:
+            raise ValueError(f"{tgt_len} tokens (at most {self.tgt_len}) cannot be read at once")
+        places = self._segment_places(memory, rows, tgt_len)
         turning = self._turns(common_rows(memory.end[rows].unsqueeze(1) + torch.arange(tgt_len, device=self.device)))
-        n_score = self.config.n_head * tgt_len * self.n_slot
-        at_once = n_row if self._segments == "fused" else min(n_row, max(1, _SCORES_AT_ONCE // n_score))
-        read_layer, places = self._segment_places(memory, rows, tgt_len, n_score=at_once * n_score)
         h_BTD = at_least_fp32(self._embed(memory, rows, ids))
-        parts = [slice(first, first + at_once) for first in range(0, n_row, at_once)]
         for i, weights in enumerate(self.layers):
-            own_keys, own_values = memory.keys[i][:, rows], memory.values[i][:, rows]
-            before_BkD = self._before(memory, i, rows, h_BTD)
-            read = [
-                read_layer(
-                    h_BTD[part],
-                    weights,
-                    own_keys[:, part],
-                    own_values[:, part],
-                    **places(i, part),
-                    options=self.options,
-                    before_BkD=None if before_BkD is None else before_BkD[part],
-                    turns=turning and cast(Turns, tuple(x if len(x) == 1 else x[part] for x in turning)),
-                )
-                for part in parts
-            ]
-            h_BTD = read[0] if len(read) == 1 else torch.cat(read)
+            h_BTD = read_layer(
+                h_BTD,
+                weights,
+                memory.keys[i][:, rows],
+                memory.values[i][:, rows],
+                places=places,
+                options=self.options,
+                way=self.segment_way,
+                before_BkD=self._before(memory, i, rows, h_BTD),
+                turns=turning,
+            )
         _advance(memory, rows, tgt_len)
         return self._normalize_last(h_BTD)
 
-    def _check_together(self, memory: KeyValueMemory, rows: slice, tgt_len: int) -> None:
-        places = (memory.end[rows] % self.n_slot).unique().tolist()
-        if tgt_len > self.tgt_len or len(places) != 1:
-            raise ValueError(f"{tgt_len} tokens (at most {self.tgt_len}) cannot be read at ring positions {places} at once")
-
-    def _segment_places(
-        self, memory: KeyValueMemory, rows: slice, tgt_len: int, *, n_score: int
-    ) -> tuple[Callable[..., Tensor], Callable[[int, slice], dict[str, Any]]]:
-        """Return what reads a layer, and its arguments for some of the rows: where the segment stands and what it sees."""
-        end_B, n_valid_B, C = memory.end[rows], memory.n_valid[rows], self.n_slot
-        if self._segments == "fused":
-            from transformer_xl.inference.segment_kernels import fused_read_segment
-
-            first_BT = self._first_keys(n_valid_B, tgt_len)
-            return fused_read_segment, lambda i, part: {
-                "end_B": end_B[part],
-                "first_BT": first_BT[part],
-                "position_keys_CNH": self._by_distance[i],
-            }
-        # once for all layers: the system allots so large a piece page by page, which is slower than the product
-        scratch = torch.empty(n_score, dtype=self.dtype, device=self.device)
-        if self._segments == "ordered":
-            slot_BC = (end_B.unsqueeze(1) + tgt_len + torch.arange(C, device=self.device)) % C
-            first_BT = self._first_keys(n_valid_B, tgt_len)
-            return read_segment_in_order, lambda _, part: {
-                "slot_BC": slot_BC[part],
-                "hidden_BTC": self._bias(hidden_keys(first_BT[part], C)),  # large, so for some rows at a time
-                "scratch": scratch,
-            }
-        at = int(end_B[0]) % C
-        hidden = self._hidden_slots(n_valid_B, at, tgt_len)
-        return read_segment, lambda _, part: {
-            "at": at,
-            "hidden": [(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden],
-            "scratch": scratch,
-        }
+    def _segment_places(self, memory: KeyValueMemory, rows: slice, tgt_len: int) -> SegmentPlaces:
+        first_BT = self._first_keys(memory.n_valid[rows], tgt_len)
+        age_C = torch.arange(self.n_slot, device=self.device)
+        slot_BC = common_rows(slot_of(memory.end[rows].unsqueeze(1) + tgt_len + age_C, self.n_slot))
+        is_known = len(slot_BC) == 1 and self.device.type == "cpu"  # elsewhere, looking at values would mean waiting
+        return SegmentPlaces(slot_BC, common_rows(first_BT), int(slot_BC[0, 0]) if is_known else None)
 
     def _first_keys(self, n_valid_B: Tensor, tgt_len: int) -> Tensor:
         """Return the first key that each query of a segment sees, (B, T), counted in the order of time from the oldest slot."""
@@ -408,26 +283,29 @@ class Reader:
             The input of the softmax, (B, D).
         """
         if self._graph is not None:
-            if self._graph.memory is not memory:
+            if self._of_graph is not memory:
                 self.capture(memory)
-            return self._graph.step(ids, active)
+            self._scored = self._graph.run(ids, torch.ones_like(ids, dtype=torch.bool) if active is None else active)
+            return self._scored[0]
         # a tenth faster than no_grad where operations are small; the copy is an ordinary tensor again
         with torch.no_grad() if self.compiled else torch.inference_mode():
             h_BD = self._step(ids, memory, active)
         return h_BD.clone()
 
     def _step(self, ids: Tensor, memory: KeyValueMemory, active: Tensor | None) -> Tensor:
-        places = self._places(memory)
+        places = memory.end, memory.n_valid.clamp(max=(self.window or self.mem_len + 1) - 1)
+        if self._of_tokens.kind != "fused":  # our kernel finds out by itself what this lists for each slot
+            places = TokenPlaces.of(*places, n_slot=self.n_slot, n_distance=self.layers[0].n_distance)
         turning = self._turns(memory.end)
         h_BD = at_least_fp32(self._embed(memory, slice(None), ids.unsqueeze(1))).squeeze(1)
         for i, weights in enumerate(self.layers):
             before_BkD = self._before(memory, i, slice(None), h_BD.unsqueeze(1))
-            h_BD = self._read_token(
+            h_BD = self._of_tokens.read_layer(
                 h_BD,
                 weights,
                 memory.keys[i],
                 memory.values[i],
-                **places,
+                places=places,
                 options=self.options,
                 before_BkD=before_BkD,
                 turns=turning,
@@ -439,19 +317,10 @@ class Reader:
     @torch.no_grad()
     def head(self, h_BD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scores of the softmax's head after a `step`; see `FrozenSoftmax.head`."""
-        known = None if self._graph is None else self._graph.scores_of(h_BD)
-        return known or self.softmax.head(h_BD, compute=self._compute_head)
-
-    def _places(self, memory: KeyValueMemory) -> dict[str, Tensor]:
-        """Return where each row's token stands and what it sees, as `read_token` wants to know it."""
-        farthest_B = torch.clamp(memory.n_valid, max=(self.window or self.mem_len + 1) - 1)
-        if self._way == "fused":
-            return {"end_B": memory.end, "farthest_B": farthest_B}
-        slot_B = memory.end % self.n_slot
-        distance_BC = (slot_B.unsqueeze(1) - torch.arange(self.n_slot, device=slot_B.device)) % self.n_slot
-        column_BC = (self.layers[0].n_distance - 1 - distance_BC).clamp(min=0)
-        bias_BC = torch.zeros((), device=slot_B.device).where(distance_BC <= farthest_B.unsqueeze(1), float("-inf"))
-        return {"slot_B": slot_B, "column_BC": column_BC, "bias_BC": bias_BC}
+        if self._graph is not None and self._scored and h_BD is self._scored[0]:
+            _, own, tails = self._scored
+            return own, tails
+        return self.softmax.head(h_BD, compute=self._of_tokens.compute_head)
 
     def _turns(self, position: Tensor) -> Turns | None:
         """Return what queries and keys of positions (…) are turned by, (…, 1, H / 2); None: they are not turned."""
@@ -466,56 +335,6 @@ class Reader:
             return keys_NBMH
         cos, sin = turns(position.to(keys_NBMH.device), self.config.d_head, keys_NBMH.dtype)
         return turned(keys_NBMH, cos, sin)
-
-    def _hidden_slots(self, n_valid: Tensor, at: int, tgt_len: int) -> list[tuple[slice, Tensor]]:
-        """Return runs of slots that some query must not see, each with a bias (B or 1, T, slots): -inf where hidden, else 0."""
-        C, T, device = self.n_slot, tgt_len, n_valid.device
-        if (n_valid == n_valid[0]).all():
-            n_valid = n_valid[:1]
-        query_T1 = torch.arange(T, device=device).unsqueeze(1)
-        # the position that each slot holds, counted from the segment's first token
-        key_C = T - 1 - (at + T - 1 - torch.arange(C, device=device)) % C
-        farthest_T1 = self.mem_len + query_T1 if self.window is None else self.window - 1
-        hidden_TC = (key_C > query_T1) | (query_T1 - key_C > farthest_T1)
-        hidden_BTC = hidden_TC | (key_C < -n_valid[:, None, None])
-        bias_BTC = self._bias(hidden_BTC)
-        # with a full memory most slots are not hidden from any query
-        borders = torch.nn.functional.pad(hidden_BTC.any(dim=0).any(dim=0).int(), (1, 1)).diff().nonzero().flatten().tolist()
-        return [(slice(*run), bias_BTC[..., slice(*run)]) for run in zip(borders[::2], borders[1::2], strict=True)]
-
-    def _bias(self, hidden: Tensor) -> Tensor:
-        return torch.zeros(hidden.shape, dtype=self.dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
-
-
-class _StepGraph:
-    """A step of a reader with one memory, in fixed places: the id of each row and whether it reads."""
-
-    def __init__(self, reader: Reader, memory: KeyValueMemory) -> None:
-        self.memory = memory
-        self._ids = torch.zeros_like(memory.end)
-        self._active = torch.zeros_like(memory.end, dtype=torch.bool)  # so calls before the first step change nothing
-        self._scored: tuple[Tensor, ...] = ()
-
-        @torch.no_grad()
-        def step() -> tuple[Tensor, ...]:
-            h_BD = reader._step(self._ids, memory, self._active)
-            return h_BD, *reader.softmax.head(h_BD, compute=reader._compute_head)
-
-        self._step = Captured(step, reader.device)
-
-    def step(self, ids: Tensor, active: Tensor | None) -> Tensor:
-        """See `Reader.step`."""
-        self._ids.copy_(ids)
-        self._active.fill_(True) if active is None else self._active.copy_(active)
-        self._scored = self._step.run()
-        return self._scored[0]
-
-    def scores_of(self, h_BD: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the scores of the head if these are the states of the last step."""
-        if not self._scored or h_BD is not self._scored[0]:
-            return None
-        _, own, tails = self._scored
-        return own, tails
 
 
 def _keys_and_values(block: AttentionKind, hidden_BMD: Tensor) -> tuple[Tensor, Tensor]:

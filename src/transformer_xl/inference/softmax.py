@@ -30,6 +30,23 @@ class FrozenCluster(NamedTuple):
     bias: Tensor
 
 
+def compute_head(
+    h_XD: Tensor,
+    cluster: FrozenCluster,
+    tail_classes: tuple[Matrix, Tensor] | None,
+    dtype: torch.dtype,
+    product: Product = product,
+) -> tuple[Tensor, Tensor]:
+    """Return the scores of the head's tokens and of the tails, see `FrozenSoftmax.head`; a function, so it can be compiled."""
+    projected = _project(cluster, h_XD, dtype, product)
+    own = _scores(cluster, projected, dtype, product)
+    if tail_classes is None:
+        return own, own[..., :0]
+    tails = at_least_fp32(product(projected, tail_classes[0], dtype, None)) + tail_classes[1]
+    normalizer = torch.logaddexp(own.logsumexp(-1, keepdim=True), tails.logsumexp(-1, keepdim=True))
+    return own - normalizer, tails - normalizer
+
+
 HeadFunction = Callable[[Tensor, FrozenCluster, tuple[Matrix, Tensor] | None, torch.dtype], tuple[Tensor, Tensor]]
 """`compute_head`, or the same compiled."""
 
@@ -64,13 +81,13 @@ class FrozenSoftmax:
         self.borders = tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
         self._dtype = activation_dtype(precision, self.clusters[0].vectors.weight.dtype)
 
-    def head(self, h_XD: Tensor, *, compute: HeadFunction | None = None) -> tuple[Tensor, Tensor]:
+    def head(self, h_XD: Tensor, *, compute: HeadFunction = compute_head) -> tuple[Tensor, Tensor]:
         """Return scores of the head's own tokens (X, size) and of each tail as a whole (X, tails), at least in fp32.
 
         They are log-probabilities with an adaptive softmax; a plain one has unnormalized scores and no tails. `compute` may be
         `compute_head` in a compiled form.
         """
-        own, tails = (compute or compute_head)(h_XD, self.clusters[0], self.tail_classes, self._dtype)
+        own, tails = compute(h_XD, self.clusters[0], self.tail_classes, self._dtype)
         return (own.log_softmax(-1) if self._is_normalized and tails.shape[-1] == 0 else own), tails
 
     def tail(self, i: int, h_XD: Tensor, of_tail_X: Tensor) -> Tensor:
@@ -162,23 +179,6 @@ class FrozenSoftmax:
                 scores = self.tail(i, h_XD[where], tails[where, i])
                 nats[where] = -scores.gather(-1, (label_there_X[where] - first).unsqueeze(-1)).squeeze(-1)
         return nats.masked_fill(label_there_X == _NOT_SCORED, 0.0)
-
-
-def compute_head(
-    h_XD: Tensor,
-    cluster: FrozenCluster,
-    tail_classes: tuple[Matrix, Tensor] | None,
-    dtype: torch.dtype,
-    product: Product = product,
-) -> tuple[Tensor, Tensor]:
-    """Return the scores of the head's tokens and of the tails, see `FrozenSoftmax.head`; a function, so it can be compiled."""
-    projected = _project(cluster, h_XD, dtype, product)
-    own = _scores(cluster, projected, dtype, product)
-    if tail_classes is None:
-        return own, own[..., :0]
-    tails = at_least_fp32(product(projected, tail_classes[0], dtype, None)) + tail_classes[1]
-    normalizer = torch.logaddexp(own.logsumexp(-1, keepdim=True), tails.logsumexp(-1, keepdim=True))
-    return own - normalizer, tails - normalizer
 
 
 def _project(cluster: FrozenCluster, h_XD: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:

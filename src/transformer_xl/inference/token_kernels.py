@@ -1,4 +1,4 @@
-"""`read_token` on a GPU: attention of one token in two kernels, and products with a single row at the speed of memory.
+"""One token on a GPU: its attention in two kernels, and products with a single row at the speed of memory.
 
 A library takes some ten kernels for what a token does with its memory, and each takes longer than its bytes. Here one kernel
 writes the token's key and value into the rings, scores a run of slots by content and by distance, and gathers their values. As
@@ -7,8 +7,8 @@ divided depends on shapes alone, so results are the same to the last bit every t
 
 Needs Triton and a GPU; with TRITON_INTERPRET=1 it runs on any device, slowly.
 
-Shapes: B rows, C slots, D distances with a key of their own, N heads, H d_head, P H rounded up to a power of two, W slots of a
-tile, S runs of slots, I inputs, O outputs.
+Shapes: B rows, C slots, P distances with a key of their own, N heads, H d_head, D d_model, I inputs, O outputs; H2, D2: H and D
+rounded up to a power of two; W slots or inputs of a tile.
 """
 
 import torch
@@ -16,20 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from transformer_xl.inference.frozen import (
-    LayerOptions,
-    LayerWeights,
-    Matrix,
-    Norm,
-    Turns,
-    finish,
-    joined_with,
-    product,
-    project,
-)
-from transformer_xl.kernels.device import at_least_fp32
+from transformer_xl.inference.frozen import LayerOptions, LayerWeights, Matrix, Norm, product
+from transformer_xl.inference.layer import Way
 from transformer_xl.kernels.fused import launch
-from transformer_xl.kernels.rotation import turned
 
 _TILE_ELEMENTS = 4096
 """Numbers of a tile of keys, of which each thread holds a few dozen."""
@@ -44,12 +33,12 @@ _OUTPUTS = 4
 @triton.jit
 def _attend_kernel(
     q, k, v, keys, values, u, w, r, b, end, farthest, found, scale, q_row, k_row, v_row, B,
-    C: tl.constexpr, D: tl.constexpr, H: tl.constexpr, P: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
+    C: tl.constexpr, P: tl.constexpr, H: tl.constexpr, H2: tl.constexpr, W: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Attend with one row's head to one run of slots; write its own key and value if their slot is among these."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     batch, head = row % B, row // B
-    h = tl.arange(0, P)
+    h = tl.arange(0, H2)
     is_h = h < H
     own = (tl.load(end + batch) % C).to(tl.int32)
     most = tl.load(farthest + batch).to(tl.int32)
@@ -67,7 +56,7 @@ def _attend_kernel(
 
     highest = -1e30  # finite, so that a run in which nothing is visible has no NaN
     total = 0.0
-    attended = tl.zeros([P], tl.float32)
+    attended = tl.zeros([H2], tl.float32)
     for i in range(TILES):
         c = (part * TILES + i) * W + tl.arange(0, W)
         is_c, is_own = c < C, c == own
@@ -81,13 +70,13 @@ def _attend_kernel(
         tl.store(k_at, k_tile, mask=is_own[:, None] & is_h[None, :])
         tl.store(v_at, v_tile, mask=is_h[:, None] & is_own[None, :])
         distance = tl.where(c <= own, own - c, own - c + C)
-        column = tl.maximum(D - 1 - distance, 0)
+        column = tl.maximum(P - 1 - distance, 0)
         score = tl.sum(k_tile.to(tl.float32) * by_content[None, :], 1)
         if r is not None:
-            r_tile = tl.load(r + (head * D + column)[:, None] * H + h[None, :], mask=inside, other=0.0)
+            r_tile = tl.load(r + (head * P + column)[:, None] * H + h[None, :], mask=inside, other=0.0)
             score += tl.sum(r_tile.to(tl.float32) * by_position[None, :], 1)
         if b is not None:
-            score += tl.load(b + head * D + column, mask=is_c, other=0.0)
+            score += tl.load(b + head * P + column, mask=is_c, other=0.0)
         score = tl.where(is_c & (distance <= most), score * scale, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(score, 0))
         weight, faded = tl.exp(score - new_highest), tl.exp(highest - new_highest)
@@ -101,15 +90,15 @@ def _attend_kernel(
 
 
 @triton.jit
-def _join_kernel(found, out, out_row, B, S, H: tl.constexpr, P: tl.constexpr, RUNS: tl.constexpr):
+def _join_kernel(found, out, out_row, B, n_run, H: tl.constexpr, H2: tl.constexpr, RUNS: tl.constexpr):
     """Join what all runs of slots found for one row's head."""
     row = tl.program_id(0).to(tl.int64)
     batch, head = row % B, row // B
-    s, h = tl.arange(0, RUNS), tl.arange(0, P)
-    found += row * S * (H + 2)
-    highest = tl.load(found + s * (H + 2) + H, mask=s < S, other=-1e30)
-    total = tl.load(found + s * (H + 2) + H + 1, mask=s < S, other=0.0)
-    attended = tl.load(found + s[:, None] * (H + 2) + h[None, :], mask=(s < S)[:, None] & (h < H)[None, :], other=0.0)
+    s, h = tl.arange(0, RUNS), tl.arange(0, H2)
+    found += row * n_run * (H + 2)
+    highest = tl.load(found + s * (H + 2) + H, mask=s < n_run, other=-1e30)
+    total = tl.load(found + s * (H + 2) + H + 1, mask=s < n_run, other=0.0)
+    attended = tl.load(found + s[:, None] * (H + 2) + h[None, :], mask=(s < n_run)[:, None] & (h < H)[None, :], other=0.0)
     faded = tl.exp(highest - tl.max(highest, 0))
     joined = tl.sum(attended * faded[:, None], 0) / tl.sum(total * faded, 0)  # pyright: ignore[reportOperatorIssue]
     tl.store(out + batch * out_row + head * H + h, joined.to(out.dtype.element_ty), mask=h < H)
@@ -134,9 +123,9 @@ def _product_kernel(x, weight, scale, bias, y, O, I: tl.constexpr, W: tl.constex
 
 
 @triton.jit
-def _norm_kernel(h, found, weight, bias, out, epsilon, D: tl.constexpr, P: tl.constexpr):
+def _norm_kernel(h, found, weight, bias, out, epsilon, D: tl.constexpr, D2: tl.constexpr):
     """Normalize the sum of one row's states and of what a block found."""
-    row, d = tl.program_id(0), tl.arange(0, P)
+    row, d = tl.program_id(0), tl.arange(0, D2)
     x = tl.load(h + row * D + d, mask=d < D, other=0.0) + tl.load(found + row * D + d, mask=d < D, other=0.0).to(tl.float32)
     x = tl.where(d < D, x - tl.sum(x, 0) / D, 0.0)
     x *= tl.rsqrt(tl.sum(x * x, 0) / D + epsilon)
@@ -144,52 +133,44 @@ def _norm_kernel(h, found, weight, bias, out, epsilon, D: tl.constexpr, P: tl.co
     tl.store(out + row * D + d, y, mask=d < D)
 
 
-def fused_read_token(
-    h_BD: Tensor,
-    weights: LayerWeights,
+def fused_attend_token(
+    q_BNH: Tensor,
+    k_BNH: Tensor,
+    v_BNH: Tensor,
     keys_NBCH: Tensor,
     values_NBHC: Tensor,
-    *,
-    end_B: Tensor,
-    farthest_B: Tensor,
-    options: LayerOptions,
-    before_BkD: Tensor | None = None,
-    turns: Turns | None = None,
+    weights: LayerWeights,
+    places: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """Run one layer over one token of each row, as `frozen.read_token` does.
+    """Attend from one token of each row to the rings, (B, N, H), as `layer.attend_token` does.
 
-    Arguments as there, but: `h_BD` is fp32; `end_B`, int64, is the position of each row's token; `farthest_B`, int64, is the
-    largest distance of a key that a row sees.
+    `places` are int64 (B): the position of each row's token, and the largest distance of a key that the row sees.
     """
     N, B, C, H = keys_NBCH.shape
-    dtype, joined = keys_NBCH.dtype, joined_with(h_BD, before_BkD)
-    q, k, v = project(h_BD, joined, weights, options, fused_product, dtype)
-    if turns is not None:
-        q, k = turned(at_least_fp32(q), *turns), turned(k, *turns)
-    q, k, v = (x if x.stride()[1:] == (H, 1) else x.contiguous() for x in (q, k, v))
-    P = max(16, triton.next_power_of_2(H))
-    W = min(max(16, _TILE_ELEMENTS // P), triton.next_power_of_2(C))
+    q, k, v = (x if x.stride()[1:] == (H, 1) else x.contiguous() for x in (q_BNH, k_BNH, v_BNH))
+    H2 = max(16, triton.next_power_of_2(H))
+    W = min(max(16, _TILE_ELEMENTS // H2), triton.next_power_of_2(C))
     n_tile = triton.cdiv(C, W)
     tiles = triton.cdiv(n_tile, max(1, min(n_tile, _MOST_PROGRAMS // (N * B))))
-    S = triton.cdiv(n_tile, tiles)
-    found = torch.empty(N * B, S, H + 2, dtype=torch.float32, device=q.device)
+    n_run = triton.cdiv(n_tile, tiles)
+    found = torch.empty(N * B, n_run, H + 2, dtype=torch.float32, device=q.device)
     by_distance = (weights.content_bias, weights.position_bias, weights.position_keys, weights.distance_bias)
     launch(
-        _attend_kernel, (N * B, S),
-        q, k, v, keys_NBCH, values_NBHC, *by_distance, end_B, farthest_B, found,
+        _attend_kernel, (N * B, n_run),
+        q, k, v, keys_NBCH, values_NBHC, *by_distance, *places, found,
         H**-0.5, q.stride(0), k.stride(0), v.stride(0), B,
-        C=C, D=weights.n_distance, H=H, P=P, W=W, TILES=tiles,
+        C=C, P=weights.n_distance, H=H, H2=H2, W=W, TILES=tiles,
     )  # fmt: skip
     # what a single row is multiplied by next takes fp32 as it is
-    attended = torch.empty(B, N, H, dtype=torch.float32 if B == 1 else dtype, device=q.device)
-    launch(_join_kernel, (N * B,), found, attended, N * H, B, S, H=H, P=P, RUNS=triton.next_power_of_2(S))
-    return finish(h_BD, attended, joined, weights, options, fused_product, dtype, normalize_sum=_normalize_sum)
+    attended = torch.empty(B, N, H, dtype=torch.float32 if B == 1 else keys_NBCH.dtype, device=q.device)
+    launch(_join_kernel, (N * B,), found, attended, N * H, B, n_run, H=H, H2=H2, RUNS=triton.next_power_of_2(n_run))
+    return attended
 
 
 def _normalize_sum(h_BD: Tensor, found_BD: Tensor, norm: Norm, options: LayerOptions) -> Tensor:
     (B, D), out = h_BD.shape, torch.empty_like(h_BD)
     tensors = (h_BD.contiguous(), found_BD.contiguous(), *norm, out)
-    launch(_norm_kernel, (B,), *tensors, options.layer_norm_epsilon, D=D, P=triton.next_power_of_2(D))
+    launch(_norm_kernel, (B,), *tensors, options.layer_norm_epsilon, D=D, D2=triton.next_power_of_2(D))
     return out
 
 
@@ -204,3 +185,6 @@ def fused_product(x_BI: Tensor, matrix: Matrix, dtype: torch.dtype, bias: Tensor
     tensors = (x_BI.contiguous(), weight, matrix.scale, bias, y)
     launch(_product_kernel, (triton.cdiv(O, _OUTPUTS),), *tensors, O, I=I, W=W, OUTPUTS=_OUTPUTS)
     return y
+
+
+FUSED = Way(fused_product, fused_attend_token, _normalize_sum)

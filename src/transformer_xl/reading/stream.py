@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.inference.buffer import KeyValueMemory
+from transformer_xl.inference.buffer import KeyValueMemory, count_slots, slot_of
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.softmax import FrozenSoftmax
 from transformer_xl.kernels.device import InferencePrecision, Precision, activation_dtype, autocast
@@ -187,7 +187,7 @@ class KeptKeys(Stream):
         self, model: TransformerXL, batch_size: int, *, tgt_len: int, precision: InferencePrecision, window: int | None = None
     ) -> None:
         self.model, self.tgt_len, self.precision = model, tgt_len, precision
-        n_slot = max(model.mem_len, window or 0) + tgt_len
+        n_slot = count_slots(mem_len=model.mem_len, window=window, tgt_len=tgt_len)
         n_row = (batch_size + 1) * model.config.numbers_per_position + model.config.n_head * tgt_len
         check_room(
             n_slot * n_row * activation_dtype(precision, model.dtype).itemsize,
@@ -349,7 +349,7 @@ class KeptKeys(Stream):
 
     def _slots(self, end: int, n: int) -> Tensor:
         """Return the slots of the last `n` positions, the oldest first."""
-        return torch.arange(end - n, end, device=self.memory.end.device) % self.reader.n_slot
+        return slot_of(torch.arange(end - n, end, device=self.memory.end.device), self.reader.n_slot)
 
 
 class CarriedState(Stream):

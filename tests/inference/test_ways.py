@@ -1,4 +1,4 @@
-"""Reading segments by fused kernels, in Triton's interpreter or on a GPU: the numbers of the library's functions."""
+"""Reading segments by the fused attention of training, in Triton's interpreter or on a GPU: the numbers of the library."""
 
 from typing import Any
 
@@ -7,12 +7,11 @@ import torch
 
 from tests.helpers import assert_close, tiny_model
 from tests.inference.test_reader import tokens
+from transformer_xl.inference.layer import SEGMENT
 from transformer_xl.inference.reader import Reader
 from transformer_xl.kernels.device import InferencePrecision
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
-
-from transformer_xl.inference import segment_kernels as fused_segment
 
 pytestmark = [
     pytest.mark.usefixtures("true_bf16", "small_tiles"),
@@ -27,16 +26,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def several_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_segment, "_TILE_ELEMENTS", 256)
-
-
 def both(precision: InferencePrecision, **changes: Any) -> tuple[Reader, Reader]:
     model = tiny_model(**{"n_layer": 1, "n_head": 1, "mem_len": 20, **changes}).to(DEVICE)
     library, fused = (Reader(model, tgt_len=12, precision=precision) for _ in range(2))
-    library.read_in_order()
-    fused.read_in_order(fused=True)
+    library.interpret(fused=False)
+    fused.interpret(fused=True)
+    assert library.segment_way is SEGMENT is not fused.segment_way
     return library, fused
 
 
