@@ -74,7 +74,7 @@ class Ours(XLNetSide[XLNet]):
 
     def _states(self, rows: dict[str, Tensor]) -> Tensor:
         with autocast(CPU, self.precision):
-            return self.model.read(rows["ids"], mems=self.model.empty_mems(len(rows["ids"]), length=0), segments=rows["texts"])[
+            return self.model.read(rows["ids"], mems=self.model.init_mems(len(rows["ids"]), length=0), segments=rows["texts"])[
                 0
             ]
 

@@ -83,12 +83,12 @@ class Rival(LanguageModel):
         """Return the last states, (B, T, D), and the new memory; rows with equal padding are read together."""
         if rows.document_starts is not None:
             raise ConfigError(f"{self.described} cannot begin a document inside a segment; use train.reset_at_documents=false")
-        mems = self.init_mems(len(ids)) if mems is None else mems
+        past: Memory = self.init_mems(len(ids)) if mems is None else mems
         x_BTD = self.drop_input(self.embed(ids))
         if rows.n_pad is None:
-            h_BTD, new = self.read_rows(x_BTD, mems)
+            h_BTD, new = self.read_rows(x_BTD, past)
         else:
-            h_BTD, new = self._read_padded(x_BTD, mems, rows.n_pad)
+            h_BTD, new = self._read_padded(x_BTD, past, rows.n_pad)
         return h_BTD, new if keep_graph else new.detach()
 
     def _read_padded(self, x_BTD: Tensor, mems: Memory, n_pad: Tensor) -> tuple[Tensor, Memory]:

@@ -47,10 +47,6 @@ class XTransformers(Rival):
         theirs.init_()
         weight.copy_(theirs.emb.weight / self.config.embedding_scale)
 
-    def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        """Return an empty memory of hidden states."""
-        return self.empty_mems(batch_size, length=length)
-
     def reach(self, tgt_len: int) -> int:
         """Return how far back memory goes: each layer adds the memory of the layer below, in whole segments."""
         return self.config.n_layer * math.ceil(self.mem_len / tgt_len) * tgt_len

@@ -1,6 +1,6 @@
 """What all kinds of model have in common (`SequenceModel`), and those that predict each token from the ones before it.
 
-A kind defines how it reads a segment (`read`), and what memory it begins with (`init_mems`).
+A kind defines how it reads a segment (`read`), and, if its memory is no hidden states, with what it begins (`init_mems`).
 
 Shapes: B batch, T tgt_len, S keys, N heads, D d_model, V vocabulary.
 """
@@ -122,20 +122,16 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         """True if this process holds only parts of the weights (FSDP)."""
         return any(hasattr(parameter, "full_tensor") for parameter in self.parameters())
 
-    @abstractmethod
-    def init_mems(self, batch_size: int, *, length: int | None = None) -> Memory:
-        """Return an empty memory.
+    def init_mems(self, batch_size: int, *, length: int | None = None) -> Any:
+        """Return an empty memory; with `zero_first_memory`, queries attend to its zeros.
 
         Args:
             batch_size: B, number of rows.
             length: positions allotted per row; None: `mem_len`, so that shapes stay constant from the first segment on.
 
         Returns:
-            The memory at the beginning of a stream, on the model's device.
+            The `Memory` at the beginning of a stream, on the model's device: `Mems`, unless the kind of model has its own.
         """
-
-    def empty_mems(self, batch_size: int, *, length: int | None) -> Mems:
-        """Return an empty memory of hidden states, as `init_mems`; with `zero_first_memory`, queries attend to its zeros."""
         config, dtype, device = self.config, self.dtype, self.device
         length = self.n_kept if length is None else length
         n_bytes = config.n_layer * length * batch_size * config.d_model * dtype.itemsize
@@ -171,6 +167,24 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         if not isinstance(mems, Memory):
             raise TypeError(f"mems must be what a call returned, or model.init_mems({batch_size}), not a {type(mems).__name__}")
         mems.check(batch_size, self.init_mems(0))
+
+    def read_text(
+        self, ids: Tensor, *, mems: Any, n_pad: Tensor | None, segments: Tensor | None, execution: Execution, keep_graph: bool
+    ) -> tuple[Tensor, Memory]:
+        """Read a segment of a text for a head, as `read` does.
+
+        Args:
+            ids: int64 (B, T), token ids.
+            mems: memory of the text before; None: the text begins.
+            n_pad: int64 (B,), padding at the left of each row; None: none.
+            segments: int64 (B, T), the text that each token belongs to, for an XLNet; None: all to the same.
+            execution: how to compute.
+            keep_graph: the new memory keeps its gradients.
+
+        Raises:
+            ConfigError: this kind of model cannot be fine-tuned.
+        """
+        raise ConfigError(f"{self.described} cannot be fine-tuned: it neither reads from left to right nor is an xlnet")
 
     @abstractmethod
     def smallest_call(self) -> dict[str, Any]:
@@ -278,6 +292,11 @@ class LanguageModel(SequenceModel):
     def carries_state(self) -> bool:
         """Whether the memory holds all that the model knows of the text before, so that it can read on token by token."""
         return self.config.remembers == "state" and self.mem_len > 0
+
+    def read_text(
+        self, ids: Tensor, *, mems: Any, n_pad: Tensor | None, segments: Tensor | None, execution: Execution, keep_graph: bool
+    ) -> tuple[Tensor, Memory]:
+        return self.read(ids, mems=mems, rows=Rows(n_pad=n_pad), execution=execution, keep_graph=keep_graph)
 
     @abstractmethod
     def reach(self, tgt_len: int) -> int:

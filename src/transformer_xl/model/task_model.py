@@ -7,6 +7,7 @@ batch nor on its padding, and rows of any lengths fit in one batch.
 Shapes: B batch, C choices, L tokens of a row, T tokens of a segment, D d_model.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Self, cast
 
@@ -16,12 +17,11 @@ from torch import Tensor, nn
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kernels.device import at_least_fp32
-from transformer_xl.model.base import LanguageModel, SequenceModel
-from transformer_xl.model.call import Execution, ModelOutput, Rows
+from transformer_xl.model.base import SequenceModel
+from transformer_xl.model.call import Execution, ModelOutput
 from transformer_xl.model.heads import SpanHead, SpanScores, make_head
 from transformer_xl.model.kinds import make_backbone
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.xlnet import XLNet
 
 
 class TaskModel(SequenceModel):
@@ -52,12 +52,8 @@ class TaskModel(SequenceModel):
         nn.Module.__init__(self)  # embedding and layers are the backbone's
         if config.head is None:
             raise ConfigError("head (None) must say what a TaskModel gives; set head, or build the model without one")
-        self.config = config
+        self.config, self._head_config = config, config.head
         self.backbone = make_backbone(config)
-        if not isinstance(self.backbone, (LanguageModel, XLNet)):
-            raise ConfigError(
-                f"{self.backbone.described} cannot be fine-tuned: it neither reads from left to right nor is an xlnet"
-            )
         _check_head(config, self.backbone)
         self.head = make_head(
             config.head,
@@ -184,10 +180,6 @@ class TaskModel(SequenceModel):
         states = self._checked_states(ids, n_pad, segments, execution)
         return self.head.best(*_window(states, may_answer), n_start=n_start, n_end=n_end)
 
-    @property
-    def _head_config(self) -> Any:
-        return self.config.head
-
     def _checked_states(
         self, ids: Tensor, n_pad: Tensor | None, segments: Tensor | None, execution: Execution
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -209,10 +201,8 @@ class TaskModel(SequenceModel):
     def _summary(self, states: Iterator[tuple[Tensor, Tensor | None]]) -> Tensor:
         """Return the state that sums each text up, (B, D): that of the last token, or the mean of all of them."""
         if self._head_config.summary == "last":
-            h_BTD = None
-            for h_BTD, _ in states:  # noqa: B007 (those before matter through memory)
-                pass
-            return cast("Tensor", h_BTD)[:, -1]
+            ((h_BTD, _),) = deque(states, maxlen=1)  # those before matter through memory
+            return h_BTD[:, -1]
         total_BD, n_B = 0.0, 0
         for h_BTD, n_pad in states:
             real_BT = _is_real(h_BTD, n_pad)
@@ -231,32 +221,29 @@ class TaskModel(SequenceModel):
         begins = [0, *range(length % tgt_len or tgt_len, length, tgt_len)]
         most_pad = 0 if n_pad is None else int(n_pad.max())
         first_learned = len(begins) - self._head_config.gradient_segments
-        mems = self._beginning(len(ids))
+        mems = None
         for i, (begin, end) in enumerate(zip(begins, [*begins[1:], length], strict=True)):
             own_pad = None if n_pad is None or most_pad <= begin else (n_pad - begin).clamp(min=0, max=end - begin)
-            arguments: dict[str, Any] = {"mems": mems, "execution": execution}
-            if isinstance(self.backbone, XLNet):
-                own_segments = torch.zeros_like(ids) if segments is None else segments
-                arguments |= {"n_pad": own_pad, "segments": own_segments[:, begin:end]}
-            else:
-                arguments["rows"] = Rows(n_pad=own_pad)
+            own_segments = None if segments is None else segments[:, begin:end]
             with torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned):
                 keep_graph = first_learned <= i < len(begins) - 1
-                h_BTD, mems = cast("Any", self.backbone).read(ids[:, begin:end], keep_graph=keep_graph, **arguments)
+                h_BTD, mems = self.backbone.read_text(
+                    ids[:, begin:end],
+                    mems=mems,
+                    n_pad=own_pad,
+                    segments=own_segments,
+                    execution=execution,
+                    keep_graph=keep_graph,
+                )
                 h_BTD = self.backbone.drop_output(h_BTD)
             yield h_BTD, own_pad
-
-    def _beginning(self, n_row: int) -> Memory | None:
-        """Return the memory before a text. As in the authors' fine-tuning, an XLNet attends to no zeros before it."""
-        return self.backbone.init_mems(n_row, length=0) if isinstance(self.backbone, XLNet) else None
 
 
 def _is_real(h_BTD: Tensor, n_pad: Tensor | None) -> Tensor:
     """Return bool (B, T), True where a token is no padding."""
-    place_T = torch.arange(h_BTD.shape[1], device=h_BTD.device)
     if n_pad is None:
-        return torch.ones_like(place_T, dtype=torch.bool).expand(h_BTD.shape[:2])
-    return place_T >= n_pad.unsqueeze(1)
+        return torch.ones(h_BTD.shape[:2], dtype=torch.bool, device=h_BTD.device)
+    return torch.arange(h_BTD.shape[1], device=h_BTD.device) >= n_pad.unsqueeze(1)
 
 
 def _window(states: Iterator[tuple[Tensor, Tensor | None]], may_answer: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -268,7 +255,8 @@ def _window(states: Iterator[tuple[Tensor, Tensor | None]], may_answer: Tensor |
 
 def _check_head(config: ModelConfig, backbone: SequenceModel) -> None:
     """Refuse a head whose segments the model cannot read, or that would forget how a text begins."""
-    head, room = cast("Any", config.head), backbone.learned_length
+    head, room = config.head, backbone.learned_length
+    assert head is not None
     if room is not None and head.tgt_len > room:
         raise ConfigError(
             f"head.tgt_len ({head.tgt_len}) is longer than what {backbone.described} learned positions for; use at most {room}"

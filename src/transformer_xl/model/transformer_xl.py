@@ -70,9 +70,6 @@ class TransformerXL(LanguageModel):
         self.softmax = make_softmax(config)
         self.init_weights()
 
-    def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        return self.empty_mems(batch_size, length=length)
-
     @property
     def n_kept(self) -> int:
         return self.mem_len + self.config.shift_reach if self.mem_len else 0  # a shift reads what is before the oldest key
@@ -160,16 +157,15 @@ class TransformerXL(LanguageModel):
     ) -> tuple[Tensor, Mems]:
         """Return the last states, (B, T, D), and the new memory; the arguments are those of `forward`."""
         B, T = ids.shape[:2]  # a body reads vectors
-        if mems is None:
-            mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0)
-        mask = self._mask(mems, rows, T)
-        h_BTD, tokens = self.embed_after(mems, ids, rows)
+        past: Mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0) if mems is None else mems
+        mask = self._mask(past, rows, T)
+        h_BTD, tokens = self.embed_after(past, ids, rows)
         n_before = 0 if self.attention_kind.counts_from_end else mask.n_before  # which are no keys, but states
-        positions = self.positions(mems.length - n_before + T)
+        positions = self.positions(past.length - n_before + T)
         backend = self.backend(execution.backend, self.device)
         hidden = []
         for i, layer in enumerate(self.layers):
-            mem_BMD, h_BTD = self.enter(i, mems.hidden[i], h_BTD, positions[i], mask.n_pad)
+            mem_BMD, h_BTD = self.enter(i, past.hidden[i], h_BTD, positions[i], mask.n_pad)
             # what enters the layer, before it runs; nothing would read the output of the last one
             kept = remembered(mem_BMD, h_BTD, mask.n_pad, mem_len=self.n_kept, ext_len=self.ext_len, keep_graph=keep_graph)
             hidden.append(kept)

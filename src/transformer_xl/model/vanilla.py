@@ -62,9 +62,6 @@ class Vanilla(LanguageModel):
         self.later_targets = nn.ModuleList(make_softmax(config) for _ in range(config.n_target - 1))
         self.init_weights()
 
-    def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        return self.empty_mems(batch_size, length=0)
-
     def reach(self, tgt_len: int) -> int:
         return 0  # nothing before a segment matters
 

@@ -102,9 +102,6 @@ class XLNet(SequenceModel):
             return True
         return False
 
-    def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        return self.empty_mems(batch_size, length=length)
-
     def smallest_call(self) -> dict[str, Any]:
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
         places = torch.arange(2, device=self.device).unsqueeze(0)
@@ -198,26 +195,25 @@ class XLNet(SequenceModel):
             ValueError: shapes that do not fit together.
         """
         B, T = _checked(ids, order=order, segments=segments)
-        if mems is None:
-            mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0)
-        self.check_memory(mems, B)
+        past: Mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0) if mems is None else mems
+        self.check_memory(past, B)
         ext_len, reuse_len = self.ext_len, self.config.reuse_len
         if order is not None and reuse_len is not None and reuse_len < T:
             ext_len = max(T - reuse_len, ext_len)
         facts = {"segments": segments, "is_backward": is_backward, "n_pad": n_pad}
-        sight, n_own = _sight(order, mems, **facts, batch_size=B, tgt_len=T)
+        sight, n_own = _sight(order, past, **facts, batch_size=B, tgt_len=T)
         in_compiled = execution.run_layer is not run_layer
         backend = choose_ranked_backend(execution.backend, self.device, in_compiled=in_compiled)
-        r_XPD = self._positions(mems.length + T, T, both=is_backward is not None)
+        r_XPD = self._positions(past.length + T, T, both=is_backward is not None)
         x_BQD = self.drop_input(self._enter(ids, order))
         kept: dict[str, Any] = {"mem_len": self.mem_len, "ext_len": ext_len, "keep_graph": keep_graph}
         hidden = []
         for i, layer in enumerate(self.layers):
-            hidden.append(remembered(mems.hidden[i], x_BQD[:, :T], n_pad, **kept))
+            hidden.append(remembered(past.hidden[i], x_BQD[:, :T], n_pad, **kept))
             x_BQD = execution.run(
                 layer,
                 x_BQD,
-                mem_BMD=mems.hidden[i],
+                mem_BMD=past.hidden[i],
                 n_content=T,
                 n_pad=n_pad,
                 r_XPD=r_XPD,
@@ -227,6 +223,14 @@ class XLNet(SequenceModel):
             )
         n_valid = (n_own - ext_len).clamp(min=0, max=hidden[0].shape[1])
         return self.final_norm(x_BQD), self.mems_class(tuple(hidden), n_valid)
+
+    def read_text(
+        self, ids: Tensor, *, mems: Any, n_pad: Tensor | None, segments: Tensor | None, execution: Execution, keep_graph: bool
+    ) -> tuple[Tensor, Mems]:
+        if mems is None:  # as in the authors' fine-tuning, no zeros stand before a text
+            mems = self.init_mems(len(ids), length=0)
+        segments = torch.zeros_like(ids) if segments is None else segments
+        return self.read(ids, mems=mems, segments=segments, n_pad=n_pad, execution=execution, keep_graph=keep_graph)
 
     def _enter(self, ids: Tensor, order: Order | None) -> Tensor:
         """Return what enters the first layer: embedded tokens, and `mask_emb` for each target."""
