@@ -18,7 +18,9 @@ pytest.importorskip("triton", reason="the fused kernels are written in Triton, w
 
 from transformer_xl.kernels import blocks as fused_blocks
 from transformer_xl.kernels.blocks import _Dropped, active_inner, added, dropped
+from transformer_xl.kernels.equation import Positions, relative_attention
 from transformer_xl.kernels.flash import fused_attention
+from transformer_xl.kernels.fused import n_padded
 from transformer_xl.model import transformer_xl
 from transformer_xl.model.call import Execution
 from transformer_xl.model.dropout import Dropout, dropped_pair
@@ -202,6 +204,21 @@ def test_layers_that_are_computed_again_drop_the_same(monkeypatch: pytest.Monkey
         model(ids[:, :-1], labels=ids[:, 1:], execution=execution).nll.mean().backward()
         found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
+
+
+def test_all_layers_get_position_keys_with_the_zeros_that_kernels_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One padding for all of them, where each would pad its own."""
+    fuse(monkeypatch)
+    model, lengths = tiny_model(n_layer=3), []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, positions: Positions, **named: Any) -> Tensor:
+        assert positions.r is not None
+        lengths.append(len(positions.r))
+        return relative_attention(q, k, v, positions, **named)
+
+    monkeypatch.setattr(model, "backend", lambda *_: attend)
+    model(torch.randint(0, 13, (2, 9), device=model.device))
+    assert lengths == [n_padded(9)] * 3
 
 
 def test_what_listens_or_is_not_usual_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

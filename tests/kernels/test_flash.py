@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.helpers import assert_close
 from tests.kernels.attention_case import Case
+from transformer_xl.kernels.cpu_attention import matmul_attention
 from transformer_xl.kernels.equation import hidden_keys, relative_attention
+from transformer_xl.kernels.fused import n_padded
+from transformer_xl.kernels.sdpa import sdpa_attention
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
 
@@ -44,6 +48,19 @@ def test_kernels_equal_the_equation(shape):
     expected = case.run(relative_attention)
     for what, actual in case.run(fused_attention).items():
         assert_close(what, actual, expected[what], 1e-5)
+
+
+@pytest.mark.parametrize("attend", [fused_attention, relative_attention, matmul_attention, sdpa_attention])
+def test_position_keys_may_come_with_the_zeros_that_kernels_read(attend):
+    """As a model makes them on a GPU, once for all layers; the zeros have no gradient."""
+    case = Case.draw(B=2, T=9, M=4, N=2, H=5)
+    expected, r = case.run(relative_attention), case.inputs["r"].detach()
+    case.inputs["r"] = F.pad(r, (0, 0, 0, 0, 0, n_padded(13) - 13)).requires_grad_()
+    assert len(case.inputs["r"]) == 24
+    actual = case.run(attend)
+    assert not actual["r"][13:].any()
+    for what, found in (actual | {"r": actual["r"][:13]}).items():
+        assert_close(what, found, expected[what], 1e-5)
 
 
 @pytest.mark.parametrize(("n_byte", "n_part"), [(2 * 2 * 9 * 16 * 4, 2), (2 * 9 * 16 * 4, 3), (1, 6)])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from transformer_xl.config.run import OptimConfig
 from transformer_xl.cost.work import Work, clusters
-from transformer_xl.kernels.fused import SCRATCH_BYTES
+from transformer_xl.kernels.fused import SCRATCH_BYTES, n_padded
 from transformer_xl.model.attention.alibi import AlibiAttention
 from transformer_xl.model.attention.rotary import RotaryAttention
 from transformer_xl.model.attention.shaw import ShawAttention
@@ -115,7 +115,7 @@ def _attention_bytes(work: Work) -> int:
     n += B * S * A * e if issubclass(work.kind, RotaryAttention) and (B == 1 or not work.on_cpu) else 0
     is_padded = work.backend == "triton" and work.by_keys
     if work.compares_distances:
-        n += (-(-S // 8) * 8 + 8 if is_padded else S) * A * e  # keys of distances
+        n += (n_padded(S) if is_padded else S) * A * e  # keys of distances
         n += 0 if is_padded else X * A * e  # queries with another bias
         n += S * D * e if is_lowered and work.by_keys else 0
     n += S * config.n_head * e if issubclass(work.kind, (ShawAttention, AlibiAttention)) else 0  # what distances add to scores

@@ -31,7 +31,7 @@ def matmul_attention(
     # scaling queries costs T x H products where scaling scores would cost T x S
     content_query = plus(q_BTNH, positions.u) * scale
     position_query = None if positions.r is None else plus(q_BTNH, positions.v) * scale
-    r_SNH = None if positions.r is None else positions.r.to(dtype)
+    r_SNH = None if positions.r is None else positions.r[: k_BSNH.shape[1]].to(dtype)
     b_SN = None if positions.b is None else (positions.b * scale).to(dtype)
     return _MatmulAttention.apply(content_query, position_query, k_BSNH, v_BSNH, r_SNH, b_SN, first_BT, dropatt)
 

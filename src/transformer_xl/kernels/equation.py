@@ -24,7 +24,8 @@ class Positions(NamedTuple):
     v: Tensor | None = None
     """(N, H), added to queries that are compared with position keys."""
     r: Tensor | None = None
-    """Position keys of the distances S-1, …, 0; (S, N, H). The paper's are R (S, D) until a block completes them."""
+    """Position keys of the distances S-1, …, 0; (S, N, H). The paper's are R (S, D) until a block completes them. Rows of
+    zeros may follow, which fused kernels read."""
     b: Tensor | None = None
     """What the distances S-1, …, 0 add to a score whatever the query, (S, N)."""
     turns: tuple[Tensor, Tensor] | None = None
@@ -63,10 +64,10 @@ def relative_attention(
 
 def relative_weights(q_BTNH: Tensor, k_BSNH: Tensor, positions: Positions, *, first_BT: Tensor) -> Tensor:
     """Return how much each query attends to each key, (B, N, T, S); the arguments are those of `relative_attention`."""
-    dtype, T, scale = q_BTNH.dtype, q_BTNH.shape[1], q_BTNH.shape[-1] ** -0.5
+    dtype, T, S, scale = q_BTNH.dtype, q_BTNH.shape[1], k_BSNH.shape[1], q_BTNH.shape[-1] ** -0.5
     score_BNTS = torch.einsum("btnh,bsnh->bnts", plus(q_BTNH, positions.u), k_BSNH)  # (a) + (c)
     if positions.r is not None:
-        position_score = torch.einsum("btnh,snh->bnts", plus(q_BTNH, positions.v), positions.r.to(dtype))  # (b) + (d)
+        position_score = torch.einsum("btnh,snh->bnts", plus(q_BTNH, positions.v), positions.r[:S].to(dtype))  # (b) + (d)
         score_BNTS = score_BNTS + rel_shift(position_score)
     if positions.b is not None:
         score_BNTS = score_BNTS + rel_shift(positions.b.T.unsqueeze(1).expand(-1, T, -1))

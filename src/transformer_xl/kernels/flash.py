@@ -22,13 +22,8 @@ from torch.autograd.function import once_differentiable
 from transformer_xl.kernels import flash_kernels as kernels
 from transformer_xl.kernels.blocks import column_sums
 from transformer_xl.kernels.equation import Positions
-from transformer_xl.kernels.fused import KEPT_BYTES, SCRATCH_BYTES, launch
+from transformer_xl.kernels.fused import KEPT_BYTES, SCRATCH_BYTES, launch, n_padded
 from transformer_xl.kernels.seeds import drawn_seeds
-
-
-def n_padded(n_key: int) -> int:
-    """Return how many rows position keys have with the rows of zeros that products read after them."""
-    return -(-n_key // 8) * 8 + 8
 
 
 def fused_attention(

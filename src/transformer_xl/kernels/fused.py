@@ -86,6 +86,11 @@ def fused_problem(device: torch.device, dtype: torch.dtype, d_head: int) -> str 
     return None
 
 
+def n_padded(n_key: int) -> int:
+    """Return how many rows the position keys of `n_key` distances have with the zeros that fused attention reads after them."""
+    return -(-n_key // 8) * 8 + 8
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Start the programs of a kernel, if there are any, on the device of its first argument; Triton takes the current one."""
     device = arguments[0].device

@@ -138,8 +138,7 @@ class TransformerXL(LanguageModel):
             drop: dropout of encoded distances; None: that of what enters the first layer.
         """
         distances = Distances(n_key, self.clamp_len, self.dtype, self.device, drop or self.drop_input)
-        positions = self.attention_kind.positions(self.config, self.learned_positions, distances)
-        return self.attention_kind.complete_together(self.attention_blocks(), positions)
+        return self.attention_kind.positions(self.config, self.learned_positions, distances)
 
     def told_apart(self, n_key: int) -> int:
         """Return how many of the distances 0, …, `n_key` - 1 are told apart; all farther ones count as the last of them."""
@@ -162,6 +161,7 @@ class TransformerXL(LanguageModel):
         h_BTD, tokens = self.embed_after(past, ids, rows)
         n_before = 0 if self.attention_kind.counts_from_end else mask.n_before  # which are no keys, but states
         positions = self.positions(past.length - n_before + T)
+        positions = self.attention_kind.complete_together(self.attention_blocks(), positions)
         backend = self.backend(execution.backend, self.device)
         hidden = []
         for i, layer in enumerate(self.layers):

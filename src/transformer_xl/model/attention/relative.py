@@ -2,19 +2,20 @@
 
 Its equation is `kernels/equation.py`; here are its parameters: W_kR in each block, u and v in the model, and R, which has none.
 
-Shapes: S keys, L layers, N heads, H d_head, D d_model.
+Shapes: S keys, L layers, N heads, H d_head, D d_model, E = N H, X rows with those of zeros.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.kernels.device import narrowed
 from transformer_xl.kernels.equation import Positions, sinusoids
-from transformer_xl.kernels.fused import is_fused
+from transformer_xl.kernels.fused import is_fused, n_padded
 from transformer_xl.model.attention.block import AttentionKind, Distances
 from transformer_xl.model.dropout import DropConnectLinear
 
@@ -60,17 +61,18 @@ class RelativeAttention(AttentionKind):
 
     @classmethod
     def complete_together(cls, blocks: Sequence[AttentionKind], positions: list[Positions]) -> list[Positions]:
-        """Return r of all layers by one product on a GPU, for which a layer's alone is too small."""
+        """Return r of all layers by one product on a GPU, for which a layer's alone is too small, with zeros after the keys."""
         R_SD = positions[0].r
         if R_SD is None or not is_fused(R_SD) or cls.complete is not RelativeAttention.complete:
             return positions
         weights = [block.r_net.drawn_weight() for block in blocks if isinstance(block, RelativeAttention)]
         if not all(is_fused(weight) for weight in weights):  # parts of weights in several processes
             return positions
-        R_LSD = narrowed(R_SD).expand(len(blocks), *R_SD.shape)
-        keys_LSX = torch.bmm(R_LSD, torch.stack(weights).transpose(1, 2))
-        r_LSNH = keys_LSX.unflatten(-1, (blocks[0].n_head, blocks[0].d_head))
-        return [each._replace(r=r_SNH) for each, r_SNH in zip(positions, r_LSNH.unbind(), strict=True)]
+        # padded here once; fused attention would have to do it in each layer
+        padded_XD = F.pad(narrowed(R_SD), (0, 0, 0, n_padded(len(R_SD)) - len(R_SD)))
+        r_LXE = torch.bmm(padded_XD.expand(len(blocks), -1, -1), torch.stack(weights).transpose(1, 2))
+        r_LXNH = r_LXE.unflatten(-1, (blocks[0].n_head, blocks[0].d_head))
+        return [of_layer._replace(r=r_XNH) for of_layer, r_XNH in zip(positions, r_LXNH.unbind(), strict=True)]
 
     def position_weights(self) -> list[Tensor]:
         return [self.r_net.weight]
