@@ -19,7 +19,7 @@ LAYERS = [
     {"checkpoint"},
     {"generation", "conversion"},
     {"tasks"},
-    {"training", "huggingface", "onnx", "surprisal", "translating"},
+    {"training", "huggingface", "onnx", "translating"},
     {"cost"},
     {"analysis", "server"},
     {"cli"},

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
     from transformer_xl.kernels.device import InferencePrecision
     from transformer_xl.reading.evaluation import Reading
+    from transformer_xl.reading.rows import Borders, ScoredLine
     from transformer_xl.reading.token_nats import SideBySide
 
 _NAMED = ("blimp", "lambada")
 _ESCAPED = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
 
+Per = Literal["line", "word", "char", "token"]
 Rows = Iterator[dict[str, Any]]
 
 
@@ -39,7 +41,8 @@ def score(
     file: Annotated[Path, Parameter(allow_leading_hyphen=True)],
     /,
     *,
-    per: Literal["line", "word", "token"] | None = None,
+    per: Per | None = None,
+    spans: Path | None = None,
     memory: Literal["carried", "reset"] | None = None,
     pairs: Flag = False,
     data: Path | None = None,
@@ -53,16 +56,19 @@ def score(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Score each line, word or token of a text by how surprising it is, or say which of two sentences is more probable.
+    """Score each line, word or character of a text by how surprising it is, or say which of two sentences is more probable.
 
     Each has a row, separated by tabs: number, nats, bits, tokens and text. With
     carried memory the sums are those of txl eval --file, which does not predict the
     first token. With reset memory or --pairs, each text is scored alone, after a
-    line end.
+    line end. Nats of a word are those of the whole word and its end; nats_prefix,
+    the sum of its tokens, are those of all words that begin so.
 
     Common uses:
         txl score runs/mine essay.txt
         txl score runs/mine essay.txt --per word
+        txl score runs/mine chinese.txt --per char
+        txl score runs/mine chinese.txt --spans words.tsv
         txl score runs/mine sentences.txt --memory reset --json
         tail -f log.txt | txl score runs/mine - --memory reset
         txl score runs/mine <(zcat essay.Z)
@@ -74,7 +80,8 @@ def score(
     Args:
         run: directory of a run or of an exported model, or a hub id.
         file: a text, a pipe, - (standard input), two sentences a line (with --pairs; the better one first), blimp or lambada.
-        per: what has a row: line, word or token. Default: line.
+        per: what has a row: line, word, char or token. Default: line.
+        spans: score parts of the text instead: a file of lines with start and end, in characters from 0; starts ascend.
         memory: carried through the text, or reset before each line. Default: carried.
         pairs: say how often the better sentence is more probable; ties count half.
         data: directory of the files of blimp or lambada. Default: $TXL_DATA/blimp, $TXL_DATA/lambada.
@@ -94,8 +101,11 @@ def score(
         raise ConfigError(f"--pairs reads a file of your own; leave it out with {named}, or give ./{named}")
     if data is not None and not named:
         raise ConfigError(f"--data is for {' and '.join(_NAMED)}; give one of these names instead of '{file}'")
-    if compares and (per or memory):
-        raise ConfigError(f"--{'per' if per else 'memory'} is for the lines of a text; leave it out with {compares}")
+    options = {"per": per, "spans": spans, "memory": memory}
+    if compares and (used := [name for name, value in options.items() if value]):
+        raise ConfigError(f"--{used[0]} is for the lines of a text; leave it out with {compares}")
+    if spans and per:
+        raise ConfigError("--spans says itself what has a row; leave out --per")
     check_out(out, resume=resume)
     if not is_alone():
         raise ConfigError("txl score works in one process; start it without torchrun")
@@ -106,7 +116,7 @@ def score(
     reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=1)
     chosen = precision_of_segments(precision, opened.device)
     files = benchmark_files(named, data) if named else [file]
-    job = _Job(opened, reading, chosen, batch_size, per or "line", memory or "carried", compares, files)
+    job = _Job(opened, reading, chosen, batch_size, per or "line", spans, memory or "carried", compares, files)
     begin, tally = time.perf_counter(), _Tally()
     _write(job, tally, out, resume=resume, as_json=json_, quiet=quiet)
     if not tally.n:
@@ -115,7 +125,8 @@ def score(
     if not compares:
         mean = f" ({tally.nats / tally.tokens:.4f} per token)" if tally.tokens else ""
         to = f"; written to '{out}'" if out else ""
-        say(f"{tally.line:,} lines, {tally.tokens:,} tokens: {tally.nats:,.1f} nats{mean}, {how}{to}", quiet=quiet)
+        n = f"{tally.n:,} spans" if spans else f"{tally.line:,} lines"
+        say(f"{n}, {tally.tokens:,} tokens: {tally.nats:,.1f} nats{mean}, {how}{to}", quiet=quiet)
         return
     figures = tally.figures(is_lambada=named == "lambada")
     n_file, accuracy = len(figures["files"]), f"accuracy {figures['accuracy']:.4f}"
@@ -138,7 +149,8 @@ class _Job:
     reading: "Reading"
     precision: "InferencePrecision"
     batch_size: int
-    per: Literal["line", "word", "token"]
+    per: Per
+    spans: Path | None
     memory: str
     compares: str | None  # pairs, or a benchmark; None: the lines of a text
     files: Sequence[Path]
@@ -155,17 +167,22 @@ class _Job:
         """Yield all rows; the first `skip` need not have nats."""
         if self.compares:
             return self._compared(bar)
-        from transformer_xl.surprisal import keeps_places, rows
+        from transformer_xl.reading.rows import Borders, read_spans, rows, span_rows, word_rows
 
-        if self.per == "word" and not keeps_places(self.opened.tokenizer):
-            where = f"the tokenizer of '{self.opened.source}' does not tell where words begin"
-            raise ConfigError(f"--per word: {where}; use --per line or token")
-        return rows(self._scored(bar, skip if self.per == "line" else 0), self.per, self.opened.tokenizer)
+        tokenizer = self.opened.tokenizer
+        if self.spans or self.per in ("word", "char"):
+            tokenizer.encode_with_offsets("")  # says so if it loses places
+        if self.spans:
+            return span_rows(self._scored(bar), read_spans(self.spans))
+        if self.per == "word":
+            borders = Borders(tokenizer)
+            return word_rows(self._scored(bar, borders=borders), borders)
+        return rows(self._scored(bar, skip if self.per == "line" else 0), self.per, tokenizer)
 
-    def _scored(self, bar: Bar, skip: int) -> Iterator[Any]:
+    def _scored(self, bar: Bar, skip: int = 0, borders: "Borders | None" = None) -> "Iterator[ScoredLine]":
         from transformer_xl.data.text import warn_of_bytes
         from transformer_xl.data.text_files import FileRange, read_blocks
-        from transformer_xl.surprisal import alone, carried
+        from transformer_xl.reading.surprisal import alone, carried
 
         (file,) = self.files
         model, tokenizer = self.opened.model, self.opened.tokenizer
@@ -175,19 +192,19 @@ class _Job:
             warn_of_bytes(file)
         if self.memory == "reset":
             how = {"batch_size": self.batch_size, "skip": skip, "is_ready": piped and piped.is_ready}
-            found = alone(blocks, path, self.scorer, tokenizer, **how)
+            lines = alone(blocks, path, self.scorer, tokenizer, borders=borders, **how)
         elif self.reading.ext_len:
             why = f"'{self.opened.source}' reads {self.reading.ext_len} tokens again before each segment"
             raise ConfigError(f"--memory carried: {why} (ext_len); use --memory reset, or txl eval --per-token")
         else:
-            found = carried(blocks, path, model, tokenizer, self.reading, precision=self.precision)
-        for line, nats in found:
-            yield line, nats
-            bar.advance(len(line.text.encode("utf-8", "surrogateescape")))
+            lines = carried(blocks, path, model, tokenizer, self.reading, precision=self.precision, borders=borders)
+        for scored in lines:
+            yield scored
+            bar.advance(len(scored.line.text.encode("utf-8", "surrogateescape")))
 
     def _compared(self, bar: Bar) -> Rows:
         from transformer_xl.data.examples import read_last_words, read_pairs
-        from transformer_xl.surprisal import last_word_rows, pair_rows
+        from transformer_xl.reading.surprisal import last_word_rows, pair_rows
 
         scorer, tokenizer = self.scorer, self.opened.tokenizer
         for file in self.files:
@@ -226,7 +243,8 @@ class _Tally:
 
     def add(self, row: dict[str, Any]) -> None:
         self.n, self.line = self.n + 1, row.get("line", 0)
-        self.tokens, self.nats = self.tokens + row.get("tokens", 0), self.nats + (row.get("nats") or 0.0)
+        self.tokens += row.get("tokens", 0)
+        self.nats += row.get("nats_prefix", row.get("nats")) or 0.0  # of the tokens
         if "credit" in row:
             self.credits.setdefault(row["file"], []).append(row["credit"])
 
@@ -242,7 +260,7 @@ class _Tally:
 
 def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json: bool, quiet: bool) -> None:
     """Write rows to a file, or those of a text to standard output, each as soon as it is known, and count them."""
-    from transformer_xl.data.text_files import COMPRESSED
+    from transformer_xl.data.text_files import COMPRESSED, content_sha256
     from transformer_xl.tasks.lines import origin_of, prediction_file
 
     file, is_json = job.files[0], as_json or (out is not None and out.suffix in JSON_LINES)
@@ -252,7 +270,8 @@ def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json:
             texts = None if _is_piped(file) or len(job.files) > 1 else file
             how = {"json": is_json, "precision": job.precision, "batch_size": job.batch_size}
             origin = origin_of(job.opened.source, job.opened.model, texts, **how)
-            computed = f"{origin['computed']} --per {job.per} --memory {job.memory} ({job.reading}, {job.compares})"
+            what = f"--spans of {content_sha256(job.spans)}" if job.spans else f"--per {job.per}"
+            computed = f"{origin['computed']} {what} --memory {job.memory} ({job.reading}, {job.compares})"
             lines, n_line = stack.enter_context(prediction_file(out, {**origin, "computed": computed}, resume=resume))
             put = partial(_append, lines)
         n_kept = n_line if is_json else max(n_line - 1, 0)

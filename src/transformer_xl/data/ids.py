@@ -68,6 +68,9 @@ class IdTokenizer(PieceTokenizer):
         require(0 < vocab_size < 2**31, "vocab_size is not from 1 to 2,147,483,647")
         super().__init__(_Numbers(vocab_size))
 
+    def begins_word(self) -> np.ndarray:
+        return np.ones(self.vocab_size, bool)
+
     def encode(self, text: str) -> np.ndarray:
         return self.encode_with_offsets(text)[0]
 

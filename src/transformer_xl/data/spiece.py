@@ -115,6 +115,11 @@ class SentencePieceTokenizer(PieceTokenizer):
         """
         return np.array([piece.startswith((SPACE, "<")) or piece in _ASCII_STARTS for piece in self.pieces])
 
+    def begins_word(self) -> np.ndarray:
+        begins = super().begins_word()
+        begins[self._unknown] = False  # the library writes spaces around what stands for characters anywhere
+        return begins
+
     def encode(self, text: str) -> np.ndarray:
         found: list[np.ndarray] = []
         for line in map(self._changed, lines_of(text)):

@@ -159,6 +159,14 @@ class Tokenizer(ABC):
         """Return the bytes that an id stands for, which need not be whole characters."""
         return self.decode([token_id]).encode("utf-8", "surrogatepass")
 
+    def begins_word(self) -> np.ndarray:
+        """Return for each id whether it ends the word before it, bool (vocab_size,).
+
+        Its piece begins with white space, such as a line end, or has no text at all, such as one that ends texts.
+        """
+        pieces = (self.piece(token_id).decode("utf-8", "replace") for token_id in range(self.vocab_size))
+        return np.array([not piece[:1].strip() for piece in pieces])
+
     @abstractmethod
     def stream(self) -> StreamDecoder:
         """Return a decoder that takes ids one at a time."""

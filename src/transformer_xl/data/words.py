@@ -132,6 +132,9 @@ class WordTokenizer(Tokenizer):
         joins = "; @-@, @,@ and @.@ are written as -, comma and dot without space" if self.moses or self.undo_joins else ""
         return f"{join_as_sentence(lost)}{joins}."
 
+    def begins_word(self) -> np.ndarray:
+        return np.ones(self.vocab_size, bool)
+
     def encode(self, text: str) -> np.ndarray:
         return self._ids_of(self._split(text))
 

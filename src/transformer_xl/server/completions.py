@@ -6,10 +6,10 @@ from contextlib import aclosing
 from typing import Any
 
 from transformer_xl.generation.requests import Chosen
+from transformer_xl.reading.rows import whole_characters
 from transformer_xl.server.jobs import End, Job, Piece, Progress
 from transformer_xl.server.service import Service
 from transformer_xl.server.wire import Logprobs, Reply, WritingFields
-from transformer_xl.surprisal import whole_characters
 
 
 class Logs(Reply):

@@ -7,9 +7,9 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
+from transformer_xl.reading.rows import whole_characters
 from transformer_xl.server.dependencies import ERRORS, Serving, require_model
 from transformer_xl.server.wire import DetokenizeRequest, Listed, Reply, TokenizeRequest
-from transformer_xl.surprisal import whole_characters
 
 router = APIRouter(responses=ERRORS)
 

@@ -9,6 +9,7 @@ import numpy as np
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
+from transformer_xl.reading.rows import whole_characters
 from transformer_xl.server.dependencies import ERRORS, EVENTS, Opened, Owner, Serving
 from transformer_xl.server.engine import require_free
 from transformer_xl.server.jobs import Job, Progress, RefusalError
@@ -35,7 +36,6 @@ from transformer_xl.server.wire import (
     SessionRequest,
     SessionSource,
 )
-from transformer_xl.surprisal import whole_characters
 
 router = APIRouter(responses=ERRORS)
 _PATH = "/v1/sessions/{session_id}"

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation.requests import Chosen, fresh_seed
+from transformer_xl.reading.rows import whole_characters
 from transformer_xl.server.completions import Chat, ChatAnswer, Completion, CompletionAnswer
 from transformer_xl.server.dependencies import ERRORS, EVENTS, Owner, Serving, require_model
 from transformer_xl.server.jobs import Job, Progress, RefusalError
@@ -28,7 +29,6 @@ from transformer_xl.server.wire import (
     seeds_of,
     token_text,
 )
-from transformer_xl.surprisal import whole_characters
 
 router = APIRouter(responses=ERRORS)
 

@@ -1,15 +1,14 @@
-"""Scores as data: rows of the surprisal of lines, words and tokens, of pairs of sentences, and of last words.
+"""Score texts as data: their lines for `rows`, pairs of sentences, and last words.
 
 A text that is scored alone follows a line end (a space if the vocabulary has none), so that its first token counts, too.
 """
 
-import math
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,23 +20,11 @@ from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.kernels.device import InferencePrecision
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.rows import Borders, Line, ScoredLine, sum_of
 from transformer_xl.reading.texts import windows
 from transformer_xl.reading.token_nats import SideBySide, nats_in_parts
 
-Per = Literal["line", "word", "token"]
-"""What has a row."""
-
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
-_WORDS = re.compile(r"[^\S\n]*(?:\S+|\n)|[^\S\n]+")  # a word and the space before it, or a line end
-
-
-class Line(NamedTuple):
-    """A line with its line end, or a part of a very long one; bytes that are not UTF-8 are lone surrogates in `text`."""
-
-    number: int  # from 1
-    text: str
-    ids: np.ndarray  # int64 (n,)
-    starts: np.ndarray  # place in `text` where each token begins, int64 (n,), ascending
 
 
 def carried(
@@ -48,17 +35,25 @@ def carried(
     reading: Reading,
     *,
     precision: InferencePrecision,
-) -> Iterator[tuple[Line, np.ndarray]]:
-    """Yield the lines of a text, named by `path`, with the nats that `txl eval --file` gives their tokens."""
+    borders: Borders | None = None,
+) -> Iterator[ScoredLine]:
+    """Yield the lines of a text, named by `path`, with the nats that `txl eval --file` gives their tokens.
+
+    With `borders` of words also those of their ends, at last of a line without tokens.
+    """
     waiting: deque[Line] = deque()
 
     def parts() -> Iterator[np.ndarray]:
         for line in _lines(cut_chunks(blocks, CHUNK_BYTES), path, tokenizer):  # so tokens are those of `txl eval`
             waiting.append(line)
             yield line.ids
+        if borders:
+            waiting.append(Line(0, "", *np.zeros((3, 0), np.int64)))
+            yield np.zeros(1, np.int64)  # any token: the model is asked what follows the text
 
-    for nats in nats_in_parts(model, parts(), reading, precision=precision):
-        yield waiting.popleft(), nats.tokens
+    for nats in nats_in_parts(model, parts(), reading, precision=precision, event=borders and borders.event):
+        line = waiting.popleft()
+        yield ScoredLine(line, nats.tokens[: len(line.ids)], _ends(borders, nats.event, len(nats.tokens)))
 
 
 def alone(
@@ -70,73 +65,31 @@ def alone(
     batch_size: int,
     skip: int = 0,
     is_ready: Callable[[], bool] | None = None,
-) -> Iterator[tuple[Line, np.ndarray]]:
+    borders: Borders | None = None,
+) -> Iterator[ScoredLine]:
     """Yield the lines of a text, named by `path`, with the nats of their tokens after nothing but a line end.
 
-    Lines among the first `skip` may get NaN, unread. `is_ready` tells whether the next line is there without waiting.
+    Lines among the first `skip` may get NaN, unread. `is_ready` tells whether the next line is there without waiting. With
+    `borders` of words also the nats of their ends, before each token and after the last.
     """
     n_done = 0
     lines = _lines((line for _, line in numbered_lines(blocks, f"'{path}'")), path, tokenizer)
     for window in windows(lines, batch_size, is_ready, size=lambda line: len(line.text)):
         n_done += len(window)
         if n_done > skip:
-            yield from zip(window, _after_line_end([line.ids for line in window], scorer, tokenizer), strict=True)
+            nats = _after_line_end([line.ids for line in window], scorer, tokenizer, borders)
+            yield from (ScoredLine(line, *of_line) for line, of_line in zip(window, nats, strict=True))
         else:
-            yield from ((line, np.full(len(line.ids), np.nan, np.float32)) for line in window)
+            yield from (ScoredLine(line, np.full(len(line.ids), np.nan, np.float32)) for line in window)
 
 
-def rows(scored: Iterable[tuple[Line, np.ndarray]], per: Per, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Yield a row for each line, word or token, in order; lines, words and tokens have the same sums.
-
-    A word has the tokens that begin in it or in the space before it. A line end is a word of its own.
-    """
-    parts: list[tuple[Line, np.ndarray]] = []  # of a line that is not shown yet
-    index = 0
-    for line, nats in scored:
-        if per == "line":
-            parts.append((line, nats))
-        else:
-            for row in _words(line, nats) if per == "word" else _tokens(line, nats, tokenizer):
-                index += 1
-                yield {"line": line.number, per: index, **row}
-        if line.text.endswith("\n"):
-            yield from _whole(parts)
-            parts, index = [], 0
-    yield from _whole(parts)
-
-
-def _whole(parts: Sequence[tuple[Line, np.ndarray]]) -> Iterator[dict[str, Any]]:
-    if parts:
-        text = "".join(line.text for line, _ in parts).removesuffix("\n").removesuffix("\r")
-        yield {"line": parts[0][0].number, **_sum(np.concatenate([nats for _, nats in parts])), "text": whole_characters(text)}
-
-
-def whole_characters(text: str) -> str:
-    """Return a text with ? for bytes that are not UTF-8, because lone surrogates are no valid JSON."""
-    return text.encode("utf-8", "replace").decode()
-
-
-def _words(line: Line, nats: np.ndarray) -> Iterator[dict[str, Any]]:
-    found = [each.group() for each in _WORDS.finditer(line.text)]
-    begins = np.cumsum([0, *map(len, found[:-1])])
-    for text, own in zip(found, np.split(nats, np.searchsorted(line.starts, begins[1:])), strict=True):
-        if len(own):
-            yield {**_sum(own), "text": whole_characters(text.strip() or text[-1])}
-
-
-def _tokens(line: Line, nats: np.ndarray, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    for token, own in zip(line.ids.tolist(), np.split(nats, len(nats)) if len(nats) else (), strict=True):
-        yield {"id": token, **_sum(own), "text": tokenizer.decode([token])}
-
-
-def _sum(nats: np.ndarray) -> dict[str, Any]:
-    known = nats[~np.isnan(nats)]
-    total = float(known.sum(dtype=np.float64)) if len(known) else None
-    return {"nats": total, "bits": None if total is None else total / math.log(2), "tokens": len(known)}
+def _ends(borders: Borders | None, nats: np.ndarray | None, n: int) -> np.ndarray | None:
+    """Return the nats of a word's end at `n` places; 0 where every token begins a word, so that nothing was scored."""
+    return np.zeros(n, np.float32) if borders and nats is None else nats
 
 
 def keeps_places(tokenizer: Tokenizer) -> bool:
-    """Return whether a tokenizer tells where in a text its tokens begin, as rows of words need."""
+    """Return whether a tokenizer tells where in a text its tokens begin, as rows of words, characters and spans need."""
     try:
         tokenizer.encode_with_offsets("")
     except TokenizerError:
@@ -149,29 +102,32 @@ def _lines(parts: Iterable[bytes], path: Path, tokenizer: Tokenizer) -> Iterator
     number, offset, keeps = 1, 0, keeps_places(tokenizer)
     for data in parts:
         try:
-            text, ids, starts = _encoded(Chunk(data, offset == 0, path, offset), tokenizer, keeps=keeps)
+            text, *columns = _encoded(Chunk(data, offset == 0, path, offset), tokenizer, keeps=keeps)
         except TokenizerError as error:
             raise CorpusError(f"'{path}', from byte {offset} on: {error}") from None
         offset += len(data)
+        ids, starts, stops = columns
         begin = first = 0
         for line in _LINES.findall(text):
             end = begin + len(line)
             last = int(np.searchsorted(starts, end))
-            yield Line(number, line, ids[first:last], starts[first:last] - begin)
+            yield Line(number, line, ids[first:last], starts[first:last] - begin, stops[first:last] - begin)
             begin, first, number = end, last, number + line.endswith("\n")
 
 
-def _encoded(chunk: Chunk, tokenizer: Tokenizer, *, keeps: bool) -> tuple[str, np.ndarray, np.ndarray]:
-    """Return text, ids, and the place in the text where each begins, or where its line begins if no more is known."""
+def _encoded(chunk: Chunk, tokenizer: Tokenizer, *, keeps: bool) -> tuple[str, np.ndarray, np.ndarray, np.ndarray]:
+    """Return text, ids, and the place in the text where each begins and ends, or where its line begins if no more is known."""
     text = chunk.data.decode("utf-8", "surrogateescape") if tokenizer.reads_bytes else chunk.text()
     if keeps and tokenizer.reads_bytes:  # each byte is a token
         widths = [len(character.encode("utf-8", "surrogateescape")) for character in text]
-        return text, tokenizer.encode_bytes(chunk.data), np.repeat(np.arange(len(text)), widths)
+        starts = np.repeat(np.arange(len(text)), widths)
+        return text, tokenizer.encode_bytes(chunk.data), starts, starts + 1
     if keeps:
-        return text, *tokenizer.encode_with_offsets(text)[:2]
+        return text, *tokenizer.encode_with_offsets(text)
     lines = _LINES.findall(text)
     ids = [tokenizer.encode_bytes(line.encode("utf-8", "surrogateescape")) for line in lines]
-    return text, np.concatenate(ids), np.repeat(np.cumsum([0, *map(len, lines[:-1])]), list(map(len, ids)))
+    starts = np.repeat(np.cumsum([0, *map(len, lines[:-1])]), list(map(len, ids)))
+    return text, np.concatenate(ids), starts, starts
 
 
 def line_end(tokenizer: Tokenizer) -> np.ndarray:
@@ -179,12 +135,23 @@ def line_end(tokenizer: Tokenizer) -> np.ndarray:
     return tokenizer.encode(tokenizer.separator)[-1:]
 
 
-def _after_line_end(texts: Sequence[np.ndarray], scorer: SideBySide, tokenizer: Tokenizer) -> list[np.ndarray]:
-    """Return the nats of all tokens of texts; NaN where nothing stands before them."""
-    before = line_end(tokenizer)
+def _after_line_end(
+    texts: Sequence[np.ndarray], scorer: SideBySide, tokenizer: Tokenizer, borders: Borders | None = None
+) -> list[tuple[np.ndarray, np.ndarray | None]]:
+    """Return the nats (n,) of all tokens of texts; NaN where nothing stands before them. With `borders` also of word ends."""
+    before, after = line_end(tokenizer), np.zeros(1 if borders else 0, np.int64)  # any token, to be asked what follows
     missing = np.full(1 - len(before), np.nan, np.float32)
-    filled = iter(scorer.score([np.concatenate([before, ids]) for ids in texts if len(ids)]))
-    return [np.concatenate([missing, next(filled).nats]) if len(ids) else missing[:0] for ids in texts]
+    filled = [np.concatenate([before, ids, after]) for ids in texts if len(ids)]
+    scores = iter(scorer.score(filled, event=borders and borders.event))
+    found: list[tuple[np.ndarray, np.ndarray | None]] = []
+    for ids in texts:
+        nats, event = missing[:0], None
+        if len(ids):
+            score = next(scores)
+            nats = np.concatenate([missing, score.nats])[: len(ids)]
+            event = None if score.event is None else np.concatenate([missing, score.event])
+        found.append((nats, _ends(borders, event, len(ids) + 1)))
+    return found
 
 
 def pair_rows(examples: Iterable[Example], scorer: SideBySide, tokenizer: Tokenizer, *, n: int) -> Iterator[dict[str, Any]]:
@@ -194,7 +161,7 @@ def pair_rows(examples: Iterable[Example], scorer: SideBySide, tokenizer: Tokeni
     """
     for window in windows(examples, n):
         ids = [[_encode(text, each, tokenizer) for text in (each.text, each.pair or "")] for each in window]
-        nats = iter([_sum(own)["nats"] or 0.0 for own in _after_line_end(list(chain(*ids)), scorer, tokenizer)])
+        nats = iter([sum_of(own).nats for own, _ in _after_line_end(list(chain(*ids)), scorer, tokenizer)])
         for example, (good_ids, bad_ids) in zip(window, ids, strict=True):
             good, bad = next(nats), next(nats)
             bad = good if np.array_equal(good_ids, bad_ids) else bad  # neighbors may round differently
@@ -217,7 +184,7 @@ def last_word_rows(
         texts = [np.concatenate([line_end(tokenizer), own]) for own in ids]
         asked = [len(own) - k for own, k in zip(ids, n_before, strict=True)]
         for example, own in zip(window, scorer.score(texts, n_asked=asked, likeliest=True), strict=True):
-            yield {**_sum(own.nats), "credit": float(own.likeliest.all()), "text": example.text.rpartition(" ")[2]}
+            yield {**sum_of(own.nats).row(), "credit": float(own.likeliest.all()), "text": example.text.rpartition(" ")[2]}
 
 
 def _encode(text: str, example: Example, tokenizer: Tokenizer) -> np.ndarray:
