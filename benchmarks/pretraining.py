@@ -27,6 +27,7 @@ from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.console import say, table
 from transformer_xl.data.pairs import PairSegment, PairStream
 from transformer_xl.model.xlnet import XLNet
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.targets import score_targets, scored_stream
 
 WAYS = {
@@ -143,7 +144,7 @@ def scores(options: argparse.Namespace, way: str, seed: int) -> list[tuple[str, 
     found: list[tuple[str, int, int, int, float]] = []
     for mem_len in dict.fromkeys((config.eval_mem_len, 0)):
         stream = scored_stream(forward, text.ids, opened.tokenizer)
-        loss = score_targets(model, stream, mem_len=mem_len).loss
+        loss = score_targets(model, stream, Reading(mem_len=mem_len)).loss
         found.append((way, seed, config.train.max_steps or 0, mem_len, loss))
     return found
 

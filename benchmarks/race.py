@@ -40,7 +40,7 @@ from transformer_xl.errors import ConfigError, TxlError, one_line
 from transformer_xl.files import locked, replace_file
 from transformer_xl.pictures import line_style, new_figure, save_with_legend
 from transformer_xl.process import keep_freed_memory
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 
 RECIPES = Path(__file__).parent / "rivals" / "recipes"
 RIVALS = ("lstm-ngrams", "x-transformers", "x-transformers-shift", "xlstm", "mistral")

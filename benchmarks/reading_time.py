@@ -63,16 +63,15 @@ class RunReader:
     def __init__(self, run: Path) -> None:
         self.opened: Opened = open_run(run)
         self.precision: Precision = choose_precision("auto", self.opened.device)[0]
-        self._reading = vars(self.opened.reading(batch_size=1))
+        self._reading = self.opened.reading(batch_size=1, precision=self.precision)
 
     def score(self, ids: np.ndarray, way: Way) -> Score:
-        return evaluate(self.opened.model, ids, **self._reading, precision=self.precision, dynamic=way.dynamic, cache=way.cache)
+        return evaluate(self.opened.model, ids, self._reading, dynamic=way.dynamic, cache=way.cache)
 
     def rms(self, n_token: int) -> Way:
         """Return the rms rule with squared gradients over the beginning of the training split."""
-        how = {name: value for name, value in self._reading.items() if name != "batch_size"}
         ids, begin = self.opened.text(split="train", limit=n_token).ids, time.perf_counter()
-        squares = mean_squares(self.opened.model, ids, **how, precision=self.precision)
+        squares = mean_squares(self.opened.model, ids, self._reading)
         return Way("rms", Dynamic(mean_squares=squares), seconds=time.perf_counter() - begin)
 
     def texts(self, *, n_tune: int, n_token: int) -> tuple[np.ndarray, np.ndarray]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from transformer_xl.analysis.lengths import lengths_of, readings, trained_length
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import RunConfig
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 
 
 def of_kind(kind: str, **model: object) -> RunConfig:
@@ -16,7 +16,8 @@ def of_kind(kind: str, **model: object) -> RunConfig:
 def test_with_recurrence_the_length_is_that_of_memory() -> None:
     config = load_recipe("quickstart", ["eval.tgt_len=32", "eval.ext_len=3"])
     found = readings(config, [128, 0])
-    assert found == [Reading(32, 0, 0, 8), Reading(32, 125, 3, 8)], "what is read again is part of the length"
+    expected = [Reading(32, 0, 0, 8, precision="auto"), Reading(32, 125, 3, 8, precision="auto")]
+    assert found == expected, "what is read again is part of the length"
     assert [reading.length for reading in readings(config)] == [0, 64, 128, 256, 512]
 
 
@@ -30,7 +31,7 @@ def test_without_recurrence_text_is_read_again() -> None:
     config = load_recipe("quickstart", ["model.mem_len=0"])
     assert trained_length(config) == 64
     assert lengths_of(config) == [0, 32, 64, 128, 256]
-    assert readings(config, [32]) == [Reading(64, 0, 32, 8)]
+    assert readings(config, [32]) == [Reading(64, 0, 32, 8, precision="auto")]
 
 
 def test_a_vanilla_model_reads_no_more_than_its_positions() -> None:

@@ -23,7 +23,7 @@ from transformer_xl.data.text import Text, file_text, split_text, text_differenc
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
 
@@ -60,8 +60,9 @@ def test_a_run_is_read_as_it_says_and_has_a_text_of_its_own() -> None:
     opened = open_run("run", device="cpu")
     assert (opened.source, opened.is_run, opened.config.name) == ("run", True, "tiny")
     assert (opened.device.type, opened.model.training) == ("cpu", False)
-    assert opened.reading() == Reading(tgt_len=5, mem_len=9, ext_len=1, batch_size=2)
-    assert opened.reading(mem_len=3, ext_len=0, same_length=None) == Reading(tgt_len=5, mem_len=3, batch_size=2)
+    own = Reading(tgt_len=5, mem_len=9, ext_len=1, batch_size=2, precision="auto")
+    assert opened.reading() == own
+    assert opened.reading(mem_len=3, ext_len=0, same_length=None) == replace(own, mem_len=3, ext_len=0)
     assert opened.text().what.startswith("test split of ")
     assert opened.text(split="valid").what.startswith("valid split of ")
     assert len(opened.text(limit=7).ids) == 8

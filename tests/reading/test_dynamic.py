@@ -1,8 +1,7 @@
-"""Dynamic evaluation against a second transcription; the model stays as it is, and a text can be read in parts."""
+"""Dynamic evaluation against a second transcription; and the model stays as it is."""
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,25 +13,19 @@ from tests.reading.test_evaluation import some_ids
 from tests.reference.reading_loops import dynamic_nats, mean_of_squares
 from transformer_xl.config.model import LstmConfig, VanillaConfig
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError
-from transformer_xl.files import write_file
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.reading.cache import Cache
-from transformer_xl.reading.dynamic import Dynamic, mean_squares
+from transformer_xl.reading.dynamic import Dynamic, LearningState, mean_squares
 from transformer_xl.reading.evaluation import Score, evaluate
-from transformer_xl.tensor_file import encode_tensors, load_tensors
+from transformer_xl.reading.segments import Lanes
 from transformer_xl.world import World
 
 
 def nats_of(score: Score) -> np.ndarray:
     assert score.token_nats is not None
     return score.token_nats
-
-
-def state_of(score: Score) -> dict[str, torch.Tensor]:
-    assert score.state is not None
-    return score.state
 
 
 def weights(model: LanguageModel) -> dict[str, torch.Tensor]:
@@ -68,11 +61,14 @@ def test_each_step_is_that_of_the_paper(kind: str, rule: str) -> None:
         squares = mean_of_squares(some_ids(11, 1).tolist(), weights(model), model.config, tgt_len=5) if rule == "rms" else None
         expected, left = dynamic_nats(ids.tolist(), weights(model), model.config, tgt_len=6, squares=squares, **RULES[rule])
         dynamic = Dynamic(**RULES[rule], mean_squares=squares)
-        score = evaluate(model, ids, tgt_len=6, dynamic=dynamic, per_token=True, keep_state=True)
+        score = evaluate(model, ids, tgt_len=6, dynamic=dynamic, per_token=True)
         np.testing.assert_allclose(nats_of(score), expected, atol=1e-6)
         assert score.nats == pytest.approx(sum(expected), abs=1e-9)
+        stream = LearningState(model, dynamic, tgt_len=6, precision="fp32")
+        for segment in Lanes(ids, 1, tgt_len=6).segments(pad_left=True):
+            stream.score(segment.ids, segment.labels)
         for name, x in left.items():
-            assert_close(name, state_of(score)[f"weights.{name}"], x, 1e-9)
+            assert_close(name, stream.weights[name], x, 1e-9)
         assert dynamic.rule == rule[:3]
 
 
@@ -143,44 +139,14 @@ def test_the_model_stays_as_it_is_however_reading_ends(end: type[BaseException] 
     assert (model.training, torch.is_grad_enabled()) == (training, True)
 
 
-CARRIED = {
-    "kept keys": (tiny_model, None, None, "fp32"),
-    "kept keys, int8, cache": (tiny_model, None, Cache(11), "int8"),
-    "cache": (tiny_model, None, Cache(11), "fp32"),
-    "sgd": (tiny_model, {"lr": 0.1, "decay": 0.01}, None, "fp32"),
-    "rms, cache": (tiny_model, {"lr": 0.1, "decay": 0.1}, Cache(4), "bf16"),
-    "lstm, sgd, cache": (lstm, {"lr": 0.1}, Cache(40), "fp32"),
-    "vanilla, sgd": (vanilla, {"lr": 0.1}, None, "fp32"),
-}
-
-
-@pytest.mark.parametrize(("case", "at"), [*((case, 24) for case in CARRIED), ("kept keys", 6), ("rms, cache", 6)])
-def test_two_halves_with_the_state_handed_over_are_one_text(case: str, at: int, tmp_path: Path) -> None:
-    make, rule, cache, precision = CARRIED[case]
-    model, ids = make(), some_ids(41)
-    squares = mean_squares(model, some_ids(30, 1), tgt_len=6) if "rms" in case else None
-    dynamic = None if rule is None else Dynamic(**rule, mean_squares=squares)
-    how: dict[str, Any] = {"tgt_len": 6, "dynamic": dynamic, "cache": cache, "precision": precision, "per_token": True}
-    whole, again = (evaluate(model, ids, keep_state=True, **how) for _ in range(2))
-    first = evaluate(model, ids[: at + 1], keep_state=True, **how)
-    write_file(tmp_path / "state.safetensors", encode_tensors(state_of(first)))
-    second = evaluate(model, ids[at:], state=load_tensors(tmp_path / "state.safetensors"), keep_state=True, **how)
-    assert whole.nats == again.nats
-    for other in (nats_of(again), np.concatenate([nats_of(first), nats_of(second)])):
-        np.testing.assert_array_equal(nats_of(whole), other)
-    assert state_of(whole).keys() == state_of(second).keys()
-    assert all(torch.equal(x, state_of(second)[name]) for name, x in state_of(whole).items())
-    alone = evaluate(model, ids[at:], **how)
-    assert np.abs(nats_of(second) - nats_of(alone)).max() > 1e-4
-
-
 def test_bf16_is_close_and_weights_in_bf16_are_taught_in_fp32() -> None:
     model, ids = tiny_model(), some_ids(60)
     fp32 = evaluate(model, ids, tgt_len=8, dynamic=Dynamic(lr=0.1)).loss
     assert evaluate(model, ids, tgt_len=8, dynamic=Dynamic(lr=0.1), precision="bf16").loss == pytest.approx(fp32, abs=0.1)
     narrow = tiny_model().to(torch.bfloat16)
-    taught = state_of(evaluate(narrow, ids, tgt_len=8, dynamic=Dynamic(lr=1e-5), keep_state=True))
-    changed = [not torch.equal(taught[f"weights.{name}"], x.float()) for name, x in narrow.named_parameters()]
+    stream = LearningState(narrow, Dynamic(lr=1e-5), tgt_len=8, precision="fp32")
+    stream.score(*(torch.from_numpy(ids[None, first : first + 8].astype(np.int64)) for first in (0, 1)))
+    changed = [not torch.equal(stream.weights[name], x.float()) for name, x in narrow.named_parameters()]
     assert all(changed)
     assert narrow.dtype == torch.bfloat16
 
@@ -192,7 +158,6 @@ def test_bf16_is_close_and_weights_in_bf16_are_taught_in_fp32() -> None:
         ({"precision": "fp16"}, "precision is fp16, in which gradients vanish"),
         ({"batch_size": 2}, r"dynamic evaluation reads from beginning to end in one lane; set batch_size \(2\) to 1"),
         ({"world": World(rank=0, size=2)}, "dynamic evaluation reads in one process, not in 2"),
-        ({"dynamic": None, "keep_state": True, "batch_size": 3}, r"a state that is handed over reads .* batch_size \(3\)"),
     ],
 )
 def test_what_cannot_learn_is_refused(how: dict[str, Any], match: str) -> None:
@@ -200,27 +165,9 @@ def test_what_cannot_learn_is_refused(how: dict[str, Any], match: str) -> None:
         evaluate(tiny_model(), some_ids(20), **{"dynamic": Dynamic(lr=0.1), "tgt_len": 5, **how})
 
 
-def test_states_of_other_settings_are_refused() -> None:
-    model, how = tiny_model(), {"tgt_len": 5, "keep_state": True}
+def test_mean_squares_of_another_model_are_refused() -> None:
     with pytest.raises(ValueError, match="are missing or unknown"):
-        evaluate(model, some_ids(20), dynamic=Dynamic(mean_squares={"a": torch.zeros(1)}), tgt_len=5)
-    plain = state_of(evaluate(model, some_ids(20), **how))
-    for settings in ({"dynamic": Dynamic()}, {"cache": Cache(3)}):
-        with pytest.raises(ValueError, match="are missing or unknown"):
-            evaluate(model, some_ids(20), state=plain, **settings, **how)
-        richer = state_of(evaluate(model, some_ids(20), **settings, **how))
-        with pytest.raises(ValueError, match="are missing or unknown"):
-            evaluate(model, some_ids(20), state=richer, **how)
-    shorter = state_of(evaluate(model, some_ids(20), cache=Cache(3), **how))
-    with pytest.raises(ValueError, match=r"tensor 'states' is torch.float32 \(3, \d+\) and should be torch.float32 \(4, "):
-        evaluate(model, some_ids(20), cache=Cache(4), state=shorter, **how)
-    taught = state_of(evaluate(model, some_ids(20), dynamic=Dynamic(), **how))
-    other = {**taught, "weights.softmax.bias": torch.zeros(3)}
-    with pytest.raises(ValueError, match=r"tensor 'softmax.bias' is torch.float32 \(3,\) and should be"):
-        evaluate(model, some_ids(20), dynamic=Dynamic(), state=other, **how)
-    longer = state_of(evaluate(model, some_ids(20), mem_len=model.mem_len + 1, **how))
-    with pytest.raises(ValueError, match=r"impossible lengths|and should be"):
-        evaluate(model, some_ids(20), state=longer, **how)
+        evaluate(tiny_model(), some_ids(20), dynamic=Dynamic(mean_squares={"a": torch.zeros(1)}), tgt_len=5)
 
 
 def test_zero_mean_squares_and_wrong_texts_are_refused() -> None:

@@ -23,11 +23,11 @@ from transformer_xl.model.call import Execution
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.reading import evaluation as evaluation_module
 from transformer_xl.reading import stream as stream_module
 from transformer_xl.reading.cache import Cache
 from transformer_xl.reading.dynamic import Dynamic
-from transformer_xl.reading.evaluation import TEMPERATURES, Reading, Score, best_temperature, evaluate, write_token_nats
+from transformer_xl.reading.evaluation import TEMPERATURES, Score, best_temperature, evaluate, write_token_nats
+from transformer_xl.reading.reading import Reading
 
 
 def some_ids(n: int, seed: int = 0) -> np.ndarray:
@@ -225,7 +225,6 @@ def test_counts_are_those_given_or_one_character_a_token() -> None:
         ([1, 2], {"batch_size": 0}, ConfigError, r"batch_size \(0\) must be at least 1"),
         ([1, 2], {"mem_len": -1}, ConfigError, r"mem_len \(-1\) must be at least 0"),
         ([1, 2], {"clamp_len": 0}, ConfigError, r"clamp_len \(0\) must be at least 1"),
-        ([1, 2], {"mem_len": 0, "same_length": True}, ConfigError, r"same_length \(True\) needs mem_len"),
     ],
 )
 def test_what_cannot_be_scored(ids: list[int], settings: dict[str, Any], error: type[Exception], match: str) -> None:
@@ -251,9 +250,10 @@ def test_lanes_score_as_one_lane_whatever_the_segments(mem_len, tgt_len, changes
 def test_a_run_is_read_as_its_settings_say_but_for_what_is_changed() -> None:
     config = load_recipe("quickstart", ["eval.tgt_len=32", "eval.ext_len=3", "eval.same_length=true", "eval.clamp_len=9"])
     own = Reading.of_run(config)
-    assert own == Reading(32, config.eval_mem_len, 3, config.eval.batch_size, same_length=True, clamp_len=9)
+    how = {"batch_size": config.eval.batch_size, "clamp_len": 9, "precision": "auto"}
+    assert own == Reading(32, config.eval_mem_len, 3, same_length=True, **how)
     changed = Reading.of_run(config, tgt_len=None, ext_len=0, same_length=False)
-    assert changed == Reading(32, config.eval_mem_len, 0, config.eval.batch_size, same_length=False, clamp_len=9)
+    assert changed == Reading(32, config.eval_mem_len, 0, same_length=False, **how)
     assert own.length == config.eval_mem_len + 3
 
 
@@ -269,7 +269,7 @@ def test_a_view_reads_so() -> None:
     model = TransformerXL(config.model_copy(update=sizes))
     view = Reading(tgt_len=4, mem_len=8, ext_len=2, same_length=True, clamp_len=5).view(model)
     assert (view.mem_len, view.ext_len, view.same_length, view.clamp_len) == (8, 2, True, 5)
-    with pytest.raises(ConfigError, match=r"tgt_len \(0\) must be at least 1"):
+    with pytest.raises(ConfigError, match=r"tgt_len \(0\) and batch_size \(1\) must be at least 1"):
         Reading(tgt_len=0, mem_len=8).view(model)
 
 
@@ -280,7 +280,6 @@ GRAPHED: dict[str, dict[str, Any]] = {
     "lanes": {"batch_size": 4},
     "temperatures": {"temperature": (1.2, 0.8)},
     "temperatures of lanes": {"temperature": (1.2, 1.0), "batch_size": 3},
-    "a state": {"keep_state": True},
     "a cache": {"cache": Cache(9)},
     "bf16": {"precision": "bf16", "batch_size": 2},
     "int8": {"precision": "int8"},
@@ -309,8 +308,6 @@ def graphed_and_not(
         calls: list[int] = []
         scores.append(evaluate(model, ids, tgt_len=7, per_token=True, on_tokens=calls.append, **options))
         assert sum(calls) == len(ids) - 1
-        if options.get("keep_state"):  # and on from there
-            scores[-1] = evaluate(model, ids[::-1], tgt_len=7, state=scores[-1].state, per_token=True, keep_state=True)
     return scores[0], scores[1], made
 
 
@@ -319,16 +316,13 @@ def assert_equal(one: Score, other: Score) -> None:
     assert one.token_nats is not None and other.token_nats is not None
     np.testing.assert_array_equal(one.token_nats, other.token_nats)
     assert (one.nats, one.nats_at) == (other.nats, other.nats_at)
-    assert (one.state is None) == (other.state is None)
-    if one.state is not None and other.state is not None:
-        assert all(torch.equal(x, other.state[name]) for name, x in one.state.items())
 
 
 @pytest.mark.parametrize(
     ("kind", "case"),
     [
         *((kind, case) for kind in ("plain", "adaptive") for case in GRAPHED),
-        *((kind, case) for kind in ("shift and pairs", "rotary") for case in ("lanes", "a state")),
+        *((kind, case) for kind in ("shift and pairs", "rotary") for case in ("one lane", "lanes")),
     ],
 )
 def test_graphs_give_the_bits_of_single_kernels(kind: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,14 +336,9 @@ def test_graphs_give_the_bits_of_single_kernels(kind: str, case: str, monkeypatc
 
 @pytest.mark.parametrize("n", [2, 9, 60])
 def test_what_arrives_late_is_not_lost(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Late(evaluation_module._Rows):
-        def __init__(self, *args: Any, **named: Any) -> None:
-            super().__init__(*args, **named)
-            self._n_late = 2
-
     model, ids = tiny_model(), some_ids(n)
     right = evaluate(model, ids, tgt_len=7, per_token=True)
-    monkeypatch.setattr(evaluation_module, "_Rows", Late)
+    monkeypatch.setattr(stream_module, "_n_late", lambda device: 2)
     calls: list[int] = []
     assert_equal(evaluate(model, ids, tgt_len=7, per_token=True, on_tokens=calls.append), right)
     assert sum(calls) == n - 1 and len(calls) == math.ceil((n - 1) / 7)

@@ -18,10 +18,9 @@ from transformer_xl.data.tokenizers import CharTokenizer, Tokenizer, WordTokeniz
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.rows import Borders, Line, ScoredLine, Span, read_spans, rows, span_rows, word_rows
 from transformer_xl.reading.surprisal import alone, carried
-from transformer_xl.reading.token_nats import SideBySide
 
 TEXT = "the cat sat on\nit's the mat, naïve x 東京\nthe end\n"
 MEMORY = pytest.mark.parametrize("memory", ["carried", "reset"])
@@ -38,10 +37,8 @@ def reader_of(kind: str) -> tuple[TransformerXL, Tokenizer]:
 
 def scored(model: TransformerXL, tokenizer: Tokenizer, text: str, memory: str, **how: Any) -> Iterator[ScoredLine]:
     blocks, path = io.BytesIO(text.encode()), Path("text")
-    if memory == "reset":
-        return alone(blocks, path, SideBySide(model, batch_size=3, tgt_len=8), tokenizer, batch_size=3, **how)
-    reading = Reading(tgt_len=8, mem_len=model.mem_len)
-    return carried(blocks, path, model, tokenizer, reading, precision="fp32", **how)
+    reading = Reading(tgt_len=8, batch_size=3)
+    return (alone if memory == "reset" else carried)(blocks, path, model, tokenizer, reading, **how)
 
 
 def words(model: TransformerXL, tokenizer: Tokenizer, text: str, memory: str) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from transformer_xl.config.model import XLNetConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.xlnet import XLNet
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.targets import _LEAST_STEPS, filled_in, score_targets, scored_stream
 from transformer_xl.training.run import train
 
@@ -88,7 +89,7 @@ def test_scores_are_the_same_every_time_and_for_any_number_of_rows_nearly(run: P
     assert (one.nats, one.tokens) == (again.nats, again.tokens)
     shortened = score_targets(model, scored_stream(config, ids, tokenizer), limit=1)
     assert 0 < shortened.tokens < one.tokens
-    without = score_targets(model, scored_stream(config, ids, tokenizer), mem_len=0)
+    without = score_targets(model, scored_stream(config, ids, tokenizer), Reading(mem_len=0))
     assert without.tokens == one.tokens
     assert without.nats != one.nats
     assert not model.training

@@ -167,7 +167,7 @@ def test_the_loaded_model_has_the_loss_that_the_adapted_one_had(start: Start, ba
     assert outcome.score is not None
     opened = open_run(tmp_path / "run")
     text, reading = opened.text(split="valid"), opened.reading()
-    score = evaluate(opened.model, text.ids, **vars(reading), precision="fp32")
+    score = evaluate(opened.model, text.ids, reading, precision="fp32")
     assert score.loss == pytest.approx(outcome.score.loss, abs=1e-6)
     assert unlike(load(tmp_path / "run")[0].state_dict(), load(base)[0].state_dict())
 

@@ -11,7 +11,8 @@ from transformer_xl.config.run import RunConfig
 from transformer_xl.data.text import Text, text_difference
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
-from transformer_xl.reading.evaluation import Reading, Score, evaluate
+from transformer_xl.reading.evaluation import Score, evaluate
+from transformer_xl.reading.reading import Reading
 
 Unit = Literal["nats", "bpc"]
 
@@ -48,19 +49,18 @@ def score(
     reading: Reading,
     *,
     per_token: bool = False,
-    on_tokens: Callable[[int], object] | None = None,
+    on_tokens: Callable[[int], object] = lambda n: None,
 ) -> Score:
-    """Score a text as `txl eval` does: in the precision that the device multiplies natively.
+    """Score a text as `txl eval` does.
 
     If `per_token`, the score has the nats of every token. `on_tokens` is called with the number of tokens just scored.
     """
     return evaluate(
         opened.model,
         text.ids,
-        **vars(reading),
+        reading,
         n_characters=text.n_characters,
         n_bytes=text.n_bytes,
-        precision="auto",
         per_token=per_token,
         on_tokens=on_tokens,
     )

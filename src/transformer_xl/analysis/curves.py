@@ -20,7 +20,7 @@ from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.text import Text
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
-from transformer_xl.reading.evaluation import Reading, memory_in_words
+from transformer_xl.reading.reading import Reading, memory_in_words
 from transformer_xl.training.curve import curves_of
 from transformer_xl.training.record import METRICS_FILE, read_metrics
 
@@ -117,7 +117,7 @@ def memory_line(
     *,
     unit: Unit,
     lengths: Sequence[int] | None = None,
-    on_tokens: Callable[[int], object] | None = None,
+    on_tokens: Callable[[int], object] = lambda n: None,
 ) -> PlotLine:
     """Score a run with memories of several lengths, see `memory_readings`; without an attention length, the line is level."""
     chosen = memory_readings(run, lengths)
@@ -153,7 +153,7 @@ def position_lines(
     *,
     span: int,
     unit: Unit,
-    on_tokens: Callable[[int], object] | None = None,
+    on_tokens: Callable[[int], object] = lambda n: None,
 ) -> list[PlotLine]:
     """Score a text and return the mean loss of each of `span` positions in consecutive segments, with 95 % confidence."""
     lines = []

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from transformer_xl.config.run import RunConfig
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 
 MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))  # of the trained length; an ablation scores these
 _SHARES = tuple(map(Fraction, ("0", "1/2", "3/4")))  # of a vanilla model's positions

@@ -18,7 +18,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import choose_device
 from transformer_xl.model.base import LanguageModel, SequenceModel
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 
 Which = Literal["best", "last", "average"]
 """Which weights of a run: those with the best validation loss, the last ones, or the last average."""

@@ -3,15 +3,16 @@
 import json
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import Flag, Json, Natural, Opening, Positive, Precision, TextChoice
-from transformer_xl.console import printable, progress, table, warn
+from transformer_xl.cli.options import Flag, Json, Opening, Positive, ReadingChoice, TextChoice
+from transformer_xl.console import Bar, printable, progress, table, warn
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from transformer_xl.data.text import Text
     from transformer_xl.reading.cache import Cache
     from transformer_xl.reading.dynamic import Dynamic
-    from transformer_xl.reading.evaluation import Reading, Score
+    from transformer_xl.reading.evaluation import Score
+    from transformer_xl.reading.reading import Reading
     from transformer_xl.world import World
 
 _TRAINING_TOKENS = 20_000
@@ -52,6 +54,18 @@ class Adapting:
 
     def __bool__(self) -> bool:
         return self.dynamic is not None or self.cache is not None
+
+    def check(self, reading: ReadingChoice, temperature: object) -> None:
+        """Refuse settings that say nothing without others, and what adapts beside what does not go with it."""
+        _ = self.dynamic_settings, self.cache_settings
+        if self.dynamic and (reading.batch_size or 1) > 1:
+            raise ConfigError(
+                f"--dynamic reads from beginning to end in one lane; leave --batch-size ({reading.batch_size}) out"
+            )
+        if temperature is not None and self:
+            raise ConfigError(f"--temperature is for a model that stays as it is; leave it or {self.in_words} out")
+        if isinstance(temperature, float) and not 0 < temperature < math.inf:
+            raise ConfigError(f"--temperature ({temperature:g}) must be above 0 and finite; 1 leaves the scores as they are")
 
     @property
     def dynamic_settings(self) -> "Dynamic | None":
@@ -92,13 +106,7 @@ def evaluate(
     /,
     *,
     choice: TextChoice = TextChoice(),
-    tgt_len: Positive | None = None,
-    mem_len: Natural | None = None,
-    batch_size: Positive | None = None,
-    same_length: bool | None = None,
-    clamp_len: Positive | None = None,
-    ext_len: Natural | None = None,
-    precision: Precision = "auto",
+    reading: ReadingChoice = ReadingChoice(),
     temperature: float | Literal["auto"] | None = None,
     adapting: Adapting = Adapting(),
     opening: Opening = Opening(),
@@ -129,13 +137,7 @@ def evaluate(
     Args:
         run: directory of a run; with --file or --corpus, also of an exported model.
         choice: what is scored.
-        tgt_len: tokens per segment. Default: as in training.
-        mem_len: positions of memory. Default: as in training.
-        batch_size: lanes read side by side; 1 reads strictly from beginning to end. Default: the recipe's.
-        same_length: give every query the same number of keys.
-        clamp_len: largest distance; larger ones count as this one.
-        ext_len: tokens before each segment that are read again with it instead of being remembered.
-        precision: of the matrix products; auto: whichever the processor computes fast; int8 rounds the weights.
+        reading: how it is read.
         temperature: divides the scores, as in txl generate; auto: the best one for the validation split.
         adapting: what adapts to the text while it is read; the run itself stays as it is.
         opening: how the run is opened.
@@ -144,21 +146,8 @@ def evaluate(
         quiet: show no progress, only warnings and the score.
         json_: print one JSON object.
     """
-    dynamic, cache = adapting.dynamic_settings, adapting.cache_settings
-    if dynamic:
-        batch_size = 1 if batch_size is None else batch_size
-        if batch_size > 1:
-            raise ConfigError(f"--dynamic reads from beginning to end in one lane; leave --batch-size ({batch_size}) out")
-    if temperature is not None and adapting:
-        raise ConfigError(f"--temperature is for a model that stays as it is; leave it or {adapting.in_words} out")
-    if isinstance(temperature, float) and not 0 < temperature < math.inf:
-        raise ConfigError(f"--temperature ({temperature:g}) must be above 0 and finite; 1 leaves the scores as they are")
-    from transformer_xl.data.text import not_scored
-    from transformer_xl.kernels.device import precision_of_segments
+    adapting.check(reading, temperature)
     from transformer_xl.process import keep_freed_memory
-    from transformer_xl.reading.dynamic import precision_of_learning
-    from transformer_xl.reading.evaluation import TEMPERATURES, best_temperature, write_token_nats
-    from transformer_xl.reading.evaluation import evaluate as score_stream
     from transformer_xl.world import joined
 
     with joined() as world:
@@ -167,178 +156,98 @@ def evaluate(
                 check_file(per_token, option="per-token")
             opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first), any_model=True)
         keep_freed_memory()
-        if opened.any_model.config.head is not None:
-            own = {"tgt-len": tgt_len, "mem-len": mem_len, "same-length": same_length, "clamp-len": clamp_len}
-            own |= {"ext-len": ext_len, "per-token": per_token, "compare-memory": compare_memory or None}
-            own |= {"dynamic": dynamic, "cache": cache, "temperature": temperature}
-            _refuse(own, f"is for models that predict tokens; '{run}' is fine-tuned and reads whole texts")
-            asked = {"batch_size": batch_size, "precision": precision, "quiet": quiet, "json_": json_}
-            _evaluate_task(opened, choice, world, **asked)
-            return
-        if opened.any_model.config.predicts == "target":
-            own = {"tgt-len": tgt_len, "same-length": same_length, "clamp-len": clamp_len, "ext-len": ext_len}
-            own |= {"per-token": per_token, "dynamic": dynamic, "cache": cache, "temperature": temperature}
-            _refuse(own, "is for models that read from left to right; an xlnet reads rows as in its training")
-            asked = {"mem_len": mem_len, "batch_size": batch_size, "precision": precision, "compare_memory": compare_memory}
-            _evaluate_targets(opened, choice, world, **asked, quiet=quiet, json_=json_)
-            return
+        how = (reading, temperature, adapting, compare_memory, per_token, quiet, json_)
+        kind = _KINDS[_kind_of(opened)]
+        job = _Job(opened, world, choice, *how)
         with world.agreed():
-            reading = opened.reading(
-                tgt_len=tgt_len,
-                mem_len=mem_len,
-                batch_size=batch_size,
-                same_length=same_length,
-                clamp_len=clamp_len,
-                ext_len=ext_len,
-            )
-            if compare_memory and not reading.mem_len:
-                raise ConfigError(f"--compare-memory: '{run}' is read without memory (mem_len 0) already; leave it out")
-            if dynamic and not world.alone:
-                raise ConfigError(f"--dynamic reads in one process, not in {world.size}; start txl eval without torchrun")
-            chosen = (precision_of_learning if dynamic else precision_of_segments)(precision, opened.device)
-            text = choice.text(opened)
-            training_text = _training_text(opened, choice) if adapting.dynamic == "rms" else None
-            chosen_on = _validation_text(opened, choice) if temperature == "auto" else None
-        if opened.config.predicts == "answer token":
-            own = {"dynamic": dynamic, "cache": cache, "per-token": per_token, "ext-len": ext_len, "temperature": temperature}
-            _refuse(own, f"is for streams; '{run}' has learned answers, and reads documents one by one")
-            asked = {"compare_memory": compare_memory, "quiet": quiet, "json_": json_}
-            _evaluate_answers(opened, text, reading, chosen, world, **asked)
-            return
-        if not world.alone:
-            model = opened.model.config.model_dump(mode="json")
-            texts = {"text": text.digest(), "validation": chosen_on and chosen_on.digest()}
-            world.check_same(model=model, **texts, precision=chosen)
-
-        def measure(reading: "Reading", what: str = "scoring", text: "Text" = text, **adapts: Any) -> "Score":
-            with progress(what, (len(text.ids) - 1) // world.size, hidden=quiet or not world.first) as bar:
-                return score_stream(
-                    opened.model,
-                    text.ids,
-                    **vars(reading),
-                    n_characters=text.n_characters,
-                    n_bytes=text.n_bytes,
-                    precision=chosen,
-                    per_token=per_token is not None,
-                    on_tokens=bar.advance,
-                    world=world,
-                    **adapts,
-                )
-
-        divisor = temperature
-        if chosen_on is not None:
-            tried = measure(reading, "choosing the temperature", chosen_on, temperature=TEMPERATURES)
-            divisor = best_temperature(tried.nats_at)
-        divides: dict[str, Any] = {} if divisor is None else {"temperature": (divisor, 1.0)}
-        score = plain = measure(reading, **divides)
-        _check_finite(score, opened, chosen, world)
-        if adapting:
-            begin = time.perf_counter()
-            if dynamic and training_text:
-                squares = _mean_squares(opened, training_text, reading, chosen, quiet=quiet)
-                dynamic = replace(dynamic, mean_squares=squares)
-            training_seconds = time.perf_counter() - begin
-            score = measure(reading, f"scoring with {adapting.in_words}", dynamic=dynamic, cache=cache)
-            score = replace(score, seconds=score.seconds + training_seconds)
-        without = None
-        if compare_memory:
-            without = measure(reading.without_memory(), "scoring without memory", dynamic=dynamic, cache=cache, **divides)
-    if not world.first:
-        return
-    if score.doubt:
-        warn(score.doubt)
-    if per_token is not None and score.token_nats is not None:
-        write_token_nats(per_token, text.ids, score.token_nats, opened.tokenizer)
-    if json_:
-        figures = {"run": str(run), "text": text.what, "precision": chosen, "reading": vars(reading), **score.as_dict()}
-        if divisor is not None:
-            figures |= {"temperature": divisor, "temperature_chosen_on": chosen_on and chosen_on.what}
-            figures |= {"plain": replace(score, nats=score.nats_at[1.0]).as_dict()}
-        if adapting:
-            figures |= {"dynamic": dynamic and dynamic.as_dict(), "cache": cache and cache.as_dict(), "plain": plain.as_dict()}
-        print(json.dumps(figures | ({"without_memory": without.as_dict()} if without else {})))
-        return
-    settings = [f"dynamic evaluation ({_listed(dynamic.as_dict())})"] if dynamic else []
-    settings += [f"cache ({_listed(cache.as_dict())})"] if cache else []
-    settings += [] if divisor is None else [f"temperature {divisor:g}"]
-    unit = opened.tokenizer.counts
-    _print(score, ", ".join([text.what, reading.in_words(opened.model.config), *settings, chosen]), unit)
-    if left_out := not_scored(opened.tokenizer):
-        print(f"  {left_out}")
-    if divisor is not None:
-        undivided = score.nats_at[1.0] / score.tokens
-        how = f"temperature {divisor:g}" + (f", the best on the {chosen_on.what}," if chosen_on else "")
-        print(
-            f"with {how} {score.loss:.4f} nats per token, without {undivided:.4f}: "
-            f"worth {undivided - score.loss:z.4f} nats per token"
-        )
-    if adapting:
-        print(
-            f"without {adapting.in_words} {plain.loss:.4f} nats per token in {plain.seconds:.1f} s, with "
-            f"{score.loss:.4f} in {score.seconds:.1f} s: worth {plain.loss - score.loss:z.4f} nats per token"
-        )
-    if without:
-        print(
-            f"without memory {without.bpc:.4f} bits per {unit}, with it {score.bpc:.4f}: "
-            f"memory is worth {without.bpc - score.bpc:z.4f} bits per {unit} "
-            f"({without.loss - score.loss:z.4f} nats per token)"
-        )
+            job.refuse_all_but(kind.accepts, kind.why)
+        kind.score(job)
 
 
-def _listed(settings: Mapping[str, object]) -> str:
-    return ", ".join(f"{value}" if name == "rule" else f"{name} {value}" for name, value in settings.items())
+@dataclass(frozen=True)
+class _Job:
+    """What is scored, and what the command line asks for."""
+
+    opened: "Opened"
+    world: "World"
+    choice: TextChoice
+    options: ReadingChoice
+    temperature: float | Literal["auto"] | None
+    adapting: Adapting
+    compare_memory: bool
+    per_token: Path | None
+    quiet: bool
+    json: bool
+
+    @property
+    def run(self) -> str:
+        return self.opened.source
+
+    def refuse_all_but(self, accepted: Collection[str], why: str) -> None:
+        """Refuse the options that a kind of run cannot have, at the first that is given."""
+        given: dict[str, object] = {**vars(self.options), "per_token": self.per_token}
+        given |= {"compare_memory": self.compare_memory or None, **vars(self.adapting), "temperature": self.temperature}
+        for name, value in given.items():
+            if value is not None and name not in {*accepted, "batch_size", "precision"}:
+                raise ConfigError(f"--{name.replace('_', '-')} {why.format(run=self.run)}")
+
+    def reading(self, precision: Any) -> "Reading":
+        """Return how the run is read."""
+        lanes = 1 if self.adapting.dynamic else self.options.batch_size
+        reading = self.opened.reading(**{**vars(self.options), "precision": precision, "batch_size": lanes})
+        if self.compare_memory and not reading.mem_len:
+            raise ConfigError(f"--compare-memory: '{self.run}' is read without memory (mem_len 0) already; leave it out")
+        return reading
+
+    def bar(self, what: str, n_token: int) -> AbstractContextManager[Bar]:
+        """Show how far all processes are, together."""
+        return progress(what, n_token // self.world.size, hidden=self.quiet or not self.world.first)
+
+    def compared(
+        self, measure: "Callable[[Reading, str], Score]", reading: "Reading", without: str
+    ) -> "tuple[Score, Score | None]":
+        """Return the score and, if it is asked for, that without memory."""
+        score = measure(reading, "scoring")
+        self.check_finite(score, reading)
+        return score, measure(reading.without_memory(), without) if self.compare_memory else None
+
+    def check_finite(self, score: "Score", reading: "Reading") -> None:
+        """Refuse a loss that is no number."""
+        with self.world.agreed():
+            if not math.isfinite(score.loss):
+                raise TrainingError(f"the loss of '{self.run}' in {reading.precision} is not a finite number; {score.doubt}")
+
+    def print_json(self, text: str, reading: "Reading", **figures: Any) -> None:
+        """Print what was scored, how, and figures."""
+        facts = {"run": self.run, "text": text, "precision": reading.precision}
+        print(json.dumps({**facts, "reading": vars(reading), **figures}))
 
 
-def _training_text(opened: "Opened", choice: TextChoice) -> "Text":
-    if not opened.is_run and choice.corpus is None:
-        raise ConfigError(f"--dynamic rms reads training text, and '{opened.source}' is a model without any; use --dynamic sgd")
-    return opened.text(split="train", corpus=choice.corpus, limit=_TRAINING_TOKENS)
+def _kind_of(opened: "Opened") -> str:
+    config = opened.any_model.config
+    return "task" if config.head is not None else config.predicts if config.predicts == "target" else opened.config.predicts
 
 
-def _validation_text(opened: "Opened", choice: TextChoice) -> "Text":
-    if not opened.is_run and choice.corpus is None:
-        raise ConfigError(
-            f"--temperature auto reads a validation split, and '{opened.source}' is a model without a corpus; give a number"
-        )
-    return opened.text(split="valid", corpus=choice.corpus)
-
-
-def _mean_squares(opened: "Opened", text: "Text", reading: "Reading", precision: Any, *, quiet: bool) -> "dict[str, Tensor]":
-    from transformer_xl.reading.dynamic import mean_squares
-
-    how = {name: value for name, value in vars(reading).items() if name != "batch_size"}
-    with progress("reading training text", len(text.ids) - 1, hidden=quiet) as bar:
-        return mean_squares(opened.model, text.ids, **how, precision=precision, on_tokens=bar.advance)
-
-
-def _evaluate_task(
-    opened: "Opened",
-    choice: TextChoice,
-    world: "World",
-    *,
-    batch_size: int | None,
-    precision: str,
-    quiet: bool,
-    json_: bool,
-) -> None:
+def _score_task(job: _Job) -> None:
     """Print how often a fine-tuned model is right about the texts of a file with labels."""
     from transformer_xl.tasks.metrics import tally_of
     from transformer_xl.tasks.predict import head_of, precision_of_texts, predictions, read_texts
 
-    if not world.alone:
-        raise ConfigError(f"'{opened.source}' is fine-tuned, and is scored in one process; start txl eval without torchrun")
+    opened = job.opened
+    if not job.world.alone:
+        raise ConfigError(f"'{job.run}' is fine-tuned, and is scored in one process; start txl eval without torchrun")
     model, head = opened.any_model, head_of(opened.any_model)
-    chosen = precision_of_texts(precision, opened.device)
-    file = choice.labelled_file(opened)
+    chosen = precision_of_texts(job.options.precision, opened.device)
+    file = job.choice.labelled_file(opened)
     begin, tally = time.perf_counter(), tally_of(head.kind, head.labels)
-    examples = read_texts(file, opened, labelled=True)
-    with progress("scoring", unit="texts", hidden=quiet) as bar:
-        for each in predictions(model, opened.tokenizer, examples, batch_size=batch_size or 32, precision=chosen):
+    how: dict[str, Any] = {"batch_size": job.options.batch_size or 32, "precision": chosen}
+    with progress("scoring", unit="texts", hidden=job.quiet) as bar:
+        for each in predictions(model, opened.tokenizer, read_texts(file, opened, labelled=True), **how):
             tally.add(each)
             bar.advance()
     score, seconds = tally.score(), time.perf_counter() - begin
-    if json_:
-        facts = {"run": opened.source, "text": str(file), "precision": chosen, "seconds": seconds}
+    if job.json:
+        facts = {"run": job.run, "text": str(file), "precision": chosen, "seconds": seconds}
         print(json.dumps(facts | score.as_dict()))
         return
     print(f"{file}: {score.in_words()}, {chosen}, {seconds:.1f} s")
@@ -349,115 +258,191 @@ def _evaluate_task(
         print(table([["label", "precision", "recall", "F1", "texts"], *named]))
 
 
-def _refuse(options: Mapping[str, object], why: str) -> None:
-    if given := next((name for name, value in options.items() if value is not None), None):
-        raise ConfigError(f"--{given} {why}")
-
-
-def _check_finite(score: "Score", opened: "Opened", precision: str, world: "World") -> None:
-    with world.agreed():
-        if not math.isfinite(score.loss):
-            raise TrainingError(f"the loss of '{opened.source}' in {precision} is not a finite number; {score.doubt}")
-
-
-def _evaluate_targets(
-    opened: "Opened",
-    choice: TextChoice,
-    world: "World",
-    *,
-    mem_len: int | None,
-    batch_size: int | None,
-    precision: str,
-    compare_memory: bool,
-    quiet: bool,
-    json_: bool,
-) -> None:
+def _score_targets(job: _Job) -> None:
     """Print how well an XLNet predicts the fixed targets of a text."""
-    from transformer_xl.kernels.device import choose_precision
     from transformer_xl.model.xlnet import XLNet
-    from transformer_xl.reading.evaluation import memory_in_words
-    from transformer_xl.reading.targets import score_targets, scored_stream
+    from transformer_xl.reading.targets import precision_of_targets, score_targets, scored_stream
 
-    with world.agreed():
-        model, config = opened.any_model, opened.config
+    with job.world.agreed():
+        model, config = job.opened.any_model, job.opened.config
         assert isinstance(model, XLNet)
-        if precision == "int8":
-            raise ConfigError("--precision int8 is for models that read from left to right; use auto, fp32 or bf16")
-        if batch_size is not None:
-            config = config.changed(eval={"batch_size": batch_size})
-        chosen, _ = choose_precision(precision, opened.device)
-        mem_len = config.eval_mem_len if mem_len is None else mem_len
-        if compare_memory and not mem_len:
-            raise ConfigError(f"--compare-memory: '{opened.source}' is read without memory (mem_len 0) already; leave it out")
-        text = choice.text(opened)
+        if job.options.batch_size is not None:
+            config = config.changed(eval={"batch_size": job.options.batch_size})
+        reading = job.reading(precision_of_targets(job.options.precision, job.opened.device))
+        text = job.choice.text(job.opened)
 
-    def measure(mem_len: int, what: str) -> "Score":
-        with world.agreed():
-            stream = scored_stream(config, text.ids, opened.tokenizer, world=world)
-        n_token = stream.segments_per_epoch * stream.tokens_per_step // world.size
-        with progress(what, n_token, hidden=quiet or not world.first) as bar:
-            return score_targets(model, stream, mem_len=mem_len, precision=chosen, on_tokens=bar.advance, world=world)
+    def measure(reading: "Reading", what: str) -> "Score":
+        with job.world.agreed():
+            stream = scored_stream(config, text.ids, job.opened.tokenizer, world=job.world)
+        with job.bar(what, stream.segments_per_epoch * stream.tokens_per_step) as bar:
+            return score_targets(model, stream, reading, on_tokens=bar.advance, world=job.world)
 
-    score = measure(mem_len, "scoring")
-    _check_finite(score, opened, chosen, world)
-    without = measure(0, "scoring without memory") if compare_memory else None
-    if not world.first:
-        return
-    if json_:
-        figures = [each and {"targets": each.tokens, "nats": each.nats, "loss": each.loss} for each in (score, without)]
-        facts = {"run": opened.source, "text": text.what, "precision": chosen, "mem_len": mem_len, "seconds": score.seconds}
-        print(json.dumps({**facts, **(figures[0] or {}), **({"without_memory": figures[1]} if without else {})}))
-        return
-    how = f"rows of {config.train.tgt_len:,}, {memory_in_words(model.config, mem_len)}, {chosen}"
-    print(f"{text.what}, {how}: {score.tokens:,} targets in {score.seconds:.1f} s")
-    print(f"  {score.in_words('target')}")
-    if without:
-        worth = f"{without.loss - score.loss:z.4f} nats per target"
-        print(f"without memory {without.loss:.4f} nats per target, with it {score.loss:.4f}: memory is worth {worth}")
+    score, without = job.compared(measure, reading, "scoring without memory")
+    read_as = replace(reading, tgt_len=config.train.tgt_len)
+    _print_parts(job, text, score, without, read_as, f"rows of {config.train.tgt_len:,}", "target")
 
 
-def _evaluate_answers(
-    opened: "Opened",
-    text: "Text",
-    reading: "Reading",
-    precision: Any,
-    world: "World",
-    *,
-    compare_memory: bool,
-    quiet: bool,
-    json_: bool,
-) -> None:
+def _score_answers(job: _Job) -> None:
     """Print how well a model predicts what follows the first tab of each document."""
-    from transformer_xl.reading.evaluation import memory_in_words
-    from transformer_xl.reading.token_nats import score_answers
+    from transformer_xl.kernels.device import precision_of_segments
+    from transformer_xl.reading.texts import score_answers
 
+    with job.world.agreed():
+        reading = job.reading(precision_of_segments(job.options.precision, job.opened.device))
+        text = job.choice.text(job.opened)
     starts = text.document_starts
     assert starts is not None  # no ids: these have no tab
 
     def measure(reading: "Reading", what: str) -> "Score":
-        with progress(what, len(text.ids) // world.size, hidden=quiet or not world.first) as bar:
-            how = {"separator": opened.tokenizer.tab, "precision": precision, "on_tokens": bar.advance, "world": world}
-            return score_answers(opened.model, text.ids, starts, reading=reading, **how)
+        with job.bar(what, len(text.ids)) as bar:
+            how: dict[str, Any] = {"separator": job.opened.tokenizer.tab, "on_tokens": bar.advance, "world": job.world}
+            return score_answers(job.opened.model, text.ids, starts, reading, **how)
 
-    score = measure(reading, "scoring")
-    _check_finite(score, opened, precision, world)
-    without = measure(reading.without_memory(), "scoring without questions") if compare_memory else None
+    score, without = job.compared(measure, reading, "scoring without questions")
+    _print_parts(job, text, score, without, reading, "each document by itself", "answer token")
+
+
+def _print_parts(
+    job: _Job, text: "Text", score: "Score", without: "Score | None", reading: "Reading", how: str, unit: str
+) -> None:
+    """Print a score of only some tokens, as nats of each."""
+    from transformer_xl.reading.reading import memory_in_words
+
+    if not job.world.first:
+        return
+    if job.json:
+        counted = f"{unit}s".replace(" ", "_")
+        figures, alone = (
+            {counted: each.tokens, "nats": each.nats, "loss": each.loss} if each else None for each in (score, without)
+        )
+        job.print_json(text.what, reading, seconds=score.seconds, **(figures or {}), without_memory=alone)
+        return
+    memory = memory_in_words(job.opened.any_model.config, reading.mem_len)
+    print(f"{text.what}, {how}, {memory}, {reading.precision}: {score.tokens:,} {unit}s in {score.seconds:.1f} s")
+    print(f"  {score.in_words(unit)}, perplexity {score.ppl:.2f}")
+    if without:
+        worth = f"{without.loss - score.loss:z.4f} nats per {unit}"
+        print(f"without memory {without.loss:.4f} nats per {unit}, with it {score.loss:.4f}: memory is worth {worth}")
+
+
+def _score_stream(job: _Job) -> None:
+    """Print the score of a text that is read as one stream."""
+    from transformer_xl.kernels.device import precision_of_segments
+    from transformer_xl.reading.dynamic import precision_of_learning
+    from transformer_xl.reading.evaluation import TEMPERATURES, best_temperature, write_token_nats
+    from transformer_xl.reading.evaluation import evaluate as score_stream
+
+    opened, world, adapting, divisor = job.opened, job.world, job.adapting, job.temperature
+    with world.agreed():
+        precision = precision_of_learning if adapting.dynamic else precision_of_segments
+        reading = job.reading(precision(job.options.precision, opened.device))
+        if adapting.dynamic and not world.alone:
+            raise ConfigError(f"--dynamic reads in one process, not in {world.size}; start txl eval without torchrun")
+        text = job.choice.text(opened)
+        training_text = _other_text(job, "train", _TRAINING_TOKENS) if adapting.dynamic == "rms" else None
+        chosen_on = _other_text(job, "valid") if divisor == "auto" else None
+    if not world.alone:
+        texts = {"text": text.digest(), "validation": chosen_on and chosen_on.digest()}
+        world.check_same(model=opened.model.config.model_dump(mode="json"), **texts, precision=reading.precision)
+
+    def measure(reading: "Reading", what: str = "scoring", text: "Text" = text, **how: Any) -> "Score":
+        sizes = {"n_characters": text.n_characters, "n_bytes": text.n_bytes}
+        with job.bar(what, len(text.ids) - 1) as bar:
+            how |= {"per_token": job.per_token is not None, "on_tokens": bar.advance, "world": world}
+            return score_stream(opened.model, text.ids, reading, **sizes, **how)
+
+    how: dict[str, Any] = {}  # beside what the reading says
+    if chosen_on is not None:
+        divisor = best_temperature(measure(reading, "choosing the temperature", chosen_on, temperature=TEMPERATURES).nats_at)
+    if divisor is not None:
+        how = {"temperature": (divisor, 1.0)}
+    plain = score = measure(reading, **how)
+    job.check_finite(score, reading)
+    if adapting:
+        begin = time.perf_counter()
+        how = {"dynamic": adapting.dynamic_settings, "cache": adapting.cache_settings}
+        if training_text is not None:
+            how["dynamic"] = replace(how["dynamic"], mean_squares=_mean_squares(job, training_text, reading))
+        score = measure(reading, f"scoring with {adapting.in_words}", **how)
+        score = replace(score, seconds=time.perf_counter() - begin)
+    without = measure(reading.without_memory(), "scoring without memory", **how) if job.compare_memory else None
     if not world.first:
         return
-    if json_:
-        figures = [each and {"answer_tokens": each.tokens, "nats": each.nats, "loss": each.loss} for each in (score, without)]
-        facts = {"run": opened.source, "text": text.what, "precision": precision, "reading": vars(reading)}
-        print(json.dumps({**facts, "seconds": score.seconds, **(figures[0] or {}), "without_memory": figures[1]}))
+    if job.per_token is not None and score.token_nats is not None:
+        write_token_nats(job.per_token, text.ids, score.token_nats, opened.tokenizer)
+    comparisons = [_worth_of_memory(job, score, without)] if without else []
+    if isinstance(divisor, float):
+        comparisons.insert(0, _worth_of_temperature(score, divisor, chosen_on))
+    if adapting:
+        comparisons.insert(0, _worth_of_adapting(adapting, score, plain, **how))
+    _print_stream(job, text, reading, score, comparisons)
+
+
+def _other_text(job: _Job, split: Literal["train", "valid"], limit: int | None = None) -> "Text":
+    """Return another split of the run's corpus, for what is learned or chosen there."""
+    if not job.opened.is_run and job.choice.corpus is None:
+        what, instead = ("--dynamic rms reads training text", "use --dynamic sgd")
+        if split == "valid":
+            what, instead = ("--temperature auto reads a validation split", "give a number")
+        raise ConfigError(f"{what}, and '{job.run}' is a model without a corpus; {instead}")
+    return job.opened.text(split=split, corpus=job.choice.corpus, limit=limit)
+
+
+def _mean_squares(job: _Job, text: "Text", reading: "Reading") -> "dict[str, Tensor]":
+    from transformer_xl.reading.dynamic import mean_squares
+
+    with job.bar("reading training text", len(text.ids) - 1) as bar:
+        return mean_squares(job.opened.model, text.ids, reading, on_tokens=bar.advance)
+
+
+class _Comparison(NamedTuple):
+    """Two scores compared: figures for JSON, a sentence, and what the heading says of it."""
+
+    figures: dict[str, Any]
+    sentence: str
+    heading: Sequence[str] = ()
+
+
+def _worth_of_memory(job: _Job, score: "Score", without: "Score") -> _Comparison:
+    unit = job.opened.tokenizer.counts
+    sentence = (
+        f"without memory {without.bpc:.4f} bits per {unit}, with it {score.bpc:.4f}: memory is worth "
+        f"{without.bpc - score.bpc:z.4f} bits per {unit} ({without.loss - score.loss:z.4f} nats per token)"
+    )
+    return _Comparison({"without_memory": without.as_dict()}, sentence)
+
+
+def _worth_of_temperature(score: "Score", divisor: float, chosen_on: "Text | None") -> _Comparison:
+    plain = replace(score, nats=score.nats_at[1.0])
+    figures = {"temperature": divisor, "temperature_chosen_on": chosen_on and chosen_on.what, "plain": plain.as_dict()}
+    how = f"temperature {divisor:g}" + (f", the best on the {chosen_on.what}," if chosen_on else "")
+    worth = f"worth {plain.loss - score.loss:z.4f} nats per token"
+    sentence = f"with {how} {score.loss:.4f} nats per token, without {plain.loss:.4f}: {worth}"
+    return _Comparison(figures, sentence, [f"temperature {divisor:g}"])
+
+
+def _worth_of_adapting(
+    adapting: Adapting, score: "Score", plain: "Score", dynamic: "Dynamic | None", cache: "Cache | None"
+) -> _Comparison:
+    figures = {"dynamic": dynamic and dynamic.as_dict(), "cache": cache and cache.as_dict(), "plain": plain.as_dict()}
+    sentence = (
+        f"without {adapting.in_words} {plain.loss:.4f} nats per token in {plain.seconds:.1f} s, with "
+        f"{score.loss:.4f} in {score.seconds:.1f} s: worth {plain.loss - score.loss:z.4f} nats per token"
+    )
+    settings = {"dynamic evaluation": figures["dynamic"], "cache": figures["cache"]}
+    return _Comparison(figures, sentence, [f"{name} ({_listed(values)})" for name, values in settings.items() if values])
+
+
+def _print_stream(job: _Job, text: "Text", reading: "Reading", score: "Score", comparisons: Sequence[_Comparison]) -> None:
+    from transformer_xl.data.text import not_scored
+
+    if score.doubt:
+        warn(score.doubt)
+    if job.json:
+        job.print_json(text.what, reading, **score.as_dict(), **{k: v for each in comparisons for k, v in each.figures.items()})
         return
-    how = f"each document by itself, {memory_in_words(opened.model.config, reading.mem_len)}, {precision}"
-    print(f"{text.what}, {how}: {score.tokens:,} answer tokens in {score.seconds:.1f} s")
-    print(f"  {score.in_words('answer token')}, perplexity {score.ppl:.2f}")
-    if without:
-        worth = f"{without.loss - score.loss:z.4f} nats per answer token"
-        print(f"without memory of the question {without.loss:.4f}, with it {score.loss:.4f}: memory is worth {worth}")
-
-
-def _print(score: "Score", what: str, unit: str) -> None:
+    unit, heading = job.opened.tokenizer.counts, [line for each in comparisons for line in each.heading]
+    what = ", ".join([text.what, reading.in_words(job.opened.model.config), *heading, reading.precision])
     print(f"{what}: {score.tokens:,} tokens in {score.seconds:.1f} s ({score.tokens_per_second:,.0f} tokens/s)")
     rows = [
         ("loss", f"{score.loss:.4f}", "nats per token"),
@@ -466,5 +451,41 @@ def _print(score: "Score", what: str, unit: str) -> None:
         *([] if score.bpb is None else [("bpb", f"{score.bpb:.4f}", "bits per UTF-8 byte")]),
         ("nats", f"{score.nats:,.1f}", "in total"),
     ]
-    for name, value, unit in rows:
-        print(f"  {name:5} {value:>14}  {unit}")
+    for name, value, of in rows:
+        print(f"  {name:5} {value:>14}  {of}")
+    if left_out := not_scored(job.opened.tokenizer):
+        print(f"  {left_out}")
+    for each in comparisons:
+        print(each.sentence)
+
+
+def _listed(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{value}" if name == "rule" else f"{name} {value}" for name, value in settings.items())
+
+
+class _Kind(NamedTuple):
+    """A kind of run: what scores it, which options it accepts besides rows and precision, and why no others."""
+
+    score: Callable[[_Job], None]
+    accepts: Collection[str]
+    why: str
+
+
+_LENGTHS = ("tgt_len", "mem_len", "same_length", "clamp_len")
+_ADAPTING = tuple(field.name for field in fields(Adapting))
+_KINDS = {
+    "token": _Kind(
+        _score_stream, [*_LENGTHS, "ext_len", "per_token", "compare_memory", "temperature", *_ADAPTING], "is for other runs"
+    ),
+    "answer token": _Kind(
+        _score_answers,
+        [*_LENGTHS, "compare_memory"],
+        "is for streams; '{run}' has learned answers, and reads documents one by one",
+    ),
+    "target": _Kind(
+        _score_targets,
+        ["mem_len", "compare_memory"],
+        "is for models that read from left to right; an xlnet reads rows as in its training",
+    ),
+    "task": _Kind(_score_task, [], "is for models that predict tokens; '{run}' is fine-tuned and reads whole texts"),
+}

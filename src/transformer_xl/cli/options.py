@@ -144,6 +144,30 @@ class TextChoice:
         return found
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ReadingChoice:
+    """How a text is read; see `Reading`, of which these are the attributes. None: as the run is read.
+
+    Args:
+        tgt_len: tokens per segment. Default: as in training.
+        mem_len: positions of memory. Default: as in training.
+        batch_size: lanes read side by side; 1 reads strictly from beginning to end. Default: the recipe's.
+        same_length: give every query the same number of keys.
+        clamp_len: largest distance; larger ones count as this one.
+        ext_len: tokens before each segment that are read again with it instead of being remembered.
+        precision: of the matrix products; auto: whichever the processor computes fast; int8 rounds the weights.
+    """
+
+    tgt_len: Positive | None = None
+    mem_len: Natural | None = None
+    batch_size: Positive | None = None
+    same_length: bool | None = None
+    clamp_len: Positive | None = None
+    ext_len: Natural | None = None
+    precision: Precision = "auto"
+
+
 _MOST_DIGITS = 18  # of a number that fits into 64 bits
 
 

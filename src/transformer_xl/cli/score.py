@@ -24,10 +24,8 @@ from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
-    from transformer_xl.kernels.device import InferencePrecision
-    from transformer_xl.reading.evaluation import Reading
+    from transformer_xl.reading.reading import Reading
     from transformer_xl.reading.rows import Borders, ScoredLine
-    from transformer_xl.reading.token_nats import SideBySide
 
 _NAMED = ("blimp", "lambada")
 _ESCAPED = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
@@ -113,10 +111,10 @@ def score(
     from transformer_xl.kernels.device import precision_of_segments
 
     opened = opening.open(run)
-    reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=1)
     chosen = precision_of_segments(precision, opened.device)
+    reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=batch_size, precision=chosen)
     files = benchmark_files(named, data) if named else [file]
-    job = _Job(opened, reading, chosen, batch_size, per or "line", spans, memory or "carried", compares, files)
+    job = _Job(opened, reading, per or "line", spans, memory or "carried", compares, files)
     begin, tally = time.perf_counter(), _Tally()
     _write(job, tally, out, resume=resume, as_json=json_, quiet=quiet)
     if not tally.n:
@@ -147,21 +145,11 @@ class _Job:
 
     opened: "Opened"
     reading: "Reading"
-    precision: "InferencePrecision"
-    batch_size: int
     per: Per
     spans: Path | None
     memory: str
     compares: str | None  # pairs, or a benchmark; None: the lines of a text
     files: Sequence[Path]
-
-    @property
-    def scorer(self) -> "SideBySide":
-        """What scores texts that stand alone."""
-        from transformer_xl.reading.token_nats import SideBySide
-
-        sizes = {"batch_size": self.batch_size, "tgt_len": self.reading.tgt_len}
-        return SideBySide(self.reading.view(self.opened.model), **sizes, precision=self.precision)
 
     def rows(self, bar: Bar, skip: int) -> Rows:
         """Yield all rows; the first `skip` need not have nats."""
@@ -191,13 +179,10 @@ class _Job:
         if not piped and tokenizer.reads_bytes:
             warn_of_bytes(file)
         if self.memory == "reset":
-            how = {"batch_size": self.batch_size, "skip": skip, "is_ready": piped and piped.is_ready}
-            lines = alone(blocks, path, self.scorer, tokenizer, borders=borders, **how)
-        elif self.reading.ext_len:
-            why = f"'{self.opened.source}' reads {self.reading.ext_len} tokens again before each segment"
-            raise ConfigError(f"--memory carried: {why} (ext_len); use --memory reset, or txl eval --per-token")
+            how = {"skip": skip, "is_ready": piped and piped.is_ready, "borders": borders}
+            lines = alone(blocks, path, model, tokenizer, self.reading, **how)
         else:
-            lines = carried(blocks, path, model, tokenizer, self.reading, precision=self.precision, borders=borders)
+            lines = carried(blocks, path, model, tokenizer, self.reading, borders=borders)
         for scored in lines:
             yield scored
             bar.advance(len(scored.line.text.encode("utf-8", "surrogateescape")))
@@ -206,13 +191,13 @@ class _Job:
         from transformer_xl.data.examples import read_last_words, read_pairs
         from transformer_xl.reading.surprisal import last_word_rows, pair_rows
 
-        scorer, tokenizer = self.scorer, self.opened.tokenizer
+        how = (self.opened.model, self.opened.tokenizer, self.reading)
         for file in self.files:
             if self.compares == "lambada":
-                rows = last_word_rows(read_last_words(file), scorer, tokenizer, n=self.batch_size)
+                rows = last_word_rows(read_last_words(file), *how)
             else:
                 source = _arriving(file) if _is_piped(file) else file
-                rows = pair_rows(read_pairs(source), scorer, tokenizer, n=self.batch_size)
+                rows = pair_rows(read_pairs(source), *how)
             for row in rows:
                 yield {"file": file.name.partition(".")[0] if file != STDIN else "-", **row}
                 bar.advance()
@@ -268,7 +253,7 @@ def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json:
     with ExitStack() as stack:
         if out is not None:
             texts = None if _is_piped(file) or len(job.files) > 1 else file
-            how = {"json": is_json, "precision": job.precision, "batch_size": job.batch_size}
+            how = {"json": is_json, "precision": job.reading.precision, "batch_size": job.reading.batch_size}
             origin = origin_of(job.opened.source, job.opened.model, texts, **how)
             what = f"--spans of {content_sha256(job.spans)}" if job.spans else f"--per {job.per}"
             computed = f"{origin['computed']} {what} --memory {job.memory} ({job.reading}, {job.compares})"

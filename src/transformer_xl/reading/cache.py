@@ -12,7 +12,6 @@ Shapes: B rows, T tokens of a segment, n places kept, D width of a state.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch import Tensor
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.room import check_room
 from transformer_xl.reading.segments import NOT_SCORED
-from transformer_xl.reading.stream import check_alike
 
 
 @dataclass(frozen=True)
@@ -115,15 +113,6 @@ class CacheRows:
         """Put `n` rows that keep nothing before the others."""
         h_BND, following = self._empty(n, self.h_BND.shape[-1], dtype=self.h_BND.dtype, device=self.h_BND.device)
         self.h_BND, self.following = torch.cat([h_BND, self.h_BND]), torch.cat([following, self.following])
-
-    def take(self, row: int) -> dict[str, Tensor]:
-        """Return copies of what a row keeps, `states` (n, D) and `following` (n,)."""
-        return {"states": self.h_BND[row].clone(), "following": self.following[row].clone()}
-
-    def put(self, row: int, state: Mapping[str, Tensor]) -> None:
-        """Replace what a row keeps by what `take` returned; ValueError for other names, types or shapes."""
-        check_alike(state, self.take(row))
-        self.h_BND[row], self.following[row] = state["states"], state["following"]
 
     def _keep(self, h_BTD: Tensor, labels: Tensor) -> None:
         self.h_BND = torch.cat([self.h_BND, h_BTD.to(self.h_BND.dtype)], dim=1)

@@ -13,19 +13,20 @@ Reference: Krause et al. 2018, arXiv 1709.07432, section 4, and 2019, arXiv 1904
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError, CorpusError, TrainingError
-from transformer_xl.kernels.device import Precision, PrecisionName, autocast, check_precision, choose_precision
+from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.room import check_room
 from transformer_xl.model.softmax import check_ids
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.segments import NOT_SCORED, Lanes
 from transformer_xl.reading.stream import CarriedState, check_alike, scoring
 
@@ -148,17 +149,6 @@ class LearningState(CarriedState):
         self.mems = mems
         return h_BTD.detach(), nll.detach(), dict(zip(self.weights, found, strict=True))
 
-    def take_weights(self) -> dict[str, Tensor]:
-        """Return copies of the weights by name."""
-        return {name: weight.detach().clone() for name, weight in self.weights.items()}
-
-    @torch.no_grad()
-    def put_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with weights that `take_weights` returned; ValueError for other names, types or shapes."""
-        check_alike(state, self.weights)
-        for name, weight in self.weights.items():
-            weight.copy_(state[name])
-
     @torch.no_grad()
     def _step(self, gradients: Mapping[str, Tensor]) -> None:
         for name, weight in self.weights.items():
@@ -198,29 +188,21 @@ def precision_of_learning(name: str, device: torch.device) -> Precision:
 def mean_squares(
     model: LanguageModel,
     token_ids: np.ndarray | Tensor,
+    reading: Reading = Reading(),
     *,
-    tgt_len: int = 128,
-    mem_len: int | None = None,
-    ext_len: int = 0,
-    same_length: bool | None = None,
-    clamp_len: int | None = None,
-    precision: PrecisionName = "fp32",
-    on_tokens: Callable[[int], object] | None = None,
+    on_tokens: Callable[[int], object] = lambda n: None,
     execution: Execution = Execution(),
+    **options: Any,
 ) -> dict[str, Tensor]:
     """Return the mean squared gradient of each weight on a training text, which the RMS rule of `Dynamic` needs.
 
     Args:
         model: stays as it is.
         token_ids: of the text, integers (N,), N ≥ 2; some 20,000 tokens are enough.
-        tgt_len: tokens per segment, as the text to score will be read; so are the next arguments.
-        mem_len: positions of memory; None: the model's.
-        ext_len: tokens before each segment that are read again with it.
-        same_length: the same number of keys for every query.
-        clamp_len: largest distance told apart.
-        precision: of the matrix products, not int8 or fp16.
+        reading: as the text to score will be read, in one lane; its precision is not int8 or fp16.
         on_tokens: called with the number of tokens just read, for progress bars.
         execution: how the model computes.
+        options: attributes of `Reading` that replace those of `reading`, such as `tgt_len=64`.
 
     Returns:
         A tensor for each parameter, by name.
@@ -237,20 +219,19 @@ def mean_squares(
         'rms'
     """
     check_reads_on(model)
-    ids = np.asarray(token_ids)
+    ids, reading = np.asarray(token_ids), replace(reading, **options)
     if len(ids) < 2:
         raise CorpusError(f"the training text has {len(ids)} tokens; at least 2 are needed for mean squares")
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
-    tgt_len, chosen = min(tgt_len, len(ids) - 1), precision_of_learning(precision, model.device)
+    tgt_len, chosen = min(reading.tgt_len, len(ids) - 1), precision_of_learning(reading.precision, model.device)
     with scoring(model):
-        view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
-        stream = LearningState(view.for_text(len(ids)), None, tgt_len=tgt_len, precision=chosen, execution=execution)
+        view = reading.view(model).for_text(len(ids))
+        stream = LearningState(view, None, tgt_len=tgt_len, precision=chosen, execution=execution)
         total = {name: torch.zeros_like(weight) for name, weight in stream.weights.items()}
         n = 0
-        for segment in Lanes(ids, 1, tgt_len=tgt_len, ext_len=ext_len).segments(pad_left=True):
+        for segment in Lanes(ids, 1, tgt_len=tgt_len, ext_len=reading.ext_len).segments(pad_left=True):
             for name, gradient in stream.gradients(segment.ids, segment.labels, n_pad=segment.n_pad)[2].items():
                 total[name].addcmul_(gradient, gradient)
             n += 1
-            if on_tokens:
-                on_tokens(int(segment.is_scored.sum()))
+            on_tokens(int(segment.is_scored.sum()))
         return {name: x / n for name, x in total.items()}

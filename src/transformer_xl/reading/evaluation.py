@@ -8,109 +8,27 @@ holds what it would hold if one lane had read everything.
 import json
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 
-from transformer_xl.config.model import ModelConfig
-from transformer_xl.config.run import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.files import whole_file
-from transformer_xl.kernels.device import InferencePrecision, PrecisionName, precision_of_segments
-from transformer_xl.kernels.graphs import Readback
+from transformer_xl.kernels.device import precision_of_segments
 from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.call import Execution
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.cache import Cache, CacheRows
 from transformer_xl.reading.dynamic import Dynamic, LearningState, precision_of_learning
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
-from transformer_xl.reading.stream import Stream, check_names, open_stream, scoring
+from transformer_xl.reading.stream import Stream, in_order, open_stream, scoring
 from transformer_xl.world import World
-
-
-def memory_in_words(config: ModelConfig, mem_len: int) -> str:
-    """Return with what memory a model of these settings reads if it has this many positions, in two to four words."""
-    if not mem_len or config.remembers == "nothing":
-        return "no memory"
-    return "a state carried on" if config.remembers == "state" else f"memory of {mem_len:,}"
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a text is read to score it; `evaluate(model, ids, **vars(reading))` reads it so.
-
-    Attributes:
-        tgt_len: tokens per segment.
-        mem_len: positions of memory.
-        ext_len: tokens before each segment that are read again with it instead of being remembered.
-        batch_size: lanes read side by side.
-        same_length: the same number of keys for every query; None: as the model does. False without memory.
-        clamp_len: largest distance told apart; None: as the model does.
-
-    Example:
-        >>> Reading(tgt_len=64, mem_len=128, same_length=True).without_memory()
-        Reading(tgt_len=64, mem_len=0, ext_len=0, batch_size=1, same_length=False, clamp_len=None)
-    """
-
-    tgt_len: int
-    mem_len: int
-    ext_len: int = 0
-    batch_size: int = 1
-    same_length: bool | None = None
-    clamp_len: int | None = None
-
-    def __post_init__(self) -> None:
-        if not self.mem_len:
-            object.__setattr__(self, "same_length", False)
-
-    @classmethod
-    def of_run(cls, config: RunConfig, **changes: Any) -> Self:
-        """Return how `txl eval` reads for a run, with changed attributes; those that are None are the run's own."""
-        own = {
-            "tgt_len": config.eval_tgt_len,
-            "mem_len": config.eval_mem_len,
-            "ext_len": config.eval.ext_len,
-            "batch_size": config.eval.batch_size,
-            "same_length": config.eval.same_length,
-            "clamp_len": config.eval.clamp_len,
-        }
-        return cls(**own | {name: value for name, value in changes.items() if value is not None})
-
-    @property
-    def length(self) -> int:
-        """Positions before a segment that its tokens may see: the attention length."""
-        return self.mem_len + self.ext_len
-
-    def in_words(self, config: ModelConfig) -> str:
-        """Return how a model of these settings is read, in words.
-
-        Example:
-            >>> from transformer_xl.config.model import LstmConfig
-            >>> Reading(tgt_len=16, mem_len=1).in_words(LstmConfig())
-            'segments of 16, a state carried on'
-            >>> Reading(tgt_len=16, mem_len=0, ext_len=48).in_words(LstmConfig())
-            'segments of 16, 48 read again before each, no memory'
-        """
-        again = f", {self.ext_len:,} read again before each" if self.ext_len else ""
-        return f"segments of {self.tgt_len:,}{again}, {memory_in_words(config, self.mem_len)}"
-
-    def without_memory(self) -> Self:
-        """Return the same without memory."""
-        return replace(self, mem_len=0)
-
-    def view(self, model: LanguageModel) -> LanguageModel:
-        """Return the model with these lengths; ConfigError if it cannot be read with them."""
-        if self.tgt_len < 1:
-            raise ConfigError(f"tgt_len ({self.tgt_len}) must be at least 1")
-        return model.with_context(
-            mem_len=self.mem_len, clamp_len=self.clamp_len, same_length=self.same_length, ext_len=self.ext_len
-        )
 
 
 @dataclass(frozen=True)
@@ -124,9 +42,7 @@ class Score:
         n_bytes: UTF-8 bytes of these tokens; None if it is not known.
         seconds: time it took.
         token_nats: float32 (tokens,), nats of each token in order; None unless asked for.
-        event_nats: float32 (tokens,), nats of the event in the place of each token; None unless asked for.
         share: part of the text that was read, where `tokens` does not say it, because they are targets.
-        state: from which `evaluate` goes on: tensors on the CPU by name; None unless asked for.
         nats_at: total nats by temperature, of all temperatures asked for.
     """
 
@@ -136,9 +52,7 @@ class Score:
     n_bytes: int | None
     seconds: float
     token_nats: np.ndarray | None = field(default=None, repr=False)
-    event_nats: np.ndarray | None = field(default=None, repr=False, kw_only=True)
     share: float = 1.0
-    state: dict[str, torch.Tensor] | None = field(default=None, repr=False)
     nats_at: Mapping[float, float] = field(default_factory=dict, repr=False)
 
     @property
@@ -197,26 +111,18 @@ class Score:
 def evaluate(
     model: LanguageModel,
     token_ids: np.ndarray | torch.Tensor,
+    reading: Reading = Reading(),
     *,
-    tgt_len: int = 128,
-    mem_len: int | None = None,
-    batch_size: int = 1,
-    same_length: bool | None = None,
-    clamp_len: int | None = None,
-    ext_len: int = 0,
     n_characters: int | None = None,
     n_bytes: int | None = None,
-    precision: PrecisionName = "fp32",
     dynamic: Dynamic | None = None,
     cache: Cache | None = None,
-    state: Mapping[str, torch.Tensor] | None = None,
-    keep_state: bool = False,
     temperature: float | Sequence[float] = 1.0,
     per_token: bool = False,
-    event: np.ndarray | None = None,
-    on_tokens: Callable[[int], object] | None = None,
+    on_tokens: Callable[[int], object] = lambda n: None,
     world: World | None = None,
     execution: Execution = Execution(),
+    **options: Any,
 ) -> Score:
     """Score a whole stream, every token counted once, with warm memory.
 
@@ -226,33 +132,20 @@ def evaluate(
     Args:
         model: its mode (training or not) is restored afterwards.
         token_ids: integers (N,), N ≥ 2; may be memory-mapped.
-        tgt_len: tokens per segment.
-        mem_len: positions of memory; None: the model's; 0: none.
-        batch_size: lanes read side by side, at most; fewer where lanes would be too short to warm up the next.
-        same_length: the same number of keys for every query; None: as the model does.
-        clamp_len: largest distance told apart; None: as the model does.
-        ext_len: tokens before each segment that are read again with it instead of being remembered (the authors' extended
-            context); their states are as new as the segment's, but they are computed twice.
+        reading: segments, memory, lanes and precision.
         n_characters: characters of the predicted text, for `Score.bpc`; None: one per token.
         n_bytes: bytes of the predicted text, for `Score.bpb`.
-        precision: of the matrix products, and of keys and values; int8 rounds the weights, auto takes what the device
-            multiplies natively.
         dynamic: let a copy of the weights learn from each segment after it has been scored; `model` stays as it is. The text is
             read in one lane, so `batch_size` must be 1.
         cache: mix what followed similar states into the prediction. Lanes first read as many tokens as it keeps.
-        state: `Score.state` of the text before, read with the same settings; the first of `token_ids` is then the last token
-            of that text, whose length, less 1, must be a multiple of `tgt_len` to give the score of one text. `batch_size`
-            must be 1.
-        keep_state: return what is needed to go on, as `Score.state`; `batch_size` must be 1.
         temperature: divides the scores before the softmax, as `Sampling.temperature` does: p becomes p^(1/t) / Σ p^(1/t). Of
             several, the score is that of the first, and `Score.nats_at` has the total nats of each. Neither dynamic evaluation
             nor a cache goes with another than 1.
         per_token: keep the nats of every token.
-        event: ids (E,); also keep, with `per_token`, the nats of any of them coming next: -log Σ p. Neither a temperature nor
-            dynamic evaluation nor a cache goes with it.
         on_tokens: called with the number of tokens just scored here, for progress bars; on a GPU one segment late.
         world: the processes that score the stream together, each with the same arguments; None: this one alone.
         execution: how the model computes where it reads whole segments itself; kept keys are read in one way only.
+        options: attributes of `Reading` that replace those of `reading`, such as `tgt_len=64`.
 
     Returns:
         The score.
@@ -262,9 +155,9 @@ def evaluate(
         TokenizerError: ids outside the model's vocabulary.
         ConfigError: sizes below 1, a temperature that is not above 0, an unknown precision, `mem_len`, `clamp_len` and
             `same_length` that cannot work together, a model that does not read from left to right, or what cannot be done with
-            dynamic evaluation, a cache or a state.
+            dynamic evaluation or a cache.
         TrainingError: dynamic evaluation diverged.
-        ValueError: ids that are not integers, or of another shape; a state, or mean squares, of another model or settings.
+        ValueError: ids that are not integers, or of another shape; or mean squares of another model.
 
     Example:
         >>> from transformer_xl import TransformerXL, TransformerXLConfig
@@ -273,55 +166,48 @@ def evaluate(
         5
     """
     check_reads_on(model)
-    ids = np.asarray(token_ids)
+    ids, reading, everyone = np.asarray(token_ids), replace(reading, **options), world or World()
     if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
         raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
     n_predicted = len(ids) - 1
     if n_predicted < 1:
         raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
-    if tgt_len < 1 or batch_size < 1 or ext_len < 0:
-        raise ConfigError(
-            f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1, and ext_len ({ext_len}) at least 0"
-        )
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
     temperatures = tuple(map(float, temperature if isinstance(temperature, Sequence) else [temperature]))
     _check_temperatures(temperatures, model, adapts=dynamic is not None or cache is not None)
-    if event is not None and (temperatures != (1.0,) or dynamic or cache or model.is_sharded):
-        raise ConfigError("an event goes with neither a temperature, dynamic evaluation, a cache nor a sharded model")
-    everyone = world or World()
-    carried = state is not None or keep_state
-    _check_alone(model, everyone, batch_size, dynamic=dynamic is not None, cache=cache is not None, carried=carried)
-    if not carried:
-        tgt_len = min(tgt_len, n_predicted)
-    chosen = (precision_of_learning if dynamic else precision_of_segments)(precision, model.device)
-    world = World() if model.is_sharded else everyone
-    kept_nats = torch.zeros(0 if not per_token else 1 if event is None else 2, n_predicted, dtype=torch.float32)
+    _check_alone(model, everyone, reading.batch_size, dynamic=dynamic is not None, cache=cache is not None)
+    reading = replace(reading, tgt_len=min(reading.tgt_len, n_predicted))
+    token_nats = torch.zeros(n_predicted, dtype=torch.float32) if per_token else None
     begin, totals = time.perf_counter(), [0.0] * len(temperatures)
     with scoring(model):
-        view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
-        if not carried:
-            view = view.for_text(len(ids))
-        n_before = view.reach(tgt_len) + (math.ceil(cache.size / tgt_len) * tgt_len if cache else 0)
-        n_lane = max(1, min(batch_size, n_predicted // max(n_before + ext_len, 1)))
-        lanes = Lanes(ids, n_lane, tgt_len=tgt_len, ext_len=ext_len, world=world)
-        how: dict[str, Any] = {"tgt_len": tgt_len, "precision": chosen, "execution": execution}
-        rows = _Rows(view, lanes, n_before, dynamic, cache, temperatures, event, **how)
-        if state is not None:
-            rows.put(state)
-        for segment, nll in rows.nats():
-            totals = [total + float(own.double().sum()) for total, own in zip(totals, nll, strict=event is None)]
-            kept_nats[:, segment.places[segment.is_scored]] = nll[: len(kept_nats), segment.is_scored].float()
-            if on_tokens:
-                on_tokens(int(segment.is_scored.sum()))
-        left = rows.take() if keep_state else None
-    # all processes need the same bits: if each has read all lanes, devices may differ in the last bit
-    totals = everyone.from_first(totals) if model.is_sharded else world.sum(*totals)
-    if per_token:
-        world.add_(kept_nats)
+        lanes, rows = _open(model, ids, reading, dynamic, cache, divided(model, everyone), execution)
+
+        def score(segment: Cut) -> torch.Tensor:
+            return rows.score(segment, temperatures)
+
+        for segment, nats in in_order(lanes.segments(pad_left=rows.stream.pads_left), score, model.device):
+            totals = [total + float(own.double().sum()) for total, own in zip(totals, nats, strict=True)]
+            if token_nats is not None:
+                token_nats[segment.places[segment.is_scored]] = nats[0][segment.is_scored].float()
+            on_tokens(int(segment.is_scored.sum()))
+    totals = over_processes(model, everyone, *totals)
+    if token_nats is not None:
+        divided(model, everyone).add_(token_nats)
     seconds = time.perf_counter() - begin
-    kept = dict(zip(("token_nats", "event_nats"), kept_nats.numpy(), strict=False))
+    kept = None if token_nats is None else token_nats.numpy()
     nats_at = dict(zip(temperatures, totals, strict=True))
-    return Score(totals[0], n_predicted, n_characters or n_predicted, n_bytes, seconds, **kept, state=left, nats_at=nats_at)
+    return Score(totals[0], n_predicted, n_characters or n_predicted, n_bytes, seconds, kept, nats_at=nats_at)
+
+
+def divided(model: LanguageModel, world: World) -> World:
+    """Return the processes that divide what is read: none if each holds only a part of the weights, so that all read all."""
+    return World() if model.is_sharded else world
+
+
+def over_processes(model: LanguageModel, world: World, *sums: float) -> tuple[float, ...]:
+    """Return sums of what each process has read, `divided`, as sums of all; all processes get the same bits."""
+    # where each has read everything, devices may differ in the last bit
+    return world.from_first(sums) if model.is_sharded else world.sum(*sums)
 
 
 TEMPERATURES = tuple(i / 20 for i in range(14, 31))
@@ -359,122 +245,82 @@ def _check_temperatures(temperatures: tuple[float, ...], model: LanguageModel, *
         raise ConfigError("a temperature needs all weights in one process; do not shard the model")
 
 
-def _check_alone(model: LanguageModel, world: World, batch_size: int, *, dynamic: bool, cache: bool, carried: bool) -> None:
+def _check_alone(model: LanguageModel, world: World, batch_size: int, *, dynamic: bool, cache: bool) -> None:
     """Refuse lanes and processes for what goes strictly from the beginning of a text to its end."""
-    what = "dynamic evaluation" if dynamic else "a state that is handed over"
-    if dynamic or carried:
-        if batch_size > 1:
-            raise ConfigError(f"{what} reads from beginning to end in one lane; set batch_size ({batch_size}) to 1")
-        if not world.alone:
-            raise ConfigError(f"{what} reads in one process, not in {world.size}; start it without torchrun")
-    if model.is_sharded and (dynamic or carried or cache):
-        raise ConfigError(f"{'a cache' if cache else what} needs all weights in one process; do not shard the model")
+    if dynamic and batch_size > 1:
+        raise ConfigError(f"dynamic evaluation reads from beginning to end in one lane; set batch_size ({batch_size}) to 1")
+    if dynamic and not world.alone:
+        raise ConfigError(f"dynamic evaluation reads in one process, not in {world.size}; start it without torchrun")
+    if model.is_sharded and (dynamic or cache):
+        what = "a cache" if cache else "dynamic evaluation"
+        raise ConfigError(f"{what} needs all weights in one process; do not shard the model")
 
 
-_LATE = 1
-"""Segments that a GPU computes while the host still waits for the nats of the one before, so that it always has work."""
-
-
+@dataclass
 class _Rows:
-    """The lanes of a text, read by a stream and with a cache, if there is one."""
+    """The rows of a stream that read lanes, and what they keep for a cache, if there is one."""
 
-    def __init__(
-        self,
-        view: LanguageModel,
-        lanes: Lanes,
-        n_before: int,
-        dynamic: Dynamic | None,
-        cache: Cache | None,
-        temperatures: tuple[float, ...],
-        event: np.ndarray | None,
-        *,
-        tgt_len: int,
-        precision: InferencePrecision,
-        execution: Execution,
-    ) -> None:
-        self._lanes, self._n_before, self._temperatures = lanes, n_before, temperatures
-        self._event = None if event is None else torch.as_tensor(event, device=view.device)
-        self._n_late = _LATE if view.device.type == "cuda" else 0
-        self._n_cold = lanes.n_cold if n_before else lanes.n_lane  # rows that begin without memory
-        n_row = lanes.n_lane - self._n_cold or self._n_cold or 1
-        self.stream: Stream
-        if dynamic:
-            assert precision != "int8"  # see precision_of_learning
-            self.stream = LearningState(view, dynamic, tgt_len=tgt_len, precision=precision, execution=execution)
-        else:
-            self.stream = open_stream(view, n_row, tgt_len=tgt_len, precision=precision, execution=execution)
-        dtype = torch.promote_types(view.dtype, torch.float32)
-        sizes = {"d_model": view.config.d_model, "tgt_len": tgt_len}
-        self.cache = CacheRows(cache, n_row, **sizes, dtype=dtype, device=view.device) if cache else None
+    stream: Stream
+    cache: CacheRows | None
 
-    def nats(self) -> Iterator[tuple[Cut, torch.Tensor]]:
-        """Yield each segment of all lanes with the nats of its tokens at each temperature, (K, lanes, W) on the CPU.
-
-        With an event, its nats follow.
-
-        They are 0 where there is no label.
-        """
-        if not self._lanes.n_lane:
-            return
-        if self._n_cold < self._lanes.n_lane:  # let the other lanes read what stands before them
-            for segment in self._lanes.before(self._n_before):
-                nowhere = torch.full_like(segment.ids, NOT_SCORED)
-                if self.cache:
-                    self.cache.add(*_new(segment, self.stream.read_and_score(segment.ids, nowhere)[0]))
-                else:
-                    self.stream.score(segment.ids, nowhere)
-            if self._n_cold:
-                self.stream.prepend(self._n_cold)
-                if self.cache:
-                    self.cache.prepend(self._n_cold)
-        late: deque[tuple[Cut, Readback]] = deque()
-        for segment in self._lanes.segments(pad_left=self.stream.pads_left):
-            late.append((segment, Readback(self._score(segment))))
-            if len(late) > self._n_late:
-                first, nats = late.popleft()
-                yield first, nats.tensor
-        yield from ((segment, nats.tensor) for segment, nats in late)
-
-    def take(self) -> dict[str, torch.Tensor]:
-        """Return what the only row knows, as tensors on the CPU by name."""
-        parts = {"memory": self.stream.take(0)}
-        if self.cache:
-            parts["cache"] = self.cache.take(0)
-        if isinstance(self.stream, LearningState):
-            parts["weights"] = self.stream.take_weights()
-        return {f"{part}.{name}": x.cpu() for part, tensors in parts.items() for name, x in tensors.items()}
-
-    def put(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Let the only row go on from what `take` returned; ValueError if it does not fit."""
-
-        def part(prefix: str) -> dict[str, torch.Tensor]:
-            return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
-
-        memory = part("memory.")
-        check_names(state, self.take())
-        self.stream.check(memory)
-        if self.cache:
-            self.cache.put(0, part("cache."))
-        if isinstance(self.stream, LearningState):
-            self.stream.put_weights(part("weights."))
-        self.stream.put(0, memory)
-
-    def _score(self, segment: Cut) -> torch.Tensor:
-        if self._temperatures != (1.0,):
-            return self.stream.score_at(segment.ids, segment.labels, self._temperatures, n_pad=segment.n_pad)
-        if self._event is not None:
-            return self.stream.score_event(segment.ids, segment.labels, self._event, n_pad=segment.n_pad)
+    def score(self, segment: Cut, temperatures: tuple[float, ...] = (1.0,)) -> torch.Tensor:
+        """Read a segment of all rows; return nats (K, rows, W) of its tokens at each temperature, 0 where there is no label."""
+        if temperatures != (1.0,):
+            return self.stream.score_at(segment.ids, segment.labels, temperatures, n_pad=segment.n_pad)
         if not self.cache:
             return self.stream.score(segment.ids, segment.labels, n_pad=segment.n_pad)[None]
         h_BTD, nats_BT = self.stream.read_and_score(segment.ids, segment.labels, n_pad=segment.n_pad)
-        n = segment.n_context
-        return torch.cat([nats_BT[:, :n], self.cache.mix(nats_BT[:, n:], *_new(segment, h_BTD))], dim=1)[None]
+        n = segment.n_context  # read again: in the cache already
+        mixed = self.cache.mix(nats_BT[:, n:], h_BTD[:, n:], segment.labels[:, n:].to(h_BTD.device))
+        return torch.cat([nats_BT[:, :n], mixed], dim=1)[None]
+
+    def warm_up(self, segment: Cut) -> None:
+        """Read a segment that is not scored."""
+        nowhere = torch.full_like(segment.ids, NOT_SCORED)
+        if self.cache is None:
+            self.stream.score(segment.ids, nowhere)
+        else:
+            h_BTD, n = self.stream.read_and_score(segment.ids, nowhere)[0], segment.n_context
+            self.cache.add(h_BTD[:, n:], segment.labels[:, n:].to(h_BTD.device))
+
+    def prepend(self, n: int) -> None:
+        """Put `n` rows that have read nothing before the others."""
+        self.stream.prepend(n)
+        if self.cache:
+            self.cache.prepend(n)
 
 
-def _new(segment: Cut, h_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the states and labels of a segment without what was read again before it."""
-    n = segment.n_context
-    return h_BTD[:, n:], segment.labels[:, n:].to(h_BTD.device)
+def _open(
+    model: LanguageModel,
+    ids: np.ndarray,
+    reading: Reading,
+    dynamic: Dynamic | None,
+    cache: Cache | None,
+    world: World,
+    execution: Execution,
+) -> tuple[Lanes, _Rows]:
+    """Return a text in lanes, and a row for each that has read what stands before the lane."""
+    view, tgt_len, n_predicted = reading.view(model).for_text(len(ids)), reading.tgt_len, len(ids) - 1
+    n_before = view.reach(tgt_len) + (math.ceil(cache.size / tgt_len) * tgt_len if cache else 0)
+    n_lane = max(1, min(reading.batch_size, n_predicted // max(n_before + reading.ext_len, 1)))
+    lanes = Lanes(ids, n_lane, tgt_len=tgt_len, ext_len=reading.ext_len, world=world)
+    n_cold = lanes.n_cold if n_before else lanes.n_lane  # rows that begin without memory
+    n_row = lanes.n_lane - n_cold or n_cold or 1
+    if dynamic:
+        learned = precision_of_learning(reading.precision, model.device)
+        stream: Stream = LearningState(view, dynamic, tgt_len=tgt_len, precision=learned, execution=execution)
+    else:
+        chosen = precision_of_segments(reading.precision, model.device)
+        stream = open_stream(view, n_row, tgt_len=tgt_len, precision=chosen, execution=execution)
+    dtype = torch.promote_types(view.dtype, torch.float32)
+    sizes = {"d_model": view.config.d_model, "tgt_len": tgt_len}
+    rows = _Rows(stream, CacheRows(cache, n_row, **sizes, dtype=dtype, device=view.device) if cache else None)
+    if n_cold < lanes.n_lane:
+        for segment in lanes.before(n_before):
+            rows.warm_up(segment)
+        if n_cold:
+            rows.prepend(n_cold)
+    return lanes, rows
 
 
 def write_token_nats(path: Path, ids: np.ndarray, nats: np.ndarray, tokenizer: Tokenizer) -> None:

@@ -8,7 +8,7 @@ Shapes: B rows, W tokens that each reads.
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,6 +117,26 @@ class Lanes:
         for first in range(-n, 0, self._tgt_len):
             scored = begins + first
             yield cut(self._ids, scored - self._ext_len, scored + self._tgt_len, scored=scored)
+
+
+def segments_in_parts(parts: Iterable[np.ndarray], *, tgt_len: int, ext_len: int = 0) -> Iterator[Cut]:
+    """Yield the segments of one text that comes in parts (n,), as one lane reads them, each as soon as its labels are there.
+
+    No more of the text is held than a part and a segment; places count from where that begins.
+
+    Example:
+        >>> [each.labels.tolist() for each in segments_in_parts(np.split(np.arange(6), [1, 5]), tgt_len=3)]
+        [[[1, 2, 3]], [[4, 5]]]
+    """
+    held, first = np.empty(0, np.int64), 0
+    for part in itertools.chain(parts, [None]):
+        if part is not None:
+            held, first = np.concatenate([held[max(first - ext_len, 0) :], part]), min(first, ext_len)
+        least = 1 if part is None else tgt_len
+        while len(held) - 1 - first >= least:
+            begin, end = max(first - ext_len, 0), min(first + tgt_len, len(held) - 1)
+            yield cut(held, torch.tensor([begin]), torch.tensor([end]), scored=torch.tensor([first]))
+            first = end
 
 
 def segments(ids: np.ndarray, *, tgt_len: int, ext_len: int = 0, rows: int = 1) -> Iterator[Cut]:

@@ -10,7 +10,8 @@ Shapes: B rows, b of them that read, T tokens, D d_model.
 import reprlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import cast
@@ -23,12 +24,13 @@ from transformer_xl.inference.buffer import KeyValueMemory, count_slots, slot_of
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.softmax import FrozenSoftmax
 from transformer_xl.kernels.device import InferencePrecision, Precision, activation_dtype, autocast
-from transformer_xl.kernels.graphs import Compute, Graphs, sent
+from transformer_xl.kernels.graphs import Compute, Graphs, Readback, sent
 from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.room import check_room
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.reading.segments import Cut
 
 ALL = slice(None)
 """All rows."""
@@ -47,6 +49,22 @@ def scoring(model: SequenceModel) -> Iterator[None]:
             yield
     finally:
         model.train(was_training)
+
+
+def _n_late(device: torch.device) -> int:
+    """Return how many segments are computed while the host waits for the nats of the one before: a GPU always has work."""
+    return 1 if device.type == "cuda" else 0
+
+
+def in_order(segments: Iterable[Cut], score: Callable[[Cut], Tensor], device: torch.device) -> Iterator[tuple[Cut, Tensor]]:
+    """Yield each segment with its numbers on the CPU, on a GPU while it computes the next ones."""
+    late: deque[tuple[Cut, Readback]] = deque()
+    for segment in segments:
+        late.append((segment, Readback(score(segment))))
+        if len(late) > _n_late(device):
+            first, numbers = late.popleft()
+            yield first, numbers.tensor
+    yield from ((segment, numbers.tensor) for segment, numbers in late)
 
 
 class Stream(ABC):
@@ -125,17 +143,6 @@ class Stream(ABC):
         device = self.model.device
         h_BTD = self.read(ids.to(device), n_pad=None if n_pad is None else n_pad.to(device))
         return self.softmax.nll_at(h_BTD.flatten(0, 1), labels.to(device).flatten(), temperatures).unflatten(1, labels.shape)
-
-    @torch.no_grad()
-    def score_event(self, ids: Tensor, labels: Tensor, event: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
-        """Read one segment (B, T) in all rows; return nats (2, B, T) of its labels, and of any token of `event` (E,) there.
-
-        Ids and labels are on the CPU, the event where the model is.
-        """
-        device = self.model.device
-        h_BTD = self.read(ids.to(device), n_pad=None if n_pad is None else n_pad.to(device))
-        flat = h_BTD.flatten(0, 1), labels.to(device).flatten()
-        return self.softmax.nll_and_event(*flat, event).unflatten(1, labels.shape)
 
     def prepend(self, n: int) -> None:
         """Put `n` rows that have read nothing before the others, so that all can be read at once."""

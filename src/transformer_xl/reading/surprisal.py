@@ -5,8 +5,7 @@ A text that is scored alone follows a line end (a space if the vocabulary has no
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ from transformer_xl.data.labels import Example
 from transformer_xl.data.text_files import Chunk, cut_chunks, numbered_lines
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
-from transformer_xl.kernels.device import InferencePrecision
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.rows import Borders, Line, ScoredLine, sum_of
-from transformer_xl.reading.texts import windows
-from transformer_xl.reading.token_nats import SideBySide, nats_in_parts
+from transformer_xl.reading.texts import Ending, nats
 
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 
@@ -34,7 +31,6 @@ def carried(
     tokenizer: Tokenizer,
     reading: Reading,
     *,
-    precision: InferencePrecision,
     borders: Borders | None = None,
 ) -> Iterator[ScoredLine]:
     """Yield the lines of a text, named by `path`, with the nats that `txl eval --file` gives their tokens.
@@ -51,18 +47,18 @@ def carried(
             waiting.append(Line(0, "", *np.zeros((3, 0), np.int64)))
             yield np.zeros(1, np.int64)  # any token: the model is asked what follows the text
 
-    for nats in nats_in_parts(model, parts(), reading, precision=precision, event=borders and borders.event):
+    for own in nats(model, parts(), reading, carried=True, event=borders and borders.event):
         line = waiting.popleft()
-        yield ScoredLine(line, nats.tokens[: len(line.ids)], _ends(borders, nats.event, len(nats.tokens)))
+        yield ScoredLine(line, own.tokens[: len(line.ids)], _ends(borders, own.event, len(own.tokens)))
 
 
 def alone(
     blocks: Iterable[bytes],
     path: Path,
-    scorer: SideBySide,
+    model: LanguageModel,
     tokenizer: Tokenizer,
+    reading: Reading,
     *,
-    batch_size: int,
     skip: int = 0,
     is_ready: Callable[[], bool] | None = None,
     borders: Borders | None = None,
@@ -72,15 +68,15 @@ def alone(
     Lines among the first `skip` may get NaN, unread. `is_ready` tells whether the next line is there without waiting. With
     `borders` of words also the nats of their ends, before each token and after the last.
     """
-    n_done = 0
-    lines = _lines((line for _, line in numbered_lines(blocks, f"'{path}'")), path, tokenizer)
-    for window in windows(lines, batch_size, is_ready, size=lambda line: len(line.text)):
-        n_done += len(window)
-        if n_done > skip:
-            nats = _after_line_end([line.ids for line in window], scorer, tokenizer, borders)
-            yield from (ScoredLine(line, *of_line) for line, of_line in zip(window, nats, strict=True))
-        else:
-            yield from (ScoredLine(line, np.full(len(line.ids), np.nan, np.float32)) for line in window)
+    waiting: deque[Line] = deque()
+
+    def texts() -> Iterator[np.ndarray]:
+        for line in _lines((line for _, line in numbered_lines(blocks, f"'{path}'")), path, tokenizer):
+            waiting.append(line)
+            yield line.ids
+
+    for of_line in _after_line_end(texts(), model, tokenizer, reading, borders, skip=skip, is_ready=is_ready):
+        yield ScoredLine(waiting.popleft(), *of_line)
 
 
 def _ends(borders: Borders | None, nats: np.ndarray | None, n: int) -> np.ndarray | None:
@@ -136,55 +132,72 @@ def line_end(tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _after_line_end(
-    texts: Sequence[np.ndarray], scorer: SideBySide, tokenizer: Tokenizer, borders: Borders | None = None
-) -> list[tuple[np.ndarray, np.ndarray | None]]:
-    """Return the nats (n,) of all tokens of texts; NaN where nothing stands before them. With `borders` also of word ends."""
+    texts: Iterable[np.ndarray],
+    model: LanguageModel,
+    tokenizer: Tokenizer,
+    reading: Reading,
+    borders: Borders | None = None,
+    **how: Any,
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Yield the nats (n,) of all tokens of texts; NaN where nothing stands before them. With `borders` also of word ends."""
     before, after = line_end(tokenizer), np.zeros(1 if borders else 0, np.int64)  # any token, to be asked what follows
     missing = np.full(1 - len(before), np.nan, np.float32)
-    filled = [np.concatenate([before, ids, after]) for ids in texts if len(ids)]
-    scores = iter(scorer.score(filled, event=borders and borders.event))
-    found: list[tuple[np.ndarray, np.ndarray | None]] = []
-    for ids in texts:
-        nats, event = missing[:0], None
-        if len(ids):
-            score = next(scores)
-            nats = np.concatenate([missing, score.nats])[: len(ids)]
-            event = None if score.event is None else np.concatenate([missing, score.event])
-        found.append((nats, _ends(borders, event, len(ids) + 1)))
-    return found
+    sizes: deque[int] = deque()
+
+    def filled() -> Iterator[np.ndarray | Ending]:
+        for ids in texts:
+            sizes.append(len(ids))
+            yield np.concatenate([before, ids, after]) if len(ids) else Ending(np.zeros(1, np.int64), 0)
+
+    for own in nats(model, filled(), reading, event=borders and borders.event, **how):
+        n = sizes.popleft()
+        of_tokens, event = (x if x is None or not n else np.concatenate([missing, x]) for x in (own.tokens, own.event))
+        yield of_tokens[:n], _ends(borders, event if n else None, n + 1)
 
 
-def pair_rows(examples: Iterable[Example], scorer: SideBySide, tokenizer: Tokenizer, *, n: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for each pair of sentences of `read_pairs`, scored alone, `n` side by side.
+def pair_rows(
+    examples: Iterable[Example], model: LanguageModel, tokenizer: Tokenizer, reading: Reading
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each pair of sentences of `read_pairs`, each scored alone.
 
     `credit` is 1 if the first one is more probable, 0.5 if both are equally so, as two of the same tokens are.
     """
-    for window in windows(examples, n):
-        ids = [[_encode(text, each, tokenizer) for text in (each.text, each.pair or "")] for each in window]
-        nats = iter([sum_of(own).nats for own, _ in _after_line_end(list(chain(*ids)), scorer, tokenizer)])
-        for example, (good_ids, bad_ids) in zip(window, ids, strict=True):
-            good, bad = next(nats), next(nats)
-            bad = good if np.array_equal(good_ids, bad_ids) else bad  # neighbors may round differently
-            credit = 0.5 if good == bad else float(good < bad)
-            yield {"nats_good": good, "nats_bad": bad, "credit": credit, "good": example.text, "bad": example.pair}
+    waiting: deque[tuple[Example, list[np.ndarray]]] = deque()
+
+    def texts() -> Iterator[np.ndarray]:
+        for example in examples:
+            waiting.append((example, [_encode(text, example, tokenizer) for text in (example.text, example.pair or "")]))
+            yield from waiting[-1][1]
+
+    sums = (sum_of(own).nats for own, _ in _after_line_end(texts(), model, tokenizer, reading))
+    for good, bad in zip(sums, sums, strict=True):
+        example, pair = waiting.popleft()
+        bad = good if np.array_equal(*pair) else bad  # neighbors may round differently
+        credit = 0.5 if good == bad else float(good < bad)
+        yield {"nats_good": good, "nats_bad": bad, "credit": credit, "good": example.text, "bad": example.pair}
 
 
 def last_word_rows(
-    examples: Iterable[Example], scorer: SideBySide, tokenizer: Tokenizer, *, n: int
+    examples: Iterable[Example], model: LanguageModel, tokenizer: Tokenizer, reading: Reading
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for the last word of each text, with the space before it.
 
     `credit` is 1 if each of its tokens is the likeliest one.
     """
-    for window in windows(examples, n):
-        ids = [_encode(each.text, each, tokenizer) for each in window]
-        n_before = [len(_encode(each.text.rpartition(" ")[0], each, tokenizer)) for each in window]
-        if one := next((each for each, own, k in zip(window, ids, n_before, strict=True) if not 0 < k < len(own)), None):
-            raise CorpusError(f"{one.place}: the text has one word; give one with words before the last")
-        texts = [np.concatenate([line_end(tokenizer), own]) for own in ids]
-        asked = [len(own) - k for own, k in zip(ids, n_before, strict=True)]
-        for example, own in zip(window, scorer.score(texts, n_asked=asked, likeliest=True), strict=True):
-            yield {**sum_of(own.nats).row(), "credit": float(own.likeliest.all()), "text": example.text.rpartition(" ")[2]}
+    words: deque[str] = deque()
+
+    def texts() -> Iterator[Ending]:
+        for example in examples:
+            start, _, word = example.text.rpartition(" ")
+            ids, n_before = _encode(example.text, example, tokenizer), len(_encode(start, example, tokenizer))
+            if not 0 < n_before < len(ids):
+                raise CorpusError(f"{example.place}: the text has one word; give one with words before the last")
+            words.append(word)
+            yield Ending(np.concatenate([line_end(tokenizer), ids]), len(ids) - n_before)
+
+    for own in nats(model, texts(), reading, likeliest=True):
+        credit = float(own.likeliest is not None and own.likeliest.all())
+        yield {**sum_of(own.tokens).row(), "credit": credit, "text": words.popleft()}
 
 
 def _encode(text: str, example: Example, tokenizer: Tokenizer) -> np.ndarray:

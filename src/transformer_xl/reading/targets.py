@@ -20,10 +20,11 @@ from transformer_xl.data.pairs import PairSegment, PairStream
 from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
-from transformer_xl.kernels.device import Precision, autocast
+from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.call import Execution
 from transformer_xl.model.xlnet import Order, XLNet
 from transformer_xl.reading.evaluation import Score
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.stream import scoring
 from transformer_xl.world import World
 
@@ -118,13 +119,20 @@ def call_arguments(segment: PairSegment, device: torch.device) -> dict[str, Any]
     }
 
 
+def precision_of_targets(name: str, device: torch.device) -> Precision:
+    """Return the precision in which targets are scored; ConfigError for an unknown name or int8."""
+    check_precision(name)
+    if name == "int8":
+        raise ConfigError("precision int8 is for models that read from left to right; use auto, fp32 or bf16")
+    return choose_precision(name, device)[0]
+
+
 def score_targets(
     model: XLNet,
     stream: PairStream,
+    reading: Reading = Reading(),
     *,
-    mem_len: int | None = None,
     limit: int | None = None,
-    precision: Precision = "fp32",
     on_tokens: Callable[[int], object] = lambda n: None,
     world: World | None = None,
     execution: Execution = Execution(),
@@ -132,25 +140,27 @@ def score_targets(
     """Return the nats of all targets of one pass through a stream.
 
     Args:
-        model: with the memory that it has; it is put into evaluation mode and back.
-        stream: at its beginning, see `scored_stream`.
-        mem_len: positions of memory; None: the model's.
+        model: it is put into evaluation mode and back.
+        stream: at its beginning, see `scored_stream`, which says how long segments are, and how many are side by side.
+        reading: memory and precision.
         limit: read at most about this many tokens; None: all.
-        precision: of matrix products.
         on_tokens: called with the number of tokens read after each step, by this process.
         world: processes that each read their lanes; all call this.
         execution: how to compute.
 
     Returns:
         Nats and the number of targets, which is also taken for that of characters.
+
+    Raises:
+        ConfigError: an unknown precision, or int8.
     """
     begin, world = time.perf_counter(), world or World()
-    nats, n_target = 0.0, 0
+    precision, nats, n_target = precision_of_targets(reading.precision, model.device), 0.0, 0
     n_step = stream.segments_per_epoch
     if limit is not None:
         n_step = min(n_step, max(1, math.ceil(limit / stream.tokens_per_step)))
     with scoring(model):
-        view = model if mem_len is None else model.with_context(mem_len=mem_len)
+        view = model.with_context(mem_len=reading.mem_len)
         mems = None
         for segment in itertools.islice(stream, n_step):
             mems = mems or view.init_mems(len(segment.ids))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from transformer_xl.config.run import RunConfig
 from transformer_xl.pictures import LOOKS, Look, line_style, new_figure, save_with_legend
-from transformer_xl.reading.evaluation import memory_in_words
+from transformer_xl.reading.reading import memory_in_words
 
 Entry = dict[str, Any]  # of metrics.jsonl
 

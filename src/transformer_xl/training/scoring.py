@@ -10,9 +10,10 @@ from transformer_xl.data.text import beginning, not_scored
 from transformer_xl.errors import TrainingError
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.reading.evaluation import Reading, Score, evaluate
+from transformer_xl.reading.evaluation import Score, evaluate
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.targets import score_targets, scored_stream
-from transformer_xl.reading.token_nats import score_answers
+from transformer_xl.reading.texts import score_answers
 from transformer_xl.training.run_base import Outcome, StopError, TextRun, ValidationScores
 
 _SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
@@ -117,23 +118,19 @@ def _score(
     if received is not None:
         _check(run, received)
     model, tokenizer = run.trainer.model, run.corpus.tokenizer
-    how: dict[str, Any] = {
-        "precision": run.trainer.precision,
-        "on_tokens": on_tokens,
-        "world": run.world,
-        "execution": run.trainer.execution,
-    }
+    reading = Reading.of_run(run.config, precision=run.trainer.precision)
+    reading = reading if remembers else reading.without_memory()
+    how: dict[str, Any] = {"on_tokens": on_tokens, "world": run.world}
     if isinstance(model, XLNet):
         stream = scored_stream(run.config, split.ids, tokenizer, document_starts=split.document_starts, world=run.world)
-        return score_targets(model, stream, mem_len=run.config.eval_mem_len if remembers else 0, limit=limit, **how)
-    reading = Reading.of_run(run.config) if remembers else Reading.of_run(run.config).without_memory()
+        return score_targets(model, stream, reading, limit=limit, execution=run.trainer.execution, **how)
+    model = cast("LanguageModel", model)
     if run.config.train.loss == "answer":
-        how = {name: value for name, value in how.items() if name != "execution"} | {"limit": limit, "reading": reading}
-        documents = split.document_starts
-        return score_answers(cast("LanguageModel", model), split.ids, documents, separator=tokenizer.tab, **how)
-    text, lengths = beginning(split, tokenizer, limit), vars(reading)
+        how |= {"separator": tokenizer.tab, "limit": limit}
+        return score_answers(model, split.ids, split.document_starts, reading, **how)
+    text = beginning(split, tokenizer, limit)
     sizes = {"n_characters": text.n_characters, "n_bytes": text.n_bytes}
-    return evaluate(cast("LanguageModel", model), text.ids, **lengths, **sizes, **how)
+    return evaluate(model, text.ids, reading, **sizes, **how, execution=run.trainer.execution)
 
 
 def score_split(

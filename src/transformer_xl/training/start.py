@@ -24,7 +24,7 @@ from transformer_xl.model.build import completed, make_blueprint, make_model
 from transformer_xl.model.pretrained import CONFIG_FILE, read_config, resolve
 from transformer_xl.model.room import check_room
 from transformer_xl.process import cores
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.targets import pair_stream, scored_stream
 from transformer_xl.training.comparison import Comparison, compare_parameters, count_parameters
 from transformer_xl.training.feed import AnyStream, SegmentLengths

@@ -8,7 +8,7 @@ from tests.helpers import tiny_model
 from transformer_xl.config.model import LstmConfig, VanillaConfig
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 
 ATTENTION: dict[str, dict[str, Any]] = {
     "paper": {},

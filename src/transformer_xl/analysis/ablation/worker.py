@@ -15,7 +15,7 @@ from transformer_xl.config.run import RunConfig
 from transformer_xl.console import progress, say
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.errors import TrainingError, TxlError
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
 from transformer_xl.training.start import check_model, check_start

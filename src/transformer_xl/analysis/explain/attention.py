@@ -21,7 +21,7 @@ from torch import Tensor
 from transformer_xl.config.model import AttentionConfig
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.memory import Memory
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 
 BYTES = 8 << 20  # for details, before they are compressed
 KEYS = 8  # kept of each head

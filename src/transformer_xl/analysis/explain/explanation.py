@@ -20,7 +20,7 @@ from transformer_xl.errors import CheckpointError, CorpusError
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.softmax import check_ids
-from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.segments import Cut, segments
 from transformer_xl.reading.stream import CarriedState, scoring
 
