@@ -17,7 +17,7 @@ from tests.helpers import assert_close, tiny_model
 pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
 
 from transformer_xl.kernels import blocks as fused_blocks
-from transformer_xl.kernels.blocks import _Dropped, active_inner, added, dropped
+from transformer_xl.kernels.blocks import _Dropped, active_inner, added, column_sums, dropped
 from transformer_xl.kernels.equation import Positions, relative_attention
 from transformer_xl.kernels.flash import fused_attention
 from transformer_xl.kernels.fused import n_padded
@@ -174,6 +174,12 @@ def test_a_second_gradient_is_refused() -> None:
         (gradient,) = torch.autograd.grad(out.sin().sum(), bias, create_graph=True)
         with pytest.raises(RuntimeError, match="once_differentiable"):
             gradient.sum().backward()
+
+
+def test_sums_of_more_programs_than_are_loaded_at_once_are_whole() -> None:
+    """Those of attention have one for each tile of queries of each row."""
+    sums = torch.randn(1300, 11)
+    assert_close("sums", column_sums(sums, torch.float32), sums.sum(0), 1e-5)
 
 
 def test_narrow_states_become_fp32_under_autocast_as_norms_of_pytorch_are() -> None:
