@@ -32,8 +32,8 @@ DOCS = Path(__file__).parent
 PROSE = DOCS / "annotated"
 PACKAGE = DOCS.parent / "src" / "transformer_xl"
 LANGUAGES = ("en", "zh")
-FILES = ("model/memory.py", "kernels/equation.py", "model/attention/block.py", "model/attention/relative.py",
-    "model/attention/shaw.py", "model/layers.py", "model/transformer_xl.py", "model/adaptive.py",
+FILES = ("model/memory.py", "kernels/equation.py", "model/mask.py", "model/attention/block.py",
+    "model/attention/relative.py", "model/attention/shaw.py", "model/layers.py", "model/transformer_xl.py", "model/adaptive.py",
     "model/attention/two_streams.py", "model/xlnet.py")  # fmt: skip
 HEADING = re.compile(r"^(#{1,3}) (.+?)(?: `([\w/]+\.py(?:::[^`]+)?)`)?$")
 CALLED_BY_TORCH = re.compile(r"__\w+__|forward|backward")  # who knows the class knows these

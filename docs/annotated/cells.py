@@ -181,14 +181,14 @@ print("after, column s is key s:")
 print(rel_shift(by_distance)[0, 0])
 
 # %% mask
-from transformer_xl.kernels.equation import first_keys, hidden_keys
+from transformer_xl.kernels.equation import hidden_keys
 
 
 def show(title: str, n_valid: int = 3, starts=None, window=None) -> None:
     lengths = {"tgt_len": 4, "memory_length": 3, "window": window}
-    first, _ = first_keys(starts, torch.tensor([n_valid]), None, **lengths)
+    mask = Mask.of(starts, torch.tensor([n_valid]), None, **lengths)
     print(title)
-    for hidden in hidden_keys(first, 7)[0].tolist():
+    for hidden in hidden_keys(mask.first, 7)[0].tolist():
         print("  ", " ".join("#."[is_hidden] for is_hidden in hidden))
 
 

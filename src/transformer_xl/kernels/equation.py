@@ -1,4 +1,4 @@
-"""Relative attention with memory: the paper's equation (Dai et al. 2019, sec. 3.3), its positions and its mask, in plain code.
+"""Relative attention with memory: the paper's equation (Dai et al. 2019, sec. 3.3), R and the relative shift, in plain code.
 
 Tests compare everything faster in this folder with `relative_attention`, outputs and every gradient.
 
@@ -138,44 +138,6 @@ def rel_shift(score_BNTS: Tensor) -> Tensor:
     return padded[..., T:].unflatten(-1, (T, S))
 
 
-def first_keys(
-    document_starts: Tensor | None,
-    n_valid: Tensor,
-    n_pad: Tensor | None,
-    *,
-    tgt_len: int,
-    memory_length: int,
-    window: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Return which keys each query sees, and how much memory each row has afterwards.
-
-    A query sees itself and every earlier key of its own document, except padding, unused positions of a memory that is still
-    filling up, and, with `window`, keys before the last `window` ones. So it sees all keys from a first one to its own, and the
-    first one says everything.
-
-    Args:
-        document_starts: bool (B, T), True where a token begins a new document; None: nowhere.
-        n_valid: int64 (B,), how many of the last memory positions are real.
-        n_pad: int64 (B,), padding tokens at the left of each row; None: none. A row's memory ends where its padding ends.
-        tgt_len: T.
-        memory_length: M.
-        window: how many keys a query may see, itself included (`same_length`); None: all.
-
-    Returns:
-        int64 (B, T), the first key that each query sees; and int64 (B,), how many of the last keys belong to the document that
-        each row is in after the segment.
-    """
-    T, M = tgt_len, memory_length
-    own_T = torch.arange(M, M + T, device=n_valid.device)
-    first_BT = (M - n_valid if n_pad is None else M + n_pad - n_valid).unsqueeze(1).expand(-1, T)
-    if document_starts is not None:
-        first_BT = torch.where(document_starts, own_T, first_BT).cummax(dim=1).values
-    n_own = M + T - first_BT[:, -1]
-    if window is not None:
-        first_BT = torch.maximum(first_BT, own_T - window + 1)
-    return torch.minimum(first_BT, own_T), n_own  # a padding query sees only itself; its result is not used
-
-
 def common_rows(first_BT: Tensor) -> Tensor:
     """Return one row for all, (1, T), if they are alike and on a CPU; elsewhere, looking at values would mean waiting.
 
@@ -186,7 +148,7 @@ def common_rows(first_BT: Tensor) -> Tensor:
 
 
 def hidden_keys(first_BT: Tensor, n_key: int) -> Tensor:
-    """Return a mask (B, T, S), True where a query must not see a key; `first_BT` is the result of `first_keys`.
+    """Return a mask (B, T, S), True where a query must not see a key; `model/mask.py` computes its first one.
 
     Example:
         >>> hidden_keys(torch.tensor([[0, 2]]), 3).int().tolist()

@@ -1,7 +1,8 @@
-"""`Mask`: what each token of a segment sees, as a few numbers; the same for all layers.
+"""`Mask`: what each token of a segment sees (documents, padding, memory, window), as one number each, for all layers.
 
-A query sees all keys from a first one to its own (`first_keys` of `kernels/equation.py`). So documents, padding, the ages of
-rows and a window of keys come down to one number for each query.
+A query sees itself and every earlier key of its own document, except padding, unused positions of a memory that is still
+filling up, and, with a window, keys before the last ones of it. So it sees all keys from a first one to its own, and the first
+one says everything. `hidden_keys` of `kernels/equation.py` makes a mask of it.
 
 Shapes: B batch, T tgt_len, M memory, S keys, k earlier tokens that a shift reads, L = M + T.
 """
@@ -10,8 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-
-from transformer_xl.kernels.equation import first_keys
 
 
 @dataclass(frozen=True)
@@ -44,35 +43,33 @@ class Mask:
         window: int | None = None,
         n_before: int | None = None,
     ) -> "Mask":
-        """Return the mask of a segment; arguments as `first_keys`, and `n_before`, None if the model has no shift."""
+        """Return the mask of a segment.
+
+        Args:
+            document_starts: bool (B, T), True where a token begins a new document; None: nowhere.
+            n_valid: int64 (B,), how many of the last memory positions are real.
+            n_pad: int64 (B,), padding tokens at the left of each row; None: none. A row's memory ends where its padding ends.
+            tgt_len: T.
+            memory_length: M.
+            window: how many keys a query may see, itself included (`same_length`); None: all.
+            n_before: see `Mask`; None: the model has no shift.
+        """
         M, T = memory_length, tgt_len
-        first_BT, n_own = first_keys(document_starts, n_valid, n_pad, tgt_len=T, memory_length=M, window=window)
+        own_T = torch.arange(M, M + T, device=n_valid.device)
+        oldest_B1 = (M - n_valid if n_pad is None else M + n_pad - n_valid).unsqueeze(1)
+        text_BT = oldest_B1.expand(-1, T)
+        if document_starts is not None:
+            text_BT = torch.where(document_starts, own_T, text_BT).cummax(dim=1).values
+        n_own = M + T - text_BT[:, -1]
+        first_BT = text_BT if window is None else torch.maximum(text_BT, own_T - window + 1)
+        first_BT = torch.minimum(first_BT, own_T)  # a padding query sees only itself; its result is not used
         if n_before is None:
             return cls(first_BT, n_own, n_pad)
         start_BL = None
         is_whole = n_pad is None and document_starts is None and n_valid.device.type == "cpu" and (n_valid == M).all()
         if not is_whole:  # only on a CPU is that looked for; elsewhere it would mean waiting
-            start_BT, _ = first_keys(document_starts, n_valid, n_pad, tgt_len=T, memory_length=M, window=None)
-            oldest_B = M - n_valid if n_pad is None else M - n_valid + n_pad
-            start_BL = torch.cat([oldest_B.unsqueeze(1).expand(-1, M), start_BT], dim=1)
-        if n_before:
-            first_BT = without_oldest(first_BT, n_before, n_pad, n_key=M - n_before + T)
+            start_BL = torch.cat([oldest_B1.expand(-1, M), torch.minimum(text_BT, own_T)], dim=1)
+        if n_before:  # keys are counted from the first one, and memory has moved up by the padding
+            oldest_key_B1 = torch.zeros_like(oldest_B1) if n_pad is None else n_pad.unsqueeze(1)
+            first_BT = (first_BT - n_before).maximum(oldest_key_B1).minimum(own_T - n_before)
         return cls(first_BT, n_own, n_pad, n_before, start_BL)
-
-
-def without_oldest(first_BT: Tensor, n_before: int, n_pad: Tensor | None, *, n_key: int) -> Tensor:
-    """Return the first key that each query sees (see `first_keys`) when the memory's oldest positions are no keys.
-
-    Args:
-        first_BT: with them.
-        n_before: how many they are.
-        n_pad: int64 (B,), padding tokens at the left of each row, by which its memory has moved up; None: none.
-        n_key: keys without them.
-
-    Example:
-        >>> without_oldest(torch.tensor([[0, 3]]), 1, None, n_key=4).tolist()
-        [[0, 2]]
-    """
-    oldest_B1 = torch.zeros_like(first_BT[:, :1]) if n_pad is None else n_pad.unsqueeze(1)
-    own_T = torch.arange(n_key - first_BT.shape[1], n_key, device=first_BT.device)
-    return (first_BT - n_before).maximum(oldest_B1).minimum(own_T)

@@ -204,9 +204,15 @@ class TransformerXL(LanguageModel):
     def _mask(self, mems: Mems, rows: Rows, tgt_len: int) -> Mask:
         """Return what each token of a segment sees."""
         M, reach = mems.length, self.config.shift_reach
-        sizes = {"tgt_len": tgt_len, "memory_length": M}
-        n_before = min(reach, max(M - self.mem_len, 0)) if reach else None
-        return Mask.of(rows.document_starts, mems.n_valid, rows.n_pad, **sizes, window=self.window, n_before=n_before)
+        return Mask.of(
+            rows.document_starts,
+            mems.n_valid,
+            rows.n_pad,
+            tgt_len=tgt_len,
+            memory_length=M,
+            window=self.window,
+            n_before=min(reach, max(M - self.mem_len, 0)) if reach else None,
+        )
 
 
 def add_positions(states_SD: Tensor, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None = None) -> tuple[Tensor, Tensor]:
