@@ -1,6 +1,7 @@
 """What compilers make of the fused kernels: registers, spills and shared memory, for GPUs that need not be here.
 
-Spilled registers are kept in memory and slow a kernel down; `fused.tiles_of` takes tiles that spill little. Needs Triton.
+Spilled registers are kept in memory and slow a kernel down; `flash_kernels.tiles_of` takes tiles that spill little. Needs
+Triton.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def main() -> None:
         print("skipped: Triton is not installed; pip install triton")
         return
     from transformer_xl.kernels import flash_kernels as fused_kernels
-    from transformer_xl.kernels.flash import Tile, tiles_of
+    from transformer_xl.kernels.flash_kernels import Tile, tiles_of
 
     named = [getattr(fused_kernels, name) for name in dir(fused_kernels) if name.endswith("_kernel")]
     kernels = [kernel for kernel in named if "Q" in kernel.arg_names]  # those that work in tiles of queries
@@ -54,7 +55,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16", "fp16"], default=["bf16", "fp32"])
-    parser.add_argument("--tiles", nargs="+", default=[], metavar="QxKxWARPSxSTAGES", help="(default: those of fused.tiles_of)")
+    parser.add_argument("--tiles", nargs="+", default=[], metavar="QxKxWARPSxSTAGES", help="(default: those of `tiles_of`)")
     parser.add_argument("--d-head", type=int, default=64, help="width of heads (default: %(default)s)")
     parser.add_argument(
         "--capability", type=int, default=90, help="of the GPU: 80 is an A100, 90 an H100 (default: %(default)s)"

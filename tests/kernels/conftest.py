@@ -53,9 +53,10 @@ def on_the_gpu() -> Iterator[None]:
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let short sequences have several tiles."""
     from transformer_xl.kernels import flash as fused
+    from transformer_xl.kernels.flash_kernels import Tile, Tiles
 
-    wide, high, square = fused.Tile(16, 32, 4), fused.Tile(32, 16, 4), fused.Tile(16, 16, 4)
-    tiles = fused.Tiles(forward=high, queries=square, keys=wide)
+    wide, high, square = Tile(16, 32, 4), Tile(32, 16, 4), Tile(16, 16, 4)
+    tiles = Tiles(forward=high, queries=square, keys=wide)
     monkeypatch.setattr(fused, "tiles_of", lambda d_head, dtype, **_: tiles)
 
 

@@ -20,7 +20,8 @@ pytest.importorskip("triton", reason="the fused kernels are written in Triton, w
 
 from transformer_xl.kernels import flash as fused
 from transformer_xl.kernels import flash_kernels as fused_kernels
-from transformer_xl.kernels.flash import fused_attention, tiles_of
+from transformer_xl.kernels.flash import fused_attention
+from transformer_xl.kernels.flash_kernels import tiles_of
 
 # where there is a GPU, `make test-gpu` runs the kernels on it
 pytestmark = [
@@ -209,8 +210,7 @@ def test_kernels_do_without_the_compiler_of_layers():
     assert done.stdout == "False\n"
 
 
-def test_wide_heads_in_fp32_take_smaller_tiles(monkeypatch):
-    monkeypatch.undo()
+def test_wide_heads_in_fp32_take_smaller_tiles():
     assert tiles_of(128, torch.float32) < tiles_of(64, torch.float32) < tiles_of(64, torch.bfloat16)
 
 

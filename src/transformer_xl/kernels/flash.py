@@ -6,7 +6,8 @@ some rows and heads at a time. The backward pass multiplies P again, unless it i
 
 Results are the same to the last bit every time. Needs Triton and a GPU; with TRITON_INTERPRET=1 it runs on any device, slowly.
 
-Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, C columns of a score of positions, W edge of a tile.
+Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head; U queries of a phase
+and C columns of scores of positions, see there.
 """
 
 import itertools
@@ -22,6 +23,7 @@ from torch.autograd.function import once_differentiable
 from transformer_xl.kernels import flash_kernels as kernels
 from transformer_xl.kernels.blocks import column_sums
 from transformer_xl.kernels.equation import Positions
+from transformer_xl.kernels.flash_kernels import Tiles, tiles_of
 from transformer_xl.kernels.fused import KEPT_BYTES, SCRATCH_BYTES, launch, n_padded
 from transformer_xl.kernels.seeds import drawn_seeds
 
@@ -42,47 +44,6 @@ def fused_attention(
 
 def _run(*inputs: Any) -> Tensor:
     return _FusedAttention.apply(*inputs)
-
-
-class Tile(NamedTuple):
-    """How the work of a kernel is divided: queries and keys of a tile, the number of warps that share it, tiles under way."""
-
-    queries: int
-    keys: int
-    warps: int
-    stages: int = 3
-    registers: int | None = None
-
-
-class Tiles(NamedTuple):
-    """The tiles of the kernels: of the forward pass, and for the gradients of queries, and of keys and values."""
-
-    forward: Tile
-    queries: Tile
-    keys: Tile
-
-
-def tiles_of(d_head: int, dtype: torch.dtype, *, drops: bool = False, tgt_len: int = 1024) -> Tiles:
-    """Return the tiles for a width of heads, with or without dropout: the largest that spill few registers, of those tried.
-
-    A short segment has few programs; they should all run at once, so each takes fewer registers.
-
-    They are not chosen by timing when a program runs, because other tiles have another order of sums. Wide heads in fp32 take
-    smaller tiles, to fit the 99 KB of shared memory of desktop GPUs.
-    """
-    if dtype == torch.float32:
-        width = 16 if d_head > 64 else 32
-        usual = Tile(width, width, 8, 2)
-        return Tiles(usual, usual, usual._replace(stages=1))
-    if d_head <= 64:
-        keys = Tile(64, 32, 4, 2) if drops else Tile(64, 64, 4, 3)
-        if tgt_len <= 96 and d_head <= 32:
-            keys = Tile(32, 64, 4, 2, 168)
-        return Tiles(Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 4), keys)
-    if d_head <= 128:
-        return Tiles(*[Tile(32, 32, 4)] * 3)
-    usual = Tile(32, 32, 8)
-    return Tiles(usual, usual, usual._replace(stages=1))
 
 
 class _FusedAttention(torch.autograd.Function):

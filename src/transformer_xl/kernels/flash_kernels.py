@@ -1,12 +1,20 @@
-"""Attention with scores of positions that are given, as fused GPU kernels; `flash.py` surrounds them and chooses their tiles.
+"""Attention with scores of positions that are given, as fused GPU kernels: their tiles, the phases of queries, the programs.
 
-Content is scored tile by tile, as in flash attention. Scores of positions lie in memory as the library multiplied them. So the
-relative shift is an address: query t, which has x = T - 1 - t queries after it, needs the score of key s at distance column
-s + x. To load and store eight numbers at once, rows must begin at multiples of eight. So queries are divided into eight phases
-x % 8, and those of one phase are multiplied with position keys that begin that many rows later. What remains of the shift,
-x // 8 * 8, is a multiple of eight. Scores have the shape (8, N, B, U, C), for U = ceil(T / 8) queries of a phase: key s is in
-column s + x // 8 * 8. Gradients of these scores are written to the same place of a second tensor, and the library multiplies
-them on.
+`flash.py` multiplies what surrounds them and launches them. Content is scored tile by tile, as in flash attention. Scores of
+positions lie in memory as the library multiplied them, with a row for each query and a column for each distance. So the
+relative shift is an address: query t, with x = T - 1 - t queries after it, needs for key s the product with position key s + x.
+
+**Phases.** To load and store eight numbers at once, what is read must begin at a multiple of eight, and a shift by x breaks
+that. So each x is cut in two, the phase p = x % 8 and the rest, x // 8 * 8. The queries of a phase are multiplied with position
+keys from row p on: the product itself has shifted them by p. The rest is a part of the address, a multiple of eight:
+
+    x                  0    1    2  …   7    8    9  …    20    queries from the last one on
+    phase p            0    1    2  …   7    0    1  …     4    one product each, with position keys p, p + 1, p + 2, …
+    row of the phase   0    0    0  …   0    1    1  …     2    x // 8
+    column of key s    s    s    s  …   s   s+8  s+8 …   s+16   there is the product with position key s + 16 + 4 = s + x
+
+Scores have the shape (8, N, B, U, C), for U = ceil(T / 8) queries of a phase. Gradients of these scores are written to the same
+places of a second tensor, and the library multiplies them on.
 
 The backward pass computes each weight once more, from the logarithm of its row's sum, in the program of its key; the program
 of its query then reads the gradient of its score. There are no atomics, so results are the same every time. Accumulation is in
@@ -23,12 +31,56 @@ multiple of eight, Q queries and K keys of a tile, P H rounded up to a power of 
 """
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 jit = triton.jit(do_not_specialize=["T", "S", "C", "B", "part"])
+
+
+class Tile(NamedTuple):
+    """How the work of a kernel is divided: queries and keys of a tile, the number of warps that share it, tiles under way."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int = 3
+    registers: int | None = None
+
+
+class Tiles(NamedTuple):
+    """The tiles of the kernels: of the forward pass, and for the gradients of queries, and of keys and values."""
+
+    forward: Tile
+    queries: Tile
+    keys: Tile
+
+
+def tiles_of(d_head: int, dtype: torch.dtype, *, drops: bool = False, tgt_len: int = 1024) -> Tiles:
+    """Return the tiles for a width of heads, with or without dropout: the largest that spill few registers, of those tried.
+
+    A short segment has few programs; they should all run at once, so each takes fewer registers.
+
+    They are not chosen by timing when a program runs, because other tiles have another order of sums. Wide heads in fp32 take
+    smaller tiles, to fit the 99 KB of shared memory of desktop GPUs.
+    """
+    if dtype == torch.float32:
+        width = 16 if d_head > 64 else 32
+        usual = Tile(width, width, 8, 2)
+        return Tiles(usual, usual, usual._replace(stages=1))
+    if d_head <= 64:
+        keys = Tile(64, 32, 4, 2) if drops else Tile(64, 64, 4, 3)
+        if tgt_len <= 96 and d_head <= 32:
+            keys = Tile(32, 64, 4, 2, 168)
+        return Tiles(Tile(64, 64, 4, 3, 168), Tile(64, 64, 4, 4), keys)
+    if d_head <= 128:
+        return Tiles(*[Tile(32, 32, 4)] * 3)
+    usual = Tile(32, 32, 8)
+    return Tiles(usual, usual, usual._replace(stages=1))
 
 
 @triton.jit
