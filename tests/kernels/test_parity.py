@@ -5,6 +5,7 @@ import torch
 
 from tests.helpers import assert_close
 from tests.kernels.attention_case import Case
+from transformer_xl.kernels import cpu_attention, cpu_linear
 from transformer_xl.kernels.choose import choose_backend
 from transformer_xl.kernels.equation import relative_attention
 
@@ -29,6 +30,20 @@ def test_backend_equals_the_equation(name, shape, parts):
     expected = case.run(relative_attention)
     for what, actual in case.run(choose_backend(name, CPU)).items():
         assert_close(f"{what} of {name}", actual, expected[what], 1e-5)
+
+
+@pytest.mark.parametrize("has_onednn", [False, True])
+@pytest.mark.parametrize("n_rows", [1, 2, 6])
+@pytest.mark.parametrize("parts", ["uvr", "urb", "b"])
+def test_groups_of_rows_and_heads_are_the_equation(monkeypatch, parts, n_rows, has_onednn):
+    """Some rows of a head at a time, or some heads of all rows, by either of PyTorch's libraries."""
+    monkeypatch.setattr(cpu_attention, "_CACHED_BYTES", n_rows * 7 * 13 * 8)
+    monkeypatch.setattr(cpu_linear, "_LEAST_WORK", 1)
+    monkeypatch.setattr(cpu_linear, "_prefers_onednn", lambda: has_onednn and hasattr(torch.ops.mkldnn, "_linear_pointwise"))
+    case = Case.draw(B=3, T=7, M=6, N=3, H=5, parts=parts)
+    expected = case.run(relative_attention)
+    for what, actual in case.run(choose_backend("matmul", CPU)).items():
+        assert_close(what, actual, expected[what], 1e-5)
 
 
 @pytest.mark.parametrize("name", ["equation", "matmul", "sdpa"])

@@ -3,12 +3,13 @@
 It saves memory traffic against the equation, the limit on a CPU. Heads come first, so every product is one batched matmul. The
 shift is a view of the position scores rather than a copy, and the content product is added on top of it. Mask and softmax work
 in place. Of the (T, S) sized tensors, only dropout masks and attention weights are kept for the backward pass; in fp32 it
-computes the weights again. On a CPU, heads are computed in groups so small that such a tensor is still in the cache when the
-next product reads it.
+computes the weights again. On a CPU, heads and rows are computed in groups so small that such a tensor is still in the cache
+when the next product reads it.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head; NB: heads and batch in one axis, heads first.
 """
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.kernels.cpu_linear import products
 from transformer_xl.kernels.equation import Positions, common_rows, hidden_keys, plus
 from transformer_xl.kernels.seeds import apply_mask, keep_mask
 
 _CACHED_BYTES = 4 << 20
-"""Heads are computed in groups whose (T, S) sized tensors take about so much, to stay in a CPU's cache between products."""
+"""Heads and rows are computed in groups whose (T, S) tensors take about so much, to stay in a CPU's cache; half in fp32."""
 
 
 def matmul_attention(
@@ -58,7 +60,7 @@ class _MatmulAttention(torch.autograd.Function):
                 keep, ctx.factor = keep_mask(weight, dropatt)
                 keeps.append(keep)
                 weight = apply_mask(weight, keep, ctx.factor)
-            torch.bmm(weight, v[rows], out=out[rows])
+            products(weight, v[rows].transpose(1, 2), out=out[rows])
         ctx.kept = len(weights)
         ctx.save_for_backward(qu, qv, k, v, r_NSH, b_NS, bias, out, *weights, *keeps)
         return out.view(N, B, T, H).permute(1, 2, 0, 3)
@@ -69,34 +71,31 @@ class _MatmulAttention(torch.autograd.Function):
         (grad_BTNH,) = grad_outputs
         qu, qv, k, v, r_NSH, b_NS, bias, out, *rest = ctx.saved_tensors
         weights, keeps = rest[: ctx.kept], rest[ctx.kept :]
-        B, T, N, H = grad_BTNH.shape
-        S = k.shape[1]
+        B, _, N, H = grad_BTNH.shape
         grad = _heads_first(grad_BTNH)
         # softmax backward, weight * (grad_weight - sum(grad_weight * weight)); that sum over keys is also grad · out
         mean = (grad * out).sum(-1, keepdim=True)
         grad_qu, grad_k, grad_v = (torch.empty_like(x) for x in (qu, k, v))
-        grad_qv, grad_r = (None if x is None else torch.empty_like(x) for x in (qv, r_NSH))
-        grad_b = torch.empty_like(b_NS) if b_NS is not None and ctx.needs_input_grad[5] else None
+        grad_qv, grad_r = (None if x is None else torch.zeros_like(x) for x in (qv, r_NSH))
+        grad_b = torch.zeros_like(b_NS) if b_NS is not None and ctx.needs_input_grad[5] else None
         for i, (heads, rows) in enumerate(_groups(qu, k, N)):
             weight = weights[i] if weights else _attention_weights(heads, rows, qu, qv, k, r_NSH, b_NS, bias)
             dropped = apply_mask(weight, keeps[i], ctx.factor) if keeps else weight
-            torch.bmm(dropped.transpose(1, 2), grad[rows], out=grad_v[rows])
-            if keeps:
-                grad_weight = apply_mask(torch.bmm(grad[rows], v[rows].transpose(1, 2)), keeps[i], ctx.factor)
-                grad_score = grad_weight.sub_(mean[rows]).mul_(weight)
-            else:
-                minus_mean = mean[rows].expand(-1, -1, S)
-                grad_score = torch.baddbmm(minus_mean, grad[rows], v[rows].transpose(1, 2), beta=-1).mul_(weight)
-            torch.bmm(grad_score, k[rows], out=grad_qu[rows])
-            torch.bmm(grad_score.transpose(1, 2), qu[rows], out=grad_k[rows])
+            products(dropped.transpose(1, 2), grad[rows].transpose(1, 2), out=grad_v[rows])
+            grad_weight = products(grad[rows], v[rows])
+            grad_weight = apply_mask(grad_weight, keeps[i], ctx.factor) if keeps else grad_weight
+            grad_score = grad_weight.sub_(mean[rows]).mul_(weight)
+            products(grad_score, k[rows].transpose(1, 2), out=grad_qu[rows])
+            products(grad_score.transpose(1, 2), qu[rows].transpose(1, 2), out=grad_k[rows])
             if qv is None and grad_b is None:
                 continue
-            grad_position = _unshifted(grad_score).view(-1, B * T, S)
+            grad_position = _by_head(_unshifted(grad_score), heads)
             if grad_b is not None:
-                torch.sum(grad_position, 1, out=grad_b[heads])
+                grad_b[heads] += grad_position.sum(1)
             if qv is not None and grad_qv is not None and grad_r is not None:
-                torch.bmm(grad_position, r_NSH[heads], out=grad_qv[rows].view(-1, B * T, H))
-                torch.bmm(grad_position.transpose(1, 2), qv[rows].view(-1, B * T, H), out=grad_r[heads])
+                products(grad_position, r_NSH[heads].transpose(1, 2), out=_by_head(grad_qv[rows], heads))
+                query = _by_head(qv[rows], heads)
+                grad_r[heads] += products(grad_position.transpose(1, 2), query.transpose(1, 2))
         back = (x if x is None else x.view(N, B, -1, H).permute(1, 2, 0, 3) for x in (grad_qu, grad_qv, grad_k, grad_v))
         of_distances = (x if x is None else x.transpose(0, 1) for x in (grad_r, grad_b))
         return *back, *of_distances, None, None
@@ -113,6 +112,11 @@ def _bias(first_BT: Tensor, n_key: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
+def _by_head(x: Tensor, heads: slice) -> Tensor:
+    """View what all rows of some heads have as a matrix for each head, (X, rows·T, …)."""
+    return x.view(heads.stop - heads.start, -1, x.shape[-1])
+
+
 def _attention_weights(
     heads: slice,
     rows: slice,
@@ -124,31 +128,34 @@ def _attention_weights(
     bias: Tensor,
 ) -> Tensor:
     """Return softmax(content + position + bias), (X·B, T, S), of X heads; `bias` (B or 1, T, ≤ S) is for the last keys."""
-    (_, T, H), S, X = qu.shape, k.shape[1], heads.stop - heads.start
-    k_rows = k[rows].transpose(1, 2)
+    T, S, X = qu.shape[1], k.shape[1], heads.stop - heads.start
     by_distance = None if b_NS is None else b_NS[heads].unsqueeze(1)
     if qv is not None and r_NSH is not None:
-        position_query, keys = qv[rows].view(X, -1, H), r_NSH[heads].transpose(1, 2)
-        position = torch.bmm(position_query, keys)
+        position = products(_by_head(qv[rows], heads), r_NSH[heads])
         if by_distance is not None:
             position += by_distance
-        weight = torch.baddbmm(_shifted(position.view(-1, T, S)), qu[rows], k_rows)
+        weight = products(qu[rows], k[rows], plus=_shifted(position.view(-1, T, S)))
     else:
-        weight = torch.bmm(qu[rows], k_rows)
+        weight = products(qu[rows], k[rows])
         if by_distance is not None:  # the same for all rows
             weight.view(X, -1, T, S).add_(_shifted(by_distance.expand(-1, T, -1).contiguous()).unsqueeze(1))
-    weight.view(X, -1, T, S)[..., S - bias.shape[-1] :].add_(bias)
+    last = weight.view(X, -1, T, S)[..., S - bias.shape[-1] :]
+    last.add_(bias if len(bias) == 1 else bias[rows.start % len(bias) :][: last.shape[1]])
     return torch.softmax(weight, dim=-1, out=weight)
 
 
 def _groups(qu: Tensor, k: Tensor, n_head: int) -> Iterator[tuple[slice, slice]]:
-    """Yield groups of heads, and their rows in (N·B, …) tensors, so small that (T, S) sized tensors stay in the cache."""
-    n_row = qu.shape[0] // n_head
-    n_bytes = n_row * qu.shape[1] * k.shape[1] * qu.element_size()
-    size = max(1, _CACHED_BYTES // max(1, n_bytes)) if qu.device.type == "cpu" else n_head
-    for first in range(0, n_head, size):
-        heads = slice(first, min(first + size, n_head))
-        yield heads, slice(heads.start * n_row, heads.stop * n_row)
+    """Yield groups of heads, and their rows in (N·B, …) tensors, so small that (T, S) sized tensors stay in the cache.
+
+    A group is some heads of all B rows, or one head of some.
+    """
+    B = qu.shape[0] // n_head
+    n_bytes = qu.shape[1] * k.shape[1] * qu.element_size() * (2 if qu.dtype == torch.float32 else 1)
+    size = max(1, _CACHED_BYTES // max(1, n_bytes)) if qu.device.type == "cpu" else qu.shape[0]
+    n_heads, n_rows = max(1, size // max(1, B)), max(1, min(size, B))
+    for head, row in itertools.product(range(0, n_head, n_heads), range(0, B, n_rows)):
+        heads = slice(head, min(head + n_heads, n_head))
+        yield heads, slice(head * B + row, (heads.stop - 1) * B + min(row + n_rows, B))
 
 
 def _heads_first(x_BTNH: Tensor) -> Tensor:

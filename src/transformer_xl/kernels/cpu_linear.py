@@ -26,6 +26,19 @@ def linear(x: Tensor, weight_OK: Tensor, bias_O: Tensor | None = None) -> Tensor
     return F.linear(x, weight_OK, bias_O)
 
 
+def products(a_XMK: Tensor, b_XNK: Tensor, *, plus: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """Return a b^T + plus of each pair of matrices, (X, M, N), without gradient; `out` is where the result shall be."""
+    if not _is_for_onednn(a_XMK[0], b_XNK[0]):
+        b_XKN = b_XNK.transpose(1, 2)
+        return torch.bmm(a_XMK, b_XKN, out=out) if plus is None else torch.baddbmm(plus, a_XMK, b_XKN, out=out)
+    onednn = torch.ops.mkldnn._linear_pointwise
+    if plus is None:
+        results = [onednn(a, b, None, "none", [], "") for a, b in zip(a_XMK, b_XNK, strict=True)]
+    else:
+        results = [onednn.binary(a, other, b, None, "add") for a, other, b in zip(a_XMK, plus, b_XNK, strict=True)]
+    return results[0].unsqueeze(0) if len(results) == 1 and out is None else torch.stack(results, out=out)
+
+
 def _is_for_onednn(x: Tensor, weight_OK: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()  # before sizes are compared, which would fix those of an exported graph
