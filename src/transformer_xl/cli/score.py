@@ -244,12 +244,12 @@ class _Tally:
 
 
 def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json: bool, quiet: bool) -> None:
-    """Write rows to a file, or those of a text to standard output, each as soon as it is known, and count them."""
+    """Write rows to a file, or those of a text to standard output, each as soon as it is known, and count all."""
     from transformer_xl.data.text_files import COMPRESSED, content_sha256
     from transformer_xl.tasks.lines import origin_of, prediction_file
 
     file, is_json = job.files[0], as_json or (out is not None and out.suffix in JSON_LINES)
-    put, n_line = (_nowhere if job.compares else show), 0
+    put, n_line, shows = show, 0, out is not None or not job.compares
     with ExitStack() as stack:
         if out is not None:
             texts = None if _is_piped(file) or len(job.files) > 1 else file
@@ -262,22 +262,18 @@ def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json:
         n_kept = n_line if is_json else max(n_line - 1, 0)
         size = None if job.compares or _is_piped(file) or file.suffix in COMPRESSED else file.stat().st_size
         unit = "texts" if job.compares else "bytes"
-        bar = stack.enter_context(progress("scoring", size, unit=unit, hidden=quiet or put is show))
+        bar = stack.enter_context(progress("scoring", size, unit=unit, hidden=quiet or (shows and out is None)))
         try:
             for i, row in enumerate(job.rows(bar, n_kept)):
                 tally.add(row)
-                if not (is_json or n_line or i):
+                if shows and not (is_json or n_line or i):
                     put("\t".join(row) + "\n")
-                if i >= n_kept:
+                if shows and i >= n_kept:
                     put((json.dumps(row) if is_json else "\t".join(map(_cell, row.values()))) + "\n")
         except KeyboardInterrupt:
             if out is not None:
                 say("\ninterrupted; go on with the same command and --resume", quiet=quiet)
             raise
-
-
-def _nowhere(line: str) -> None:
-    """Write nothing: rows of what is compared go to a file only."""
 
 
 def _append(file: BinaryIO, line: str) -> None:
