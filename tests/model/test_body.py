@@ -73,6 +73,14 @@ def test_rows_that_are_reset_begin_anew() -> None:
     assert not torch.allclose(y[1], body(x)[0][1])
 
 
+def test_steps_that_are_none_are_not_read() -> None:
+    body = TransformerXLBody(TransformerXLConfig(**SIZES), d_input=3).eval()
+    x = torch.randn(2, 4, 3)
+    y, _ = body(x, rows=Rows(n_pad=torch.tensor([0, 3])))
+    torch.testing.assert_close(y[0], body(x[:1])[0][0])
+    torch.testing.assert_close(y[1, 3:], body(x[1:, 3:])[0][0])
+
+
 def test_every_parameter_learns() -> None:
     body = TransformerXLBody(TransformerXLConfig(**SIZES, gate="gru", pre_lnorm=True), d_input=3)
     y, mems = body(torch.randn(2, 4, 3))

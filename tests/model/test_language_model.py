@@ -62,6 +62,7 @@ def test_attention_weights_are_of_each_layer_and_the_model_reads_on(options: dic
         assert torch.equal(weight, kept[layer][1]) and not weight.requires_grad
     for name, x in model(ids, mems=mems).mems.state_dict().items():
         torch.testing.assert_close(new.state_dict()[name], x)
+    assert not any(block._forward_pre_hooks for block in model.attention_blocks())
 
 
 def test_a_model_that_does_not_attend_has_no_attention_weights() -> None:

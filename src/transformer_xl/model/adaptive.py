@@ -160,7 +160,8 @@ class AdaptiveSoftmax(nn.Module):
 
     def logits(self, h_BTD: Tensor, embedding: Embedding) -> Tensor:
         """Return log-probabilities (B, T, V), at least in fp32, of hidden states (B, T, D); they are normalized."""
-        head, *tails = (_log_softmax(_project(h_BTD, p), w, b) for p, w, b in self._clusters(embedding))
+        scores = (F.linear(_project(h_BTD, p), w, b) for p, w, b in self._clusters(embedding))
+        head, *tails = (at_least_fp32(x).log_softmax(dim=-1) for x in scores)
         own, of_tails = head.tensor_split([self.sizes[0]], dim=-1)
         return torch.cat([own, *(tail + of_tails[..., i, None] for i, tail in enumerate(tails))], dim=-1)
 
@@ -236,17 +237,13 @@ def _project(h: Tensor, projection: Tensor | None) -> Tensor:
     return h if projection is None else h @ projection
 
 
-def _log_softmax(h: Tensor, vectors: Tensor, bias: Tensor) -> Tensor:
-    return F.log_softmax(at_least_fp32(F.linear(h, vectors, bias)), dim=-1)
-
-
 def make_embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
     """Return the vectors of tokens that the settings describe."""
     clusters = Clusters.of(config)
     if config.div_val > 1:
         return AdaptiveEmbedding(clusters)
-    sizes = {"d_embed": clusters.d_embed, "d_model": clusters.d_model}
-    return TokenEmbedding(clusters.vocab_size, **sizes, scale=config.embedding_scale)
+    d_embed, d_model = clusters.d_embed, clusters.d_model
+    return TokenEmbedding(clusters.vocab_size, d_embed=d_embed, d_model=d_model, scale=config.embedding_scale)
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:
@@ -254,5 +251,10 @@ def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:
     clusters, tied, tied_projections = Clusters.of(config), config.tie_weight, config.tied_projections
     if config.div_val > 1 or config.cutoffs:
         return AdaptiveSoftmax(clusters, tied=tied, tied_projections=tied_projections)
-    sizes = {"d_embed": clusters.d_embed, "d_model": clusters.d_model}
-    return TokenSoftmax(clusters.vocab_size, **sizes, tied=tied, tied_projection=tied_projections[0])
+    return TokenSoftmax(
+        clusters.vocab_size,
+        d_embed=clusters.d_embed,
+        d_model=clusters.d_model,
+        tied=tied,
+        tied_projection=tied_projections[0],
+    )

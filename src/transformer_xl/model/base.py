@@ -7,6 +7,7 @@ Shapes: B batch, T tgt_len, S keys, N heads, D d_model, V vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -385,12 +386,10 @@ class LanguageModel(SequenceModel):
         """
         self.check_segment(ids, mems)
         states: list[Tensor] = []
-        hooks = [layer.register_forward_pre_hook(lambda _, given: states.append(given[0])) for layer in self.layers]
-        try:
+        with ExitStack() as hooks:
+            for layer in self.layers:
+                hooks.enter_context(layer.register_forward_pre_hook(lambda _, given: states.append(given[0])))
             last, new_mems = self.read(ids, mems=mems, rows=rows)
-        finally:
-            for hook in hooks:
-                hook.remove()
         return (*states, last), new_mems
 
     @torch.no_grad()
@@ -428,12 +427,10 @@ class LanguageModel(SequenceModel):
             weights = block.weights(*arguments, **options).float()
             kept.append(weights if keep is None else keep(len(kept), weights))
 
-        hooks = [block.register_forward_pre_hook(hook, with_kwargs=True) for block in blocks]
-        try:
+        with ExitStack() as hooks:
+            for block in blocks:
+                hooks.enter_context(block.register_forward_pre_hook(hook, with_kwargs=True))
             _, new_mems = self.read(ids, mems=mems)
-        finally:
-            for each in hooks:
-                each.remove()
         return tuple(kept), new_mems
 
     def check_segment(self, ids: Tensor, mems: Memory | None, labels: Tensor | None = None) -> None:

@@ -40,9 +40,9 @@ class TransformerXLBody(nn.Module):
 
     def __init__(self, config: TransformerXLConfig, *, d_input: int | None = None) -> None:
         super().__init__()
-        fits = {"ngram_rows": not config.ngram_rows, "dropemb": not config.dropemb}
-        if name := next((name for name, is_fine in fits.items() if not is_fine), None):
-            raise ConfigError(f"{name} ({getattr(config, name)}) is for tokens, and this model reads vectors; leave it out")
+        for name, value in (("ngram_rows", config.ngram_rows), ("dropemb", config.dropemb)):
+            if value:
+                raise ConfigError(f"{name} ({value}) is for tokens, and this model reads vectors; leave it out")
         plain = {"vocab_size": 1, "cutoffs": (), "div_val": 1, "d_embed": None}
         self.model = cast("TransformerXL", make_model(config.model_copy(update=plain)))
         del self.model.softmax
@@ -84,13 +84,9 @@ class TransformerXLBody(nn.Module):
             raise ValueError(
                 f"vectors {tuple(x_BTF.shape)} must have shape (batch, steps, {self.d_input}) with a step at least"
             )
-        starts, n_pad = rows.document_starts, rows.n_pad
-        if starts is not None and starts.shape != x_BTF.shape[:2]:
-            raise ValueError(
-                f"document_starts {tuple(starts.shape)} must have shape {tuple(x_BTF.shape[:2])}, one for each step"
-            )
-        if n_pad is not None and n_pad.shape != x_BTF.shape[:1]:
-            raise ValueError(f"n_pad {tuple(n_pad.shape)} must have shape {tuple(x_BTF.shape[:1])}, one for each row")
+        for name, flags, n_axis in (("document_starts", rows.document_starts, 2), ("n_pad", rows.n_pad, 1)):
+            if flags is not None and flags.shape != x_BTF.shape[:n_axis]:
+                raise ValueError(f"{name} {tuple(flags.shape)} must have shape {tuple(x_BTF.shape[:n_axis])}")
         self.model.check_memory(mems, x_BTF.shape[0])
         last_BTD, mems = self.model.read(x_BTF, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)  # pyright: ignore[reportArgumentType]
         return self.model.drop_output(last_BTD), mems

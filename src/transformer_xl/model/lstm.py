@@ -55,9 +55,8 @@ class LstmLayer(nn.Module):
         x_BTD: Tensor,
         *,
         state_B1W: Tensor,
+        rows: Rows,
         cuts: list[int],
-        document_starts: Tensor | None,
-        n_pad: Tensor | None,
         kept: int,
     ) -> tuple[Tensor, Tensor]:
         """Read a segment in pieces, and change the states of some rows between them.
@@ -65,9 +64,8 @@ class LstmLayer(nn.Module):
         Args:
             x_BTD: the input.
             state_B1W: h and c side by side (B, 1, 2 W).
-            cuts: where pieces begin and end, from 0 to T.
-            document_starts: bool (B, T), positions before which a row's state is reset; all are among `cuts`.
-            n_pad: int64 (B,), padding at the left of each row, which does not change its state; all are among `cuts`.
+            rows: beginnings of documents, before which a row's state is reset, and padding, which does not change it.
+            cuts: where pieces begin and end, from 0 to T; documents and texts begin only there.
             kept: return the state after this many positions.
 
         Returns:
@@ -80,13 +78,13 @@ class LstmLayer(nn.Module):
         x_BTD = x_BTD.to(w_hidden.dtype) if in_fp32 else x_BTD
         outputs = []
         for begin, end in itertools.pairwise(cuts):
-            if document_starts is not None:
-                state = state.where(~document_starts[:, begin, None, None], 0.0)
+            if rows.document_starts is not None:
+                state = state.where(~rows.document_starts[:, begin, None, None], 0.0)
             h, c = (part.transpose(0, 1).contiguous() for part in state.chunk(2, dim=-1))
             with torch.autocast("cpu", enabled=False) if in_fp32 else nullcontext():
                 y, h, c = torch.lstm(x_BTD[:, begin:end], (h, c), weights, True, 1, 0.0, self.training, False, True)
             new = torch.cat([h, c], dim=-1).transpose(0, 1)
-            state = new if n_pad is None else new.where((n_pad <= begin)[:, None, None], state)
+            state = new if rows.n_pad is None else new.where((rows.n_pad <= begin)[:, None, None], state)
             outputs.append(y)
             if end == kept:
                 kept_state = state
@@ -137,7 +135,6 @@ class Lstm(LanguageModel):
             bias_hidden.chunk(4)[1].fill_(1.0)
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        """Return the state of streams that begin: zeros."""
         widths = [2 * layer.lstm.hidden_size for layer in self._own_layers()]
         zeros = [torch.zeros(batch_size, self.mem_len, width, dtype=self.dtype, device=self.device) for width in widths]
         return LstmState(tuple(zeros), torch.zeros(batch_size, dtype=torch.int64, device=self.device))
@@ -146,11 +143,9 @@ class Lstm(LanguageModel):
         return [cast("LstmLayer", layer) for layer in self.layers]
 
     def reach(self, tgt_len: int) -> int:
-        """Return how many tokens a state reads before it scores; approximate, because a state reaches back without limit."""
         return -(-_WARM_UP // tgt_len) * tgt_len if self.mem_len else 0
 
     def check_context(self) -> None:
-        """Refuse a memory of several positions."""
         super().check_context()
         if self.mem_len > 1:
             raise ConfigError(f"mem_len ({self.mem_len}) must be 1 or 0: an lstm remembers one state")
@@ -164,13 +159,12 @@ class Lstm(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
-        """Return the last states, (B, T, D), and the state before the last `ext_len` tokens of the segment."""
         return self.read_vectors(self.embed(ids), mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)
 
     def read_vectors(
         self, x_BTD: Tensor, *, mems: Mems | None, rows: Rows, execution: Execution, keep_graph: bool
     ) -> tuple[Tensor, Mems]:
-        """Do what `read` does, of vectors of tokens, (B, T, D)."""
+        """Do what `read` does, of vectors of tokens, (B, T, D); the last `ext_len` of them do not change the state."""
         B, T, _ = x_BTD.shape
         old = (self.init_mems(B) if mems is None else mems).hidden
         kept = max(T - self.ext_len, 0)
@@ -182,16 +176,8 @@ class Lstm(LanguageModel):
         x_BTD = self.drop_input(x_BTD)
         states = []
         for i, layer in enumerate(self._own_layers()):
-            state = old[i] if self.mem_len else old[i].new_zeros(B, 1, 2 * layer.lstm.hidden_size)
-            x_BTD, state = execution.run(
-                layer,
-                x_BTD,
-                state_B1W=state,
-                cuts=sorted(cuts),
-                document_starts=rows.document_starts,
-                n_pad=rows.n_pad,
-                kept=kept,
-            )
+            state = old[i] if self.mem_len else old[i].new_zeros(B, 1, old[i].shape[2])
+            x_BTD, state = execution.run(layer, x_BTD, state_B1W=state, rows=rows, cuts=sorted(cuts), kept=kept)
             state = state.to(self.dtype)  # whatever the precision of products, so that stored states fit together
             states.append((state if keep_graph else state.detach())[:, : self.mem_len])
             if i < len(self.layers) - 1:

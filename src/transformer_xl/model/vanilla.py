@@ -105,9 +105,9 @@ class Vanilla(LanguageModel):
         predicting = [i for i in range(n) if i == n - 1 or (early and progress < (i + 1) / (2 * n))]
         losses = [self._losses(states[i], labels) for i in predicting]
         nll = losses[-1][0]
-        others = sum((own_nll.sum() for own_nll, _ in losses[:-1]), torch.zeros((), device=nll.device))
-        later = sum((rest for _, rest in losses), torch.zeros((), device=nll.device))
-        return ModelOutput(self.init_mems(len(ids)), nll=nll, auxiliary=others + later)
+        zero = torch.zeros((), device=nll.device)
+        others = sum((early_nll.sum() for early_nll, _ in losses[:-1]), zero) + sum((later for _, later in losses), zero)
+        return ModelOutput(self.init_mems(len(ids)), nll=nll, auxiliary=others)
 
     def read(
         self,
