@@ -12,6 +12,7 @@ Shapes: B rows, N heads, C slots, H d_head, R slots of inputs and of tokens, D d
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,30 @@ def count_slots(*, mem_len: int, window: int | None, tgt_len: int) -> int:
 def slot_of(position: Tensor, n_slot: int) -> Tensor:
     """Return the slots in which positions lie."""
     return position % n_slot
+
+
+class Rings(NamedTuple):
+    """Keys and values of one layer and some rows."""
+
+    keys: Tensor
+    """(N, B, C, H)."""
+    values: Tensor
+    """(N, B, H, C)."""
+
+    def write(self, k: Tensor, v: Tensor, slot: Tensor) -> None:
+        """Write keys and values, (B, T, N, H) or (B, N, H), into slots (B, T) or (B), in place."""
+        (N, B), ones = self.keys.shape[:2], [1] * (slot.dim() - 1)
+        head = torch.arange(N, device=slot.device).view(N, 1, *ones)
+        row = torch.arange(B, device=slot.device).view(B, *ones)
+        # assigned by index, which a compiler does in place; it would copy the whole ring for scatter_
+        self.keys[head, row, slot] = k.to(self.keys.dtype).movedim(-2, 0)
+        self.values[head, row, :, slot] = v.to(self.values.dtype).movedim(-2, 0)
+
+    def in_order(self, slot_BC: Tensor) -> "Rings":
+        """Return copies in which each row's slots follow each other as listed, (B or 1, C)."""
+        N, B, C, H = self.keys.shape
+        row_B1 = torch.arange(B, device=slot_BC.device).unsqueeze(1)
+        return Rings(self.keys[:, row_B1, slot_BC], self.values.gather(3, slot_BC[None, :, None].expand(N, B, H, C)))
 
 
 @dataclass(frozen=True)
@@ -65,6 +90,15 @@ class KeyValueMemory:
     def n_bytes(self) -> int:
         """Bytes of it all: n_layer x B x (C x 2 x N x H keys and values, R x D inputs), the tokens, and 16 per row."""
         return sum(x.nbytes for x in self.state_dict().values())
+
+    def rings(self, layer: int, rows: slice = slice(None)) -> Rings:
+        """Return views of the keys and values of a layer."""
+        return Rings(self.keys[layer][:, rows], self.values[layer][:, rows])
+
+    def advance(self, rows: slice, n_new: Tensor | int) -> None:
+        """Count tokens whose keys and values have been written, int64 (rows,) or the same for all."""
+        self.end[rows].add_(n_new)
+        self.n_valid[rows].add_(n_new).clamp_(max=self.n_slot)
 
     def reset(self, rows: Tensor) -> None:
         """Empty some rows in place; nothing of the old text is left in them, and they begin as new ones do.

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_xl.inference.buffer import slot_of
+from transformer_xl.inference.buffer import Rings, slot_of
 from transformer_xl.inference.frozen import (
     FrozenGate,
     LayerOptions,
@@ -48,10 +48,9 @@ _HELD_BYTES = 1 << 27
 Turns = tuple[Tensor, Tensor]
 """Cosines and sines that queries and keys of positions are turned by, see `rotation.turns`."""
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, LayerWeights, Any], Tensor]
-"""Writes keys and values of what is read into the rings, and returns what its queries gather from them, (…, N, H).
-
-It takes queries, keys and values (…, N, H), rings of keys and of values, the layer's weights, and the places."""
+Attend = Callable[[Tensor, Tensor, Tensor, Rings, LayerWeights, Any], Tensor]
+"""Takes queries, keys and values of what is read, (…, N, H), writes keys and values into the rings, and returns what queries
+gather from these, (…, N, H)."""
 
 
 class Way(NamedTuple):
@@ -66,8 +65,7 @@ class Way(NamedTuple):
 def read_layer(
     h: Tensor,
     weights: LayerWeights,
-    keys_NBCH: Tensor,
-    values_NBHC: Tensor,
+    rings: Rings,
     *,
     places: Any,
     options: LayerOptions,
@@ -80,8 +78,7 @@ def read_layer(
     Args:
         h: the layer's input, (B, T, D); of single tokens (B, D).
         weights: of the layer.
-        keys_NBCH: ring of keys; written in place.
-        values_NBHC: ring of values; written in place.
+        rings: of keys and values; written in place.
         places: where what is read stands in the rings, and what it sees, as `way.attend` wants to know it.
         options: of all layers.
         way: how to compute.
@@ -94,7 +91,7 @@ def read_layer(
     joined = None if before_BkD is None else torch.cat([before_BkD, h.reshape(len(h), -1, h.shape[-1])], dim=1)
 
     def multiply(x: Tensor, matrix: Matrix, bias: Tensor | None = None) -> Tensor:
-        return way.product(x, matrix, keys_NBCH.dtype, bias)
+        return way.product(x, matrix, rings.keys.dtype, bias)
 
     def enter(h: Tensor, norm: Norm) -> Tensor:
         x = h if joined is None or weights.shift is None else shifted(h, joined, *weights.shift)
@@ -110,7 +107,7 @@ def read_layer(
     q, k, v = qkv.unflatten(-1, (3, options.n_head, options.d_head)).unbind(-3)
     if turns is not None:
         q, k = turned(at_least_fp32(q), *turns), turned(k, *turns)
-    attended = way.attend(q, k, v, keys_NBCH, values_NBHC, weights, places)
+    attended = way.attend(q, k, v, rings, weights, places)
     h = close(h, multiply(attended.flatten(-2), weights.output), weights.attention_gate, weights.attention_norm)
     inner = activate(multiply(enter(h, weights.feed_forward_norm), weights.inner, weights.inner_bias), options.activation)
     found = multiply(inner, weights.outer, weights.outer_bias)
@@ -135,16 +132,6 @@ def _gated(h: Tensor, found: Tensor, gate: FrozenGate, multiply: Callable[[Tenso
     return gru_gate(h, found, gate.bias, *(lambda x, net=net: multiply(x, net).to(h.dtype) for net in gate[1:]))
 
 
-def _remember(keys_NBCH: Tensor, values_NBHC: Tensor, k: Tensor, v: Tensor, slot: Tensor) -> None:
-    """Write keys and values, (B, T, N, H) or (B, N, H), into slots (B, T) or (B) of the rings."""
-    (N, B), ones = keys_NBCH.shape[:2], [1] * (slot.dim() - 1)
-    head = torch.arange(N, device=slot.device).view(N, 1, *ones)
-    row = torch.arange(B, device=slot.device).view(B, *ones)
-    # assigned by index, which a compiler does in place; it would copy the whole ring for scatter_
-    keys_NBCH[head, row, slot] = k.to(keys_NBCH.dtype).movedim(-2, 0)
-    values_NBHC[head, row, :, slot] = v.to(values_NBHC.dtype).movedim(-2, 0)
-
-
 # a segment
 
 
@@ -162,12 +149,6 @@ class SegmentPlaces:
     first: Tensor
     oldest: int | None
 
-    def in_order(self, keys_NBCH: Tensor, values_NBHC: Tensor) -> tuple[Tensor, Tensor]:
-        """Return copies of keys and values in the order of time."""
-        N, B, C, H = keys_NBCH.shape
-        row_B1 = torch.arange(B, device=self.slots.device).unsqueeze(1)
-        return keys_NBCH[:, row_B1, self.slots], values_NBHC.gather(3, self.slots[None, :, None].expand(N, B, H, C))
-
     @cached_property
     def hidden(self) -> list[tuple[slice, Tensor]]:
         """Runs of keys that some query must not see, as they lie; for each bool (B or 1, T, keys), True where hidden."""
@@ -181,22 +162,16 @@ class SegmentPlaces:
 
 
 def attend_segment(
-    q_BTNH: Tensor,
-    k_BTNH: Tensor,
-    v_BTNH: Tensor,
-    keys_NBCH: Tensor,
-    values_NBHC: Tensor,
-    weights: LayerWeights,
-    places: SegmentPlaces,
+    q_BTNH: Tensor, k_BTNH: Tensor, v_BTNH: Tensor, rings: Rings, weights: LayerWeights, places: SegmentPlaces
 ) -> Tensor:
     """Attend from a segment to the rings by the library's products, (B, T, N, H), some heads and rows at a time.
 
     So the scores of a group are still in a CPU's cache when the next step reads them. Rings whose rows stand at one slot are
     read as they lie, others from copies in the order of time, which have far fewer numbers than the scores.
     """
-    (B, T, N, H), C, P, dtype = q_BTNH.shape, keys_NBCH.shape[2], weights.n_distance, keys_NBCH.dtype
-    _remember(keys_NBCH, values_NBHC, k_BTNH, v_BTNH, places.slots[:, C - T :])
-    keys, values = (keys_NBCH, values_NBHC) if places.oldest is not None else places.in_order(keys_NBCH, values_NBHC)
+    (B, T, N, H), C, P, dtype = q_BTNH.shape, rings.keys.shape[2], weights.n_distance, rings.keys.dtype
+    rings.write(k_BTNH, v_BTNH, places.slots[:, C - T :])
+    keys_NBCH, values_NBHC = rings if places.oldest is not None else rings.in_order(places.slots)
     by_content, by_position = (
         (plus(at_least_fp32(q_BTNH), bias) * H**-0.5).to(dtype).permute(2, 0, 1, 3)
         for bias in (weights.content_bias, weights.position_bias)
@@ -205,7 +180,7 @@ def attend_segment(
     attended_NBTH = torch.empty(N, B, T, H, dtype=dtype, device=q_BTNH.device)
     for heads, rows in _groups(by_content, C):
         query = by_content[heads, rows]
-        score = torch.bmm(query.flatten(0, 1), keys[heads, rows].flatten(0, 1).mT)
+        score = torch.bmm(query.flatten(0, 1), keys_NBCH[heads, rows].flatten(0, 1).mT)
         score_NBTC = score.view(*query.shape[:3], C)
         if P > 1:
             found = _position_scores(by_position[heads, rows], *(x if x is None else x[heads] for x in (r_NWH, b_NW)))
@@ -213,7 +188,7 @@ def attend_segment(
         for slots, hidden_BTX in places.hidden:
             score_NBTC[..., slots].masked_fill_(hidden_BTX if len(hidden_BTX) == 1 else hidden_BTX[rows], float("-inf"))
         torch.softmax(score, dim=-1, out=score)
-        attended_NBTH[heads, rows] = torch.bmm(score, values[heads, rows].flatten(0, 1).mT).view(query.shape)
+        attended_NBTH[heads, rows] = torch.bmm(score, values_NBHC[heads, rows].flatten(0, 1).mT).view(query.shape)
     return attended_NBTH.permute(1, 2, 0, 3)
 
 
@@ -262,8 +237,7 @@ def attend_by_kernel(
     q_BTNH: Tensor,
     k_BTNH: Tensor,
     v_BTNH: Tensor,
-    keys_NBCH: Tensor,
-    values_NBHC: Tensor,
+    rings: Rings,
     weights: LayerWeights,
     places: SegmentPlaces,
     *,
@@ -273,12 +247,13 @@ def attend_by_kernel(
 
     For positions that are u, v and r.
     """
-    T, C, dtype = q_BTNH.shape[1], keys_NBCH.shape[2], keys_NBCH.dtype
-    _remember(keys_NBCH, values_NBHC, k_BTNH, v_BTNH, places.slots[:, C - T :])
-    keys, values = places.in_order(keys_NBCH, values_NBHC)
+    T, C = q_BTNH.shape[1], rings.keys.shape[2]
+    rings.write(k_BTNH, v_BTNH, places.slots[:, C - T :])
+    keys_NBCH, values_NBHC = rings.in_order(places.slots)
     r_NCH = _of_newest(weights.position_keys, C)
     positions = Positions(weights.content_bias, weights.position_bias, None if r_NCH is None else r_NCH.transpose(0, 1))
-    return backend(q_BTNH.to(dtype), keys.permute(1, 2, 0, 3), values.permute(1, 3, 0, 2), positions, first_BT=places.first)
+    k_BCNH, v_BCNH = keys_NBCH.permute(1, 2, 0, 3), values_NBHC.permute(1, 3, 0, 2)
+    return backend(q_BTNH.to(k_BCNH.dtype), k_BCNH, v_BCNH, positions, first_BT=places.first)
 
 
 # one token of each row
@@ -308,8 +283,7 @@ def attend_token(
     q_BNH: Tensor,
     k_BNH: Tensor,
     v_BNH: Tensor,
-    keys_NBCH: Tensor,
-    values_NBHC: Tensor,
+    rings: Rings,
     weights: LayerWeights,
     places: TokenPlaces,
     *,
@@ -319,22 +293,22 @@ def attend_token(
 
     `streamed` writes products as multiplications and sums, which a compiler turns into loops, instead of calling matmul.
     """
-    _remember(keys_NBCH, values_NBHC, k_BNH, v_BNH, places.slot)
+    rings.write(k_BNH, v_BNH, places.slot)
     times = _streamed_times if streamed else _times
     by_content, by_position = (
         plus(at_least_fp32(q_BNH), bias).transpose(0, 1) for bias in (weights.content_bias, weights.position_bias)
     )
-    score_NBC = times(keys_NBCH, by_content)
+    score_NBC = times(rings.keys, by_content)
     if weights.position_keys is not None:
         if streamed:  # position keys are fetched in the order of slots: to fetch scores instead would be a loop of its own
             score_NBC = score_NBC + times(weights.position_keys[:, places.columns], by_position)
         else:
-            score_NBP = torch.bmm(by_position.to(keys_NBCH.dtype), weights.position_keys.mT).to(score_NBC.dtype)
+            score_NBP = torch.bmm(by_position.to(rings.keys.dtype), weights.position_keys.mT).to(score_NBC.dtype)
             score_NBC = score_NBC + score_NBP.gather(-1, places.columns.expand(score_NBC.shape))
     if weights.distance_bias is not None:
         score_NBC = score_NBC + weights.distance_bias[:, places.columns]
     weight_NBC = (score_NBC * q_BNH.shape[-1] ** -0.5 + places.bias).softmax(-1)
-    return times(values_NBHC, weight_NBC).transpose(0, 1)
+    return times(rings.values, weight_NBC).transpose(0, 1)
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:

@@ -5,19 +5,21 @@ What does not depend on the text is computed once: the keys of all distances, an
 Shapes: B rows, T tokens, C slots, P distances with a key of their own, N heads, H d_head, D d_model, V vocabulary.
 """
 
-from typing import cast, get_args
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.inference.buffer import KeyValueMemory, count_slots, slot_of
+from transformer_xl.inference.buffer import KeyValueMemory, Rings, count_slots, slot_of
 from transformer_xl.inference.frozen import LayerOptions, freeze_layer, freeze_norm
 from transformer_xl.inference.layer import SegmentPlaces, TokenPlaces, Turns, normalize, read_layer
 from transformer_xl.inference.softmax import FrozenSoftmax
 from transformer_xl.inference.ways import compiled_functions, segment_way, token_functions
 from transformer_xl.kernels.device import InferencePrecision, activation_dtype, at_least_fp32, check_precision
-from transformer_xl.kernels.equation import common_rows
+from transformer_xl.kernels.equation import common_rows, first_keys
 from transformer_xl.kernels.graphs import Captured
 from transformer_xl.kernels.rotation import turned, turns
 from transformer_xl.model.attention.block import AttentionKind
@@ -164,10 +166,9 @@ class Reader:
         if self.config.zero_first_memory:
             index = rows.to(memory.end.device).nonzero().squeeze(1)
             zero = torch.zeros(1, 1, self.config.d_model, dtype=self._model.dtype, device=self.device)
-            for layer, keys, values in zip(self._model.attention_blocks(), memory.keys, memory.values, strict=True):
-                key_N11H, value_N1H1 = _keys_and_values(layer, zero)
-                key_N1CH = self._kept(key_N11H, end - 1 - (end - 1 - torch.arange(self.n_slot)) % self.n_slot)
-                keys[:, index], values[:, index] = key_N1CH.to(self.dtype), value_N1H1.to(self.dtype)
+            position_C = end - 1 - (end - 1 - torch.arange(self.n_slot)) % self.n_slot
+            for block, keys, values in zip(self._model.attention_blocks(), memory.keys, memory.values, strict=True):
+                keys[:, index], values[:, index] = self._project(block, zero, position_C)
             memory.n_valid[index] = self.mem_len
 
     @torch.no_grad()
@@ -184,15 +185,14 @@ class Reader:
         kept = min(M, self.n_slot)
         memory = self._allot(mems.batch_size)
         for i, (layer, hidden) in enumerate(zip(self._model.layers, mems.hidden, strict=True)):
-            read_BMD = hidden
+            read_BMD, rings = hidden, memory.rings(i)
             if isinstance(layer, ShiftedLayer):
                 memory.end.fill_(kept - M)  # where the oldest stands
                 is_real = torch.arange(M, 0, -1, device=hidden.device) <= mems.n_valid.unsqueeze(1)
                 memory.keep(memory.inputs[i], slice(None), torch.where(is_real.unsqueeze(-1), hidden, 0))
                 read_BMD = layer.read_memory(hidden, 0, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
-            block = cast(AttentionKind, layer.attention)
-            keys_NBMH, memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
-            memory.keys[i][:, :, :kept] = self._kept(keys_NBMH, torch.arange(kept))
+            block, last_BMD = cast(AttentionKind, layer.attention), read_BMD[:, M - kept :]
+            rings.keys[:, :, :kept], rings.values[..., :kept] = self._project(block, last_BMD, torch.arange(kept))
         if K := self.config.n_earlier:
             memory.end.fill_(kept - K)
             memory.keep(memory.tokens, slice(None), self._model.last_tokens(mems))
@@ -215,39 +215,31 @@ class Reader:
         Raises:
             ValueError: a longer segment.
         """
-        tgt_len = ids.shape[1]
+        tgt_len, C = ids.shape[1], self.n_slot
         if tgt_len > self.tgt_len:
             raise ValueError(f"{tgt_len} tokens (at most {self.tgt_len}) cannot be read at once")
-        places = self._segment_places(memory, rows, tgt_len)
-        turning = self._turns(common_rows(memory.end[rows].unsqueeze(1) + torch.arange(tgt_len, device=self.device)))
-        h_BTD = at_least_fp32(self._embed(memory, rows, ids))
-        for i, weights in enumerate(self.layers):
-            h_BTD = read_layer(
-                h_BTD,
-                weights,
-                memory.keys[i][:, rows],
-                memory.values[i][:, rows],
-                places=places,
-                options=self.options,
-                way=self.segment_way,
-                before_BkD=self._before(memory, i, rows, h_BTD),
-                turns=turning,
-            )
-        _advance(memory, rows, tgt_len)
-        return self._normalize_last(h_BTD)
-
-    def _segment_places(self, memory: KeyValueMemory, rows: slice, tgt_len: int) -> SegmentPlaces:
-        first_BT = self._first_keys(memory.n_valid[rows], tgt_len)
-        age_C = torch.arange(self.n_slot, device=self.device)
-        slot_BC = common_rows(slot_of(memory.end[rows].unsqueeze(1) + tgt_len + age_C, self.n_slot))
+        end_B1 = memory.end[rows].unsqueeze(1)
+        slot_BC = common_rows(slot_of(end_B1 + tgt_len + torch.arange(C, device=self.device), C))
         is_known = len(slot_BC) == 1 and self.device.type == "cpu"  # elsewhere, looking at values would mean waiting
-        return SegmentPlaces(slot_BC, common_rows(first_BT), int(slot_BC[0, 0]) if is_known else None)
+        n_valid_B = memory.n_valid[rows].clamp(max=self.mem_len if self.window is None else C - tgt_len)
+        first_BT, _ = first_keys(None, n_valid_B, None, tgt_len=tgt_len, memory_length=C - tgt_len, window=self.window)
+        places = SegmentPlaces(slot_BC, common_rows(first_BT), int(slot_BC[0, 0]) if is_known else None)
+        position_BT = common_rows(end_B1 + torch.arange(tgt_len, device=self.device))
+        read = partial(read_layer, way=self.segment_way)
+        h_BTD = self._run(read, self._embed(memory, rows, ids), memory, rows, position_BT, places)
+        memory.advance(rows, tgt_len)
+        return h_BTD
 
-    def _first_keys(self, n_valid_B: Tensor, tgt_len: int) -> Tensor:
-        """Return the first key that each query of a segment sees, (B, T), counted in the order of time from the oldest slot."""
-        query_T = torch.arange(tgt_len, device=n_valid_B.device)
-        farthest_T = self.mem_len + query_T if self.window is None else torch.full_like(query_T, self.window - 1)
-        return self.n_slot - tgt_len + query_T - torch.minimum(n_valid_B.unsqueeze(1) + query_T, farthest_T)
+    def _run(
+        self, read: Callable[..., Tensor], h: Tensor, memory: KeyValueMemory, rows: slice, position: Tensor, places: Any
+    ) -> Tensor:
+        """Return the last states of tokens (B, T, D), or one of each row (B, D), from their vectors."""
+        turning = self._turns(position)
+        for i, weights in enumerate(self.layers):
+            before_BkD = self._before(memory, i, rows, h.reshape(len(h), -1, h.shape[-1]))
+            rings = memory.rings(i, rows)
+            h = read(h, weights, rings, places=places, options=self.options, before_BkD=before_BkD, turns=turning)
+        return h if self._final_norm is None else normalize(h, self._final_norm, self.options)
 
     def _before(self, memory: KeyValueMemory, layer: int, rows: slice, h_BTD: Tensor) -> Tensor | None:
         """Return a layer's inputs before a segment, for its shift, and keep those of the segment; None without a shift."""
@@ -258,18 +250,15 @@ class Reader:
         return before_BkD if self.mem_len else torch.zeros_like(before_BkD)
 
     def _embed(self, memory: KeyValueMemory, rows: slice, ids: Tensor) -> Tensor:
-        """Return the vectors of a segment's ids (B, T), and keep the ids for n-grams."""
+        """Return the vectors of a segment's ids (B, T), at least in fp32, and keep the ids for n-grams."""
         vectors_BTD = self.embedding(ids)
         if self.ngrams is None:
-            return vectors_BTD
+            return at_least_fp32(vectors_BTD)
         before_BK = memory.last(memory.tokens, rows, self.config.n_earlier)
         if self.mem_len:
             memory.keep(memory.tokens, rows, ids + 1)
         earlier, _ = earlier_tokens(before_BK, ids, Rows())
-        return vectors_BTD + self.ngrams(earlier, ids)
-
-    def _normalize_last(self, h: Tensor) -> Tensor:
-        return h if self._final_norm is None else normalize(h, self._final_norm, self.options)
+        return at_least_fp32(vectors_BTD + self.ngrams(earlier, ids))
 
     def step(self, ids: Tensor, memory: KeyValueMemory, *, active: Tensor | None = None) -> Tensor:
         """Read one token of each row; rows may stand at any slot, and shapes are always the same.
@@ -296,23 +285,12 @@ class Reader:
         places = memory.end, memory.n_valid.clamp(max=(self.window or self.mem_len + 1) - 1)
         if self._of_tokens.kind != "fused":  # our kernel finds out by itself what this lists for each slot
             places = TokenPlaces.of(*places, n_slot=self.n_slot, n_distance=self.layers[0].n_distance)
-        turning = self._turns(memory.end)
-        h_BD = at_least_fp32(self._embed(memory, slice(None), ids.unsqueeze(1))).squeeze(1)
-        for i, weights in enumerate(self.layers):
-            before_BkD = self._before(memory, i, slice(None), h_BD.unsqueeze(1))
-            h_BD = self._of_tokens.read_layer(
-                h_BD,
-                weights,
-                memory.keys[i],
-                memory.values[i],
-                places=places,
-                options=self.options,
-                before_BkD=before_BkD,
-                turns=turning,
-            )
-        # The slot of a row that does not read is written, too; no query sees what was there before.
-        _advance(memory, slice(None), 1 if active is None else active.to(memory.end.device).long())
-        return self._normalize_last(h_BD)
+        every = slice(None)
+        h_BD = self._embed(memory, every, ids.unsqueeze(1)).squeeze(1)
+        h_BD = self._run(self._of_tokens.read_layer, h_BD, memory, every, memory.end, places)
+        # the slot of a row that does not read is written, too; no query sees what was there before
+        memory.advance(every, 1 if active is None else active.to(memory.end.device).long())
+        return h_BD
 
     @torch.no_grad()
     def head(self, h_BD: Tensor) -> tuple[Tensor, Tensor]:
@@ -329,20 +307,9 @@ class Reader:
         cos, sin = turns(position, self.config.d_head, self.dtype)
         return cos.unsqueeze(-2), sin.unsqueeze(-2)
 
-    def _kept(self, keys_NBMH: Tensor, position: Tensor) -> Tensor:
-        """Return keys of positions (M) as they are kept."""
-        if not self._turned:
-            return keys_NBMH
-        cos, sin = turns(position.to(keys_NBMH.device), self.config.d_head, keys_NBMH.dtype)
-        return turned(keys_NBMH, cos, sin)
-
-
-def _keys_and_values(block: AttentionKind, hidden_BMD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys (N, B, M, H) and values (N, B, H, M) of remembered states."""
-    _, k_BMNH, v_BMNH = block.project(hidden_BMD[:, :0], hidden_BMD, None)
-    return k_BMNH.permute(2, 0, 1, 3), v_BMNH.permute(2, 0, 3, 1)
-
-
-def _advance(memory: KeyValueMemory, rows: slice, n_new: Tensor | int) -> None:
-    memory.end[rows].add_(n_new)
-    memory.n_valid[rows].add_(n_new).clamp_(max=memory.n_slot)
+    def _project(self, block: AttentionKind, states_BMD: Tensor, position_M: Tensor) -> Rings:
+        """Return keys and values of remembered states at some positions, as they are kept."""
+        _, k_BMNH, v_BMNH = block.project(states_BMD[:, :0], states_BMD, None)
+        turning = self._turns(position_M.to(self.device))
+        k_BMNH = k_BMNH if turning is None else turned(k_BMNH, *turning)
+        return Rings(k_BMNH.permute(2, 0, 1, 3).to(self.dtype), v_BMNH.permute(2, 0, 3, 1).to(self.dtype))

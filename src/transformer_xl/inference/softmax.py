@@ -4,6 +4,7 @@ Shapes: X tokens, D d_model, E width of a cluster's vectors or tokens of an even
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -77,8 +78,7 @@ class FrozenSoftmax:
         ]
         self.tail_classes = None if classes is None else (freeze(classes[0], precision), freeze_vector(classes[1]))
         self._is_normalized = softmax.is_normalized
-        sizes = [len(cluster.bias) for cluster in self.clusters]
-        self.borders = tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
+        self.borders = tuple(accumulate((len(cluster.bias) for cluster in self.clusters), initial=0))
         self._dtype = activation_dtype(precision, self.clusters[0].vectors.weight.dtype)
 
     def head(self, h_XD: Tensor, *, compute: HeadFunction = compute_head) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ class FrozenSoftmax:
         `compute_head` in a compiled form.
         """
         own, tails = compute(h_XD, self.clusters[0], self.tail_classes, self._dtype)
-        return (own.log_softmax(-1) if self._is_normalized and tails.shape[-1] == 0 else own), tails
+        return (own.log_softmax(-1) if self._is_normalized and not self.has_tails else own), tails
 
     def tail(self, i: int, h_XD: Tensor, of_tail_X: Tensor) -> Tensor:
         """Return the log-probabilities (X, size) of the tokens of tail `i`, given those of the tail as a whole (X,)."""
@@ -116,69 +116,62 @@ class FrozenSoftmax:
             h_XD: states.
             label_X: on any device; if they are on the CPU, nothing waits for the device of the states.
             checked: whether `check` has seen them. Without tails, nothing then looks at values, so a graph can hold it.
-
-        Raises:
-            TokenizerError: another label outside the vocabulary.
         """
-        if not checked:
-            self.check(label_X)
-        n_chunk = max(1, _CHUNK_ELEMENTS // max(len(cluster.bias) for cluster in self.clusters))
-        chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
-        return torch.cat([self._nll(h, label) for h, label in chunks])
+        return self._in_chunks(self._nll, h_XD, label_X, checked, max(len(cluster.bias) for cluster in self.clusters))
 
     def nll_at(self, h_XD: Tensor, label_X: Tensor, temperatures: Sequence[float], *, checked: bool = False) -> Tensor:
         """Return nats (K, X) of each token's label at some temperatures, all above 0; 0 where the label is -100.
 
         At temperature t a token has probability p^(1/t) / Σ p^(1/t), summed over the whole vocabulary, as in `Sampling`. With
         an adaptive softmax this needs the scores of every tail for every token. `checked` is that of `nll`.
-
-        Raises:
-            TokenizerError: another label outside the vocabulary.
         """
-        if not checked:
-            self.check(label_X)
-        n_chunk = max(1, _CHUNK_ELEMENTS // self.borders[-1])
-        chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
-        nats_KX = torch.cat([self._nll_at(h, label, temperatures) for h, label in chunks], dim=-1)
-        return nats_KX.masked_fill(label_X == _NOT_SCORED, 0.0)
+
+        def nats(h_XD: Tensor, label_X: Tensor) -> Tensor:
+            scores = self.logits(h_XD)
+            score_X = _of_labels(scores, label_X)
+            return torch.stack([(scores / t).logsumexp(-1) - score_X / t for t in temperatures])
+
+        return self._in_chunks(nats, h_XD, label_X, checked, self.borders[-1])
 
     def nll_and_event(self, h_XD: Tensor, label_X: Tensor, event_E: Tensor) -> Tensor:
         """Return nats (2, X) of each token's label, and of an event: that any of the tokens `event_E` (E,) comes; 0 at -100.
 
         The nats of an event are -log Σ_w p(w) over its tokens. With an adaptive softmax this needs the scores of every tail.
-
-        Raises:
-            TokenizerError: another label outside the vocabulary.
         """
-        self.check(label_X)
-        n_chunk = max(1, _CHUNK_ELEMENTS // self.borders[-1])
-        chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
-        nats_2X = torch.cat([self._nll_and_event(h, label, event_E) for h, label in chunks], dim=-1)
-        return nats_2X.masked_fill(label_X == _NOT_SCORED, 0.0)
 
-    def _nll_and_event(self, h_XD: Tensor, label_X: Tensor, event_E: Tensor) -> Tensor:
-        scores = self.logits(h_XD) if self._is_normalized else self.logits(h_XD).log_softmax(-1)
-        label = scores.gather(-1, label_X.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return -torch.stack([label, scores[:, event_E].logsumexp(-1).clamp(max=0.0)])  # sums may round to more than 1
+        def nats(h_XD: Tensor, label_X: Tensor) -> Tensor:
+            log_p = self.logits(h_XD) if self._is_normalized else self.logits(h_XD).log_softmax(-1)
+            of_event_X = log_p[:, event_E].logsumexp(-1).clamp(max=0.0)  # sums may round to more than 1
+            return -torch.stack([_of_labels(log_p, label_X), of_event_X])
 
-    def _nll_at(self, h_XD: Tensor, label_X: Tensor, temperatures: Sequence[float]) -> Tensor:
-        scores = self.logits(h_XD)
-        own = scores.gather(-1, label_X.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return torch.stack([(scores / t).logsumexp(-1) - own / t for t in temperatures])
+        return self._in_chunks(nats, h_XD, label_X, False, self.borders[-1])
 
     def _nll(self, h_XD: Tensor, label_X: Tensor) -> Tensor:
         own, tails = self.head(h_XD)
-        size, label_there_X = own.shape[-1], sent(label_X, h_XD.device)
-        if tails.shape[-1] == 0:
-            own = own.log_softmax(-1)
-        nats = -own.gather(-1, label_there_X.clamp(min=0, max=size - 1).unsqueeze(-1)).squeeze(-1)
-        for i, (first, last) in enumerate(zip(self.borders[1:-1], self.borders[2:], strict=True)):
+        label_there_X = sent(label_X, h_XD.device)
+        log_p = own if self.has_tails else own.log_softmax(-1)
+        nats = -_of_labels(log_p, label_there_X.clamp(max=self.borders[1] - 1))
+        for i, (first, last) in enumerate(pairwise(self.borders[1:])):
             where = ((label_X >= first) & (label_X < last)).nonzero().squeeze(1)
             if len(where):
                 where = sent(where, h_XD.device)
-                scores = self.tail(i, h_XD[where], tails[where, i])
-                nats[where] = -scores.gather(-1, (label_there_X[where] - first).unsqueeze(-1)).squeeze(-1)
-        return nats.masked_fill(label_there_X == _NOT_SCORED, 0.0)
+                nats[where] = -_of_labels(self.tail(i, h_XD[where], tails[where, i]), label_there_X[where] - first)
+        return nats
+
+    def _in_chunks(
+        self, nats: Callable[[Tensor, Tensor], Tensor], h_XD: Tensor, label_X: Tensor, checked: bool, n_score: int
+    ) -> Tensor:
+        """Return nats (…, X) of so many tokens at a time that their scores, `n_score` each, can be held; 0 at -100."""
+        if not checked:
+            self.check(label_X)
+        n_chunk = max(1, _CHUNK_ELEMENTS // n_score)
+        chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
+        nats_X = torch.cat([nats(h, label) for h, label in chunks], dim=-1)
+        return nats_X.masked_fill(sent(label_X, h_XD.device) == _NOT_SCORED, 0.0)
+
+
+def _of_labels(score_XV: Tensor, label_X: Tensor) -> Tensor:
+    return score_XV.gather(-1, label_X.clamp(min=0).unsqueeze(-1)).squeeze(-1)
 
 
 def _project(cluster: FrozenCluster, h_XD: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:

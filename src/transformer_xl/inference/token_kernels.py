@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from transformer_xl.inference.buffer import Rings
 from transformer_xl.inference.frozen import LayerOptions, LayerWeights, Matrix, Norm, product
 from transformer_xl.inference.layer import Way
 from transformer_xl.kernels.fused import launch
@@ -134,19 +135,13 @@ def _norm_kernel(h, found, weight, bias, out, epsilon, D: tl.constexpr, D2: tl.c
 
 
 def fused_attend_token(
-    q_BNH: Tensor,
-    k_BNH: Tensor,
-    v_BNH: Tensor,
-    keys_NBCH: Tensor,
-    values_NBHC: Tensor,
-    weights: LayerWeights,
-    places: tuple[Tensor, Tensor],
+    q_BNH: Tensor, k_BNH: Tensor, v_BNH: Tensor, rings: Rings, weights: LayerWeights, places: tuple[Tensor, Tensor]
 ) -> Tensor:
     """Attend from one token of each row to the rings, (B, N, H), as `layer.attend_token` does.
 
     `places` are int64 (B): the position of each row's token, and the largest distance of a key that the row sees.
     """
-    N, B, C, H = keys_NBCH.shape
+    N, B, C, H = rings.keys.shape
     q, k, v = (x if x.stride()[1:] == (H, 1) else x.contiguous() for x in (q_BNH, k_BNH, v_BNH))
     H2 = max(16, triton.next_power_of_2(H))
     W = min(max(16, _TILE_ELEMENTS // H2), triton.next_power_of_2(C))
@@ -157,12 +152,12 @@ def fused_attend_token(
     by_distance = (weights.content_bias, weights.position_bias, weights.position_keys, weights.distance_bias)
     launch(
         _attend_kernel, (N * B, n_run),
-        q, k, v, keys_NBCH, values_NBHC, *by_distance, *places, found,
+        q, k, v, *rings, *by_distance, *places, found,
         H**-0.5, q.stride(0), k.stride(0), v.stride(0), B,
         C=C, P=weights.n_distance, H=H, H2=H2, W=W, TILES=tiles,
     )  # fmt: skip
     # what a single row is multiplied by next takes fp32 as it is
-    attended = torch.empty(B, N, H, dtype=torch.float32 if B == 1 else keys_NBCH.dtype, device=q.device)
+    attended = torch.empty(B, N, H, dtype=torch.float32 if B == 1 else rings.keys.dtype, device=q.device)
     launch(_join_kernel, (N * B,), found, attended, N * H, B, n_run, H=H, H2=H2, RUNS=triton.next_power_of_2(n_run))
     return attended
 
