@@ -19,12 +19,13 @@ from transformer_xl.inference.layer import SegmentPlaces, TokenPlaces, Turns, no
 from transformer_xl.inference.softmax import FrozenSoftmax
 from transformer_xl.inference.ways import compiled_functions, segment_way, token_functions
 from transformer_xl.kernels.device import InferencePrecision, activation_dtype, at_least_fp32, check_precision
-from transformer_xl.kernels.equation import common_rows, first_keys
+from transformer_xl.kernels.equation import common_rows
 from transformer_xl.kernels.graphs import Captured
 from transformer_xl.kernels.rotation import turned, turns
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.call import Rows
 from transformer_xl.model.layers import DecoderLayer, ShiftedLayer
+from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.ngrams import earlier_tokens
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -222,8 +223,8 @@ class Reader:
         slot_BC = common_rows(slot_of(end_B1 + tgt_len + torch.arange(C, device=self.device), C))
         is_known = len(slot_BC) == 1 and self.device.type == "cpu"  # elsewhere, looking at values would mean waiting
         n_valid_B = memory.n_valid[rows].clamp(max=self.mem_len if self.window is None else C - tgt_len)
-        first_BT, _ = first_keys(None, n_valid_B, None, tgt_len=tgt_len, memory_length=C - tgt_len, window=self.window)
-        places = SegmentPlaces(slot_BC, common_rows(first_BT), int(slot_BC[0, 0]) if is_known else None)
+        mask = Mask.of(None, n_valid_B, None, tgt_len=tgt_len, memory_length=C - tgt_len, window=self.window)
+        places = SegmentPlaces(slot_BC, common_rows(mask.first), int(slot_BC[0, 0]) if is_known else None)
         position_BT = common_rows(end_B1 + torch.arange(tgt_len, device=self.device))
         read = partial(read_layer, way=self.segment_way)
         h_BTD = self._run(read, self._embed(memory, rows, ids), memory, rows, position_BT, places)
