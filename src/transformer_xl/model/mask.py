@@ -68,7 +68,7 @@ class Mask:
         start_BL = None
         is_whole = n_pad is None and document_starts is None and n_valid.device.type == "cpu" and (n_valid == M).all()
         if not is_whole:  # only on a CPU is that looked for; elsewhere it would mean waiting
-            start_BL = torch.cat([oldest_B1.expand(-1, M), torch.minimum(text_BT, own_T)], dim=1)
+            start_BL = torch.cat([oldest_B1.expand(-1, M), text_BT], dim=1)
         if n_before:  # keys are counted from the first one, and memory has moved up by the padding
             oldest_key_B1 = torch.zeros_like(oldest_B1) if n_pad is None else n_pad.unsqueeze(1)
             first_BT = (first_BT - n_before).maximum(oldest_key_B1).minimum(own_T - n_before)
