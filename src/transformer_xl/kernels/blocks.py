@@ -140,10 +140,10 @@ def _activate(
 @jit
 def active_kernel(
     y, bias, seed_at, out, n_row, T, p,
-    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, RELU: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
+    D: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute dropout(relu(y + bias)), or dropout alone."""
-    _activate(tl.program_id(0), y, bias, seed_at, out, n_row, T, p, D, W, R, RELU, DROPS, LOCKED)
+    """Compute dropout(relu(y + bias))."""
+    _activate(tl.program_id(0), y, bias, seed_at, out, n_row, T, p, D, W, R, True, DROPS, LOCKED)
 
 
 @jit
@@ -151,7 +151,7 @@ def pair_kernel(
     y, seed_at, out, other, other_out, n_row, T, n_other, T_other, p,
     D: tl.constexpr, D_other: tl.constexpr, W: tl.constexpr, R: tl.constexpr, DROPS: tl.constexpr, LOCKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute dropout of two tensors by a seed each: the first programs take tiles of the one, the others of the other."""
+    """Compute dropout of two tensors by a seed each: first come programs for tiles of the one, then those of the other."""
     tile, n_tile = tl.program_id(0), tl.cdiv(n_row, R) * tl.cdiv(D, W)
     if tile < n_tile:
         _activate(tile, y, None, seed_at, out, n_row, T, p, D, W, R, False, DROPS, LOCKED)
@@ -260,7 +260,7 @@ class _ActiveInner(torch.autograd.Function):
         y = y.contiguous()
         out = torch.empty_like(y)
         ctx.sizes = sizes = _sizes(y, p, widest=512)
-        launch(active_kernel, (_n_tile(sizes),), y, bias, seed, out, RELU=True, DROPS=p > 0, LOCKED=locked, **sizes)
+        launch(active_kernel, (_n_tile(sizes),), y, bias, seed, out, DROPS=p > 0, LOCKED=locked, **sizes)
         ctx.save_for_backward(out, bias)
         return out
 
@@ -284,16 +284,14 @@ class _Dropped(torch.autograd.Function):
     def forward(ctx: Any, *args: Any, **_: Any) -> Any:
         ctx.p, ctx.locked, seeds, *xs = args
         ctx.save_for_backward(seeds)
-        xs, how = [x.contiguous() for x in xs], {"DROPS": True, "LOCKED": ctx.locked}
+        xs = [x.contiguous() for x in xs]
         outs = tuple(torch.empty_like(x) for x in xs)
         sizes = _sizes(xs[0], ctx.p, widest=512)
-        if len(xs) == 1:
-            launch(active_kernel, (_n_tile(sizes),), *xs, None, seeds, *outs, RELU=False, **how, **sizes)
-            return outs
-        other = _sizes(xs[1], ctx.p) | {"W": sizes["W"], "R": sizes["R"]}  # tiles of the same size
+        other = _sizes(xs[-1], ctx.p) | {"W": sizes["W"], "R": sizes["R"]}  # tiles of the same size
         of_other = {"n_other": other["n_row"], "T_other": other["T"], "D_other": other["D"]}
-        n_program = _n_tile(sizes) + _n_tile(other)
-        launch(pair_kernel, (n_program,), xs[0], seeds, outs[0], xs[1], outs[1], **of_other, **how, **sizes)
+        n_program = _n_tile(sizes) + (_n_tile(other) if len(xs) > 1 else 0)
+        tensors = (xs[0], seeds, outs[0], xs[-1], outs[-1])
+        launch(pair_kernel, (n_program,), *tensors, **of_other, DROPS=True, LOCKED=ctx.locked, **sizes)
         return outs
 
     @staticmethod
