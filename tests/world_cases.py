@@ -13,9 +13,9 @@ from unittest.mock import patch
 import torch
 
 from transformer_xl.cli import main
+from transformer_xl.cli.job import WritingJob
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.job import WritingJob
 from transformer_xl.training import record
 from transformer_xl.training.display import Display
 from transformer_xl.training.trainer import Trainer
@@ -113,11 +113,10 @@ def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:
     """Call `txl generate`; one process is interrupted when its own texts are written."""
     run = WritingJob.run
 
-    def run_and_interrupt(job: WritingJob, *arguments: Any) -> bool:
-        stopped = run(job, *arguments)
+    def run_and_interrupt(job: WritingJob, *arguments: Any) -> Any:
+        yield from run(job, *arguments)
         if int(os.environ["RANK"]) == rank:
             signal.raise_signal(signal.SIGINT)
-        return stopped
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells that run something in the background ignore it
     with patch.object(WritingJob, "run", run_and_interrupt):

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from transformer_xl.errors import TxlError
     from transformer_xl.generation.beam import beam_search
     from transformer_xl.generation.decoder import Decoder
+    from transformer_xl.generation.draft import Draft
     from transformer_xl.generation.generate import generate
-    from transformer_xl.generation.requests import Request
     from transformer_xl.generation.sampling import Sampling
-    from transformer_xl.generation.writing import Scheduler
+    from transformer_xl.generation.scheduler import Scheduler
     from transformer_xl.inference.reader import Reader
     from transformer_xl.model.attention.block import AttentionKind
     from transformer_xl.model.attention.kinds import register_attention
@@ -60,10 +60,10 @@ _NAMES = {
     "errors": "TxlError",
     "generation.beam": "beam_search",
     "generation.decoder": "Decoder",
+    "generation.draft": "Draft",
     "generation.generate": "generate",
-    "generation.requests": "Request",
     "generation.sampling": "Sampling",
-    "generation.writing": "Scheduler",
+    "generation.scheduler": "Scheduler",
     "model.attention.block": "AttentionKind",
     "model.attention.kinds": "register_attention",
     "model.body": "TransformerXLBody",
@@ -87,8 +87,8 @@ _NAMES = {
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "AttentionKind", "Cache", "Decoder", "Dynamic", "Example", "Execution", "LanguageModel", "Lstm", "LstmConfig", "Mems",
-    "ModelOutput", "Order", "Reader", "Request", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "TaskModel",
+    "AttentionKind", "Cache", "Decoder", "Draft", "Dynamic", "Example", "Execution", "LanguageModel", "Lstm", "LstmConfig",
+    "Mems", "ModelOutput", "Order", "Reader", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "TaskModel",
     "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "TxlError", "Vanilla", "VanillaConfig", "XLNet",
     "XLNetConfig", "beam_search", "convert", "evaluate", "finetune", "generate", "load", "load_recipe", "predict",
     "prepare", "register_attention", "register_model", "train",

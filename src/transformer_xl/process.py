@@ -7,7 +7,7 @@ import ctypes
 import os
 import platform
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -73,8 +73,8 @@ def keep_freed_memory() -> bool:
 
 
 @contextmanager
-def stop_signals(*, once: bool) -> Iterator[list[int]]:
-    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of dying; who reads the list stops.
+def stop_signals(*, once: bool, numbers: Sequence[int] | None = None) -> Iterator[list[int]]:
+    """Collect signals (None: SIGINT, SIGTERM and SIGHUP) in a list instead of dying; who reads the list stops.
 
     With `once`, a second signal has its usual effect, except for SIGHUP, which arrives twice when a terminal is closed. Under
     `torchrun` it must not, because the terminal sends a signal to all processes, and `torchrun` sends it to them again. What
@@ -90,7 +90,7 @@ def stop_signals(*, once: bool) -> Iterator[list[int]]:
                 signal.signal(signal_number, handler)
 
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if numbers is None else numbers:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 previous[number] = signal.signal(number, handle)
     except ValueError:  # not the main thread, so the caller handles signals
@@ -100,6 +100,17 @@ def stop_signals(*, once: bool) -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """Collect the first Ctrl-C in a list, so that work can end in good order; a second one raises.
+
+    This changes nothing if Ctrl-C is ignored, as in the background of a shell, or outside the main thread.
+    """
+    is_ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    with stop_signals(once=True, numbers=() if is_ignored else (signal.SIGINT,)) as received:
+        yield received
 
 
 def cores() -> int:

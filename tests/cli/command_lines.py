@@ -118,7 +118,8 @@ def commands(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Argume
         if name.startswith("-"):
             continue
         if app[name].default_command:
-            yield " ".join([*path, name]), app[name].assemble_argument_collection()
+            arguments = app[name].assemble_argument_collection()
+            yield " ".join([*path, name]), ArgumentCollection(each for each in arguments if each.parse)
         yield from commands(app[name], (*path, name))
 
 

@@ -24,6 +24,7 @@ from transformer_xl.cli import app, main
 from transformer_xl.config.model import HeadConfig, TransformerXLConfig
 from transformer_xl.data.text import Text, beginning
 from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.generation.sampling import NUMBERS
 from transformer_xl.model.build import make_model
 from transformer_xl.training.trainer import Trainer
 
@@ -437,7 +438,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("transformer_xl.generation.job.write", interrupted)
+    monkeypatch.setattr("transformer_xl.cli.job.write", interrupted)
     answer = txl("generate", "run")
     assert (answer.status, answer.err.strip()) == (130, "")
 
@@ -640,8 +641,13 @@ def test_whole_numbers_have_limits_in_every_command(txl: Txl, command: str, opti
     required = sum(each.required for name, arguments in commands(app) if name == command for each in arguments)
     for number in (-1, 2**63):
         answer = txl(*command.split(), *["run"] * required, f"{option.names[0]}={number}")
-        assert answer.status == 2
-        assert answer.complaint.startswith(f'Invalid value "{number}" for {option.names[0]}. Must be ')
+        name = option.names[0].lstrip("-").replace("-", "_")
+        if command == "generate" and name in NUMBERS:  # the limits of `Sampling`
+            assert answer.status == 1
+            assert answer.complaint.startswith(f"{name} ({number}) must be at least 1 and at most ")
+        else:
+            assert answer.status == 2
+            assert answer.complaint.startswith(f'Invalid value "{number}" for {option.names[0]}. Must be ')
     answer = txl(*command.split(), *["run"] * required, f"{option.names[0]}=1.500")
     assert answer.status == 2
     assert answer.complaint.startswith(f'Invalid value "1.500" for {option.names[0]}. It must be a whole number.')

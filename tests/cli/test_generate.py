@@ -26,11 +26,12 @@ from tests.forked import Child
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli.arriving import open_pipe
 from transformer_xl.cli.printers import BeamPrinter
+from transformer_xl.cli.prompts import Prompt
 from transformer_xl.console import Bar
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import Prompt, text_seed
+from transformer_xl.generation.seeds import text_seed
 from transformer_xl.generation.session_file import describe_session
 
 

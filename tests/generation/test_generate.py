@@ -10,8 +10,8 @@ from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.choice import choose
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.generate import generate
-from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.seeds import seeded_generator
 
 
 def write(sampling: Sampling = Sampling(), **options: Any) -> list[int]:

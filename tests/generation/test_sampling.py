@@ -18,9 +18,9 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.generation import scores as scores_module
 from transformer_xl.generation.choice import _adjusted_row, _drawn, choose, choose_together, probabilities
 from transformer_xl.generation.drawing import _BLOCK, RejectionSampler, _place
-from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.scores import ROUNDING, Scores
+from transformer_xl.generation.seeds import seeded_generator
 
 BAN = -math.inf
 LOGITS = st.lists(st.integers(-60, 60), min_size=1, max_size=12, unique=True).map(lambda values: [v / 7 for v in values])

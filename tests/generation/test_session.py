@@ -1,6 +1,7 @@
 """`TextSession`: read and written in turns, saved and loaded in between, it is one text."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from transformer_xl.data.tokenizers import CharTokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.generation.choice import choose
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import Chosen, Request, seeded_generator
+from transformer_xl.generation.draft import Chosen, Draft, Read
 from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.seeds import seeded_generator
 from transformer_xl.generation.session import TextSession, TextState
+from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.transformer_xl import TransformerXL
 
 LETTERS = CharTokenizer("abcdefghijklm")
@@ -25,9 +28,9 @@ def model() -> TransformerXL:
 
 
 def turn(session: TextSession, prompt: list[int], *, seed: int = 0, **options) -> list[int]:
-    request = Request(prompt=prompt, seed=seed, **{"max_new_tokens": 7, **options})
     sampling = Sampling(repetition_penalty=1.5, repetition_window=20)
-    return [event.token for event in session.write(request, sampling=sampling) if isinstance(event, Chosen)]
+    draft = Draft(prompt, seed=seed, sampling=sampling, **{"max_new_tokens": 7, **options})
+    return [event.token for event in session.write(draft) if isinstance(event, Chosen)]
 
 
 def seed_of(session: TextSession) -> int | None:
@@ -49,14 +52,15 @@ def test_what_ended_a_text_is_not_remembered(model: TransformerXL, stop: str) ->
     last = tokens.index(tokens[4])
     session = TextSession(Decoder(model), LETTERS)
     if stop == "token":
-        written = turn(session, [1], stop_tokens={tokens[4]})
+        written = turn(session, [1], stopping=Stopping(tokens={tokens[4]}))
         assert written == tokens[:last]
     elif stop == "string":
-        seen: list[int] = []
-        written = turn(session, [1], ends=lambda token: seen.append(token) or ("stop" if len(seen) == 3 else None))[:-1]
+        text = LETTERS.decode(tokens)
+        assert text[2] not in text[:2]
+        written = turn(session, [1], tokenizer=LETTERS, stopping=Stopping(strings=[text[2]]))[:-1]
         assert written == tokens[:2]
     else:
-        written = turn(session, [1], stop_tokens={tokens[0]})
+        written = turn(session, [1], stopping=Stopping(tokens={tokens[0]}))
         assert written == []
     assert list(session.text.tail) == [1, *written]
     assert session.text.n_tokens == 1 + len(written)
@@ -80,9 +84,15 @@ def test_a_file_goes_on_where_the_session_was(model: TransformerXL, tmp_path: Pa
     assert turn(other, [1, 2, 3]) == list(session.text.tail)[3:10]
 
 
-def drawn(session: TextSession, prompt: list[int], n_tokens: int, *, seed: int = 99, **options) -> list[int]:
-    request = Request(prompt=prompt, seed=seed, max_new_tokens=n_tokens, **options)
-    return [event.token for event in session.write(request, sampling=Sampling()) if isinstance(event, Chosen)]
+def drawn(
+    session: TextSession, prompt: list[int], n_tokens: int, *, seed: int = 99, until: int | None = None, **options
+) -> list[int]:
+    draft, tokens = Draft(prompt, seed=seed, max_new_tokens=n_tokens, **options), []
+    for event in session.write(draft):
+        tokens += [event.token] if isinstance(event, Chosen) else []
+        if len(tokens) == until:
+            draft.interrupt()
+    return tokens
 
 
 def test_a_text_drawn_in_turns_is_the_text_drawn_at_once(model: TransformerXL, tmp_path: Path) -> None:
@@ -104,8 +114,11 @@ def test_a_text_drawn_in_turns_is_the_text_drawn_at_once(model: TransformerXL, t
 def test_it_draws_on_after_a_stop_and_a_prompt(model: TransformerXL, tmp_path: Path, stop: str) -> None:
     """As the session that was never saved."""
     first = drawn(TextSession(Decoder(model), LETTERS), [1], 20, seed=5)
-    ends = iter([None] * 6 + ["interrupted" if stop == "interrupted" else "stop"])
-    options = {"stop_tokens": {first[6]}} if stop == "token" else {"ends": lambda _: next(ends)}
+    options: dict[str, Any] = {"until": 7}
+    if stop == "token":
+        options = {"stopping": Stopping(tokens={first[6]})}
+    elif stop == "string":
+        options = {"stopping": Stopping(strings=[LETTERS.decode(first[5:7])]), "tokenizer": LETTERS}
     session = TextSession(Decoder(model), LETTERS, keeps_drawing=True)
     drawn(session, [1], 20, seed=5, **options)
     session.save(tmp_path / "a")
@@ -168,22 +181,16 @@ def test_a_repetition_penalty_looks_back_into_earlier_turns(model: TransformerXL
     for _ in range(5):
         expected.append(choose(scores, 0, sampling, expected, generator))
         scores = decoder.read([expected[-1:]])
-    request = Request(prompt=[], seed=9, max_new_tokens=5)
-    events = session.write(request, sampling=sampling)
+    events = session.write(Draft([], seed=9, max_new_tokens=5, sampling=sampling))
     assert [event.token for event in events if isinstance(event, Chosen)] == expected[len(text) :]
 
 
 def test_reading_that_was_stopped_is_remembered_as_far_as_it_came(model: TransformerXL) -> None:
     session, n_read = TextSession(Decoder(model), LETTERS), 0
-
-    def on_read(n: int) -> None:
-        nonlocal n_read
-        n_read += n
-        raise KeyboardInterrupt
-
     prompt = [i % 13 for i in range(3000)]
-    with pytest.raises(KeyboardInterrupt):
-        list(session.write(Request(prompt=prompt, seed=0), sampling=Sampling(), on_read=on_read))
+    for event in session.write(Draft(prompt, seed=0)):
+        n_read += event.n if isinstance(event, Read) else 0
+        break
     assert 0 < n_read < 3000
     assert (list(session.text.tail), session.text.n_tokens) == (prompt[:n_read][-512:], n_read)
     assert_close("memory", session.decoder.scores.full(), Decoder(model).feed([prompt[:n_read]]), 1e-5)

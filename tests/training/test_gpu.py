@@ -20,9 +20,9 @@ from tests.training.helpers import bits, differing, entries, run_bits, tiny_trai
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.generation import scores as scores_module
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import Chosen, Request
+from transformer_xl.generation.draft import Chosen, Draft
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.generation.writing import write
+from transformer_xl.generation.scheduler import write
 from transformer_xl.kernels.device import InferencePrecision
 from transformer_xl.kernels.graphs import Graphs
 from transformer_xl.reading.evaluation import evaluate
@@ -233,13 +233,13 @@ def test_lanes_are_scored_there_as_here(kind: str) -> None:
 def test_a_text_is_the_same_every_time_whether_drawn_there_or_here(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model(vocab_size=5000).to(DEVICE)
     sampling = Sampling(temperature=0.8, top_k=100, top_p=0.95)
-    requests = [Request(prompt=[i, 7], seed=i, max_new_tokens=30, sampling=sampling) for i in range(3)]
 
     def texts() -> dict[int, list[int]]:
         written: dict[int, list[int]] = {i: [] for i in range(3)}
-        for event in write(Decoder(model, batch_size=3), requests, sampling=sampling):
+        drafts = [Draft([i, 7], seed=i, max_new_tokens=30, sampling=sampling) for i in range(3)]
+        for event in write(Decoder(model, batch_size=3), drafts):
             if isinstance(event, Chosen):
-                written[event.text].append(event.token)
+                written[event.draft.seed].append(event.token)
         return written
 
     there = texts()

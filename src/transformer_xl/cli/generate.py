@@ -21,17 +21,19 @@ from transformer_xl.cli.generate_options import (
     refuse,
 )
 from transformer_xl.cli.options import Opening
+from transformer_xl.cli.prompts import Prompt
 from transformer_xl.console import progress, say, warn
 from transformer_xl.errors import ConfigError
-from transformer_xl.generation.requests import Prompt
+from transformer_xl.generation.seeds import fresh_seed
+from transformer_xl.process import interrupts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from transformer_xl.checkpoint.open_run import Opened
-    from transformer_xl.cli.printers import FilePrinter
+    from transformer_xl.cli.job import WritingJob
+    from transformer_xl.cli.printers import FilePrinter, Printer
     from transformer_xl.generation.decoder import Decoder
-    from transformer_xl.generation.job import WritingJob
     from transformer_xl.generation.session import TextSession
     from transformer_xl.world import World
 
@@ -92,7 +94,6 @@ def generate(
     if beam.beams is not None:
         sys.exit(130 if _search(options, beam.beams) else 0)
     file = remembered.existing_file()
-    from transformer_xl.generation.requests import fresh_seed
     from transformer_xl.world import joined
 
     with joined() as world:
@@ -122,8 +123,8 @@ class _Task:
 
 def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "World") -> _Task:
     """Open the model and read the prompts; `file` is the session's, if it exists."""
+    from transformer_xl.cli.job import WritingJob
     from transformer_xl.cli.printers import FilePrinter
-    from transformer_xl.generation.job import WritingJob
     from transformer_xl.generation.session import TextSession
     from transformer_xl.world import parts
 
@@ -201,7 +202,6 @@ def _search(options: Options, beams: int) -> bool:
     """Search for the likeliest texts, and print them; return whether it was interrupted."""
     from transformer_xl.cli.printers import BeamPrinter, describe_decoder
     from transformer_xl.generation.beam import Hypothesis, beam_search
-    from transformer_xl.generation.job import Interrupts
 
     output, length, penalty = options.output, options.length, options.beam.length_penalty
     opened = options.opening.open(options.run)
@@ -211,7 +211,7 @@ def _search(options: Options, beams: int) -> bool:
     decoder = _open_decoder(options, opened, None, n_text=len(prompts), first=True)
     printer = BeamPrinter(prompts, tokenizer, n=length.n, echo=output.echo, as_json=output.json_)
     n_found, begin, shows = 0, time.perf_counter(), sys.stdout.isatty() or len(prompts) == 1
-    with Interrupts() as interrupts, progress("searching", len(prompts), unit="texts", hidden=output.quiet or shows) as bar:
+    with interrupts() as received, progress("searching", len(prompts), unit="texts", hidden=output.quiet or shows) as bar:
 
         def on_found(number: int, found: list[Hypothesis]) -> None:
             nonlocal n_found
@@ -229,15 +229,15 @@ def _search(options: Options, beams: int) -> bool:
             banned_tokens=banned,
             length_penalty=1.0 if penalty is None else penalty,
             on_found=on_found,
-            interrupted=lambda: interrupts.noted,
+            interrupted=lambda: bool(received),
         )
     printer.end()
     seconds = time.perf_counter() - begin
     prompt_s, beam_s = (f"{n:,} {word}{'s' if n != 1 else ''}" for n, word in ((n_found, "prompt"), (beams, "beam")))
     line = f"searched for {prompt_s} with {beam_s} in {seconds:.2f} s ({seconds / max(n_found, 1):.3f} s each)"
-    line = f"{'interrupted; ' if interrupts.noted else ''}{line}; {describe_decoder(decoder)}"
+    line = f"{'interrupted; ' if received else ''}{line}; {describe_decoder(decoder)}"
     say(line, quiet=output.quiet or output.json_)
-    return interrupts.noted
+    return bool(received)
 
 
 def _agreed(option: str, own: Any, theirs: Any, file: "Path") -> Any:
@@ -263,46 +263,24 @@ def _shared(options: Options, task: _Task) -> dict[str, Any]:
 
 def _write(options: Options, task: _Task, world: "World") -> bool:
     """Write and print the texts; return whether it was interrupted."""
-    from transformer_xl.cli.printers import (
-        JsonPrinter,
-        StreamPrinter,
-        TextPrinter,
-        describe_decoder,
-        gathered_output,
-        reading_bar,
-    )
-    from transformer_xl.generation.job import Interrupts, Printer, StoppedReading
+    from transformer_xl.cli.printers import describe_decoder, gathered_output, print_events
 
     output, memory = options.output, options.remembered.memory
     prompts, job, session = task.prompts, task.job, task.session
-    is_one = len(prompts) * job.n == 1
-    printer: Printer
-    if task.file is not None:
-        printer = task.file
-    elif output.json_:
-        printer = JsonPrinter(tokenizer=job.tokenizer, stream=bool(output.stream), logprobs=output.logprobs is not None)
-    elif is_one and output.stream is not False:
-        printer = StreamPrinter(echo=output.echo, tokenizer=job.tokenizer)
-    else:
-        printer = TextPrinter(
-            echo=output.echo, tokenizer=job.tokenizer, several=not is_one, first=job.own.start if job.own else 0
-        )
-    try:
-        with reading_bar(sum(len(prompt.ids) for prompt in prompts), hidden=output.quiet or not is_one) as on_read:
-            if session is None or memory is None:
-                with Interrupts() as late, gathered_output(world):  # a process that has ended waits for the texts of the others
-                    interrupted = job.run(prompts, printer, on_read)
-                interrupted = world.any(interrupted or late.noted)
-            elif options.remembered.read_only:
-                interrupted = job.ask(session, prompts, printer, on_read)
-            else:
-                with Interrupts() as interrupts:  # what was shown is saved even after Ctrl-C
-                    interrupted = job.go_on(session, prompts[0], printer, on_read)
-                    session.save(memory)
-                    interrupted = interrupted or interrupts.noted
-    except StoppedReading:
-        say(f"\nstopped reading; {memory} stays as it was", quiet=output.quiet)
-        return True
+    n_token, hidden = sum(len(prompt.ids) for prompt in prompts), output.quiet or len(prompts) * job.n > 1
+    with interrupts() as received:  # what was shown is saved even after Ctrl-C
+        printer = _printer(options, task)
+        if session is None or memory is None:
+            with gathered_output(world):  # a process that has ended waits for the texts of the others
+                print_events(job.run(prompts, received), printer, n_token, hidden=hidden)
+        elif options.remembered.read_only:
+            print_events(job.ask(session, prompts, received), printer, n_token, hidden=hidden)
+        else:
+            if print_events(job.go_on(session, prompts[0], received), printer, n_token, hidden=hidden):
+                say(f"\nstopped reading; {memory} stays as it was", quiet=output.quiet)
+                return True
+            session.save(memory)
+    interrupted = world.any(bool(received))
     if task.file is not None:
         task.file.save()
     line = job.totals.of_all(world).line(describe_decoder(job.decoder), job.seed, interrupted=interrupted)
@@ -312,3 +290,21 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
         line += f"; {session.text.n_tokens:,} tokens saved to {memory}"
     say(line, quiet=output.quiet or output.json_ or not world.first)
     return interrupted
+
+
+def _printer(options: Options, task: _Task) -> "Printer":
+    from transformer_xl.cli.printers import JsonPrinter, StreamPrinter, TextPrinter, echoed
+
+    output, prompts, job = options.output, task.prompts, task.job
+
+    def beginning(number: int) -> str:
+        return echoed(prompts[number // job.n], output.echo, job.tokenizer)
+
+    is_one = len(prompts) * job.n == 1
+    if task.file is not None:
+        return task.file
+    if output.json_:
+        return JsonPrinter(prompts, job.n, job.tokenizer, stream=bool(output.stream), logprobs=output.logprobs is not None)
+    if is_one and output.stream is not False:
+        return StreamPrinter(beginning(0))
+    return TextPrinter(beginning, several=not is_one, first=job.own.start if job.own else 0)

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Group, Parameter
 
 from transformer_xl.cli.options import Flag, Json, Natural, Opening, Positive, Precision
-from transformer_xl.cli.prompts import STDIN, beginning, from_file, is_piped, many, nothing, typed
+from transformer_xl.cli.prompts import STDIN, Prompt, beginning, from_file, is_piped, many, nothing, typed
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.files import check_file
-from transformer_xl.generation.requests import Prompt
 from transformer_xl.generation.sampling import NUMBERS, Sampling
 from transformer_xl.process import is_alone
 

@@ -11,14 +11,15 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from transformer_xl.cli.generate_options import Remembered
-from transformer_xl.cli.printers import StreamPrinter, describe_decoder, reading_bar
-from transformer_xl.cli.prompts import beginning, nothing, typed
+from transformer_xl.cli.job import WritingJob
+from transformer_xl.cli.printers import StreamPrinter, describe_decoder, print_events
+from transformer_xl.cli.prompts import Prompt, beginning, nothing, typed
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, TxlError, did_you_mean, message_of, one_line
-from transformer_xl.generation.job import Interrupts, StoppedReading, WritingJob
-from transformer_xl.generation.requests import Prompt, check_seed, text_seed
 from transformer_xl.generation.sampling import NUMBERS, Sampling
+from transformer_xl.generation.seeds import check_seed, text_seed
 from transformer_xl.generation.session import TextSession
+from transformer_xl.process import interrupts
 
 HELP = """\
 Type text and press Enter: the model reads it and goes on. An empty line lets it go on as it is.
@@ -51,7 +52,8 @@ class Conversation:
         """Read the first prompt, if any, then lines until there are no more, and save the session."""
         _edit_lines()
         if prompts:
-            self._write(prompts[0], n_tokens=0)
+            with interrupts() as received:
+                self._write(prompts[0], received, n_tokens=0)
         say(
             "Type text, and the model goes on; an empty line lets it go on as it is. /help lists what else there is.",
             quiet=self._quiet,
@@ -69,10 +71,10 @@ class Conversation:
                 interrupted = True
                 say("\nCtrl-C once more, or /quit, to leave")
                 continue
-            interrupts = Interrupts()
+            received: list[int] = []
             try:
-                with interrupts:
-                    goes_on = self._answer(line)
+                with interrupts() as received:
+                    goes_on = self._answer(line, received)
             except (TxlError, OSError) as error:
                 say(f"error: {one_line(message_of(error))}")
                 goes_on = True
@@ -81,15 +83,15 @@ class Conversation:
                 raise
             if not goes_on:
                 break
-            interrupted = interrupts.noted
+            interrupted = bool(received)
             if interrupted:
                 say("\nCtrl-C once more, or /quit, to leave")
         self._leave()
 
-    def _answer(self, line: str) -> bool:
+    def _answer(self, line: str, received: list[int]) -> bool:
         """Carry out a line; return whether to go on."""
         if not line.startswith("/") or line.startswith("//"):
-            self._write(self._prompt(line.removeprefix("/")), n_tokens=self._job.n_tokens)
+            self._write(self._prompt(line.removeprefix("/")), received, n_tokens=self._job.n_tokens)
             return True
         name, _, argument = line[1:].strip().partition(" ")
         argument = argument.strip()
@@ -125,18 +127,16 @@ class Conversation:
             separator = ""
         return typed(separator + text, session.tokenizer)
 
-    def _write(self, prompt: Prompt, *, n_tokens: int) -> None:
+    def _write(self, prompt: Prompt, received: list[int], *, n_tokens: int) -> None:
+        """Go on from a prompt; an interrupt that ends this has done its work."""
         job = dataclasses.replace(self._job, n_tokens=n_tokens, seed=text_seed(self._seed, self._turn, 0))
         self._turn += 1
-        printer = StreamPrinter(echo=False, tokenizer=self._session.tokenizer)
-        with reading_bar(len(prompt.ids), hidden=self._quiet) as on_read:
-            try:
-                interrupted = job.go_on(self._session, prompt, printer, on_read)
-            except StoppedReading:
-                say(f"\nstopped reading; {self._session.text.n_tokens:,} tokens are remembered")
-                return
-        if interrupted:
+        events = job.go_on(self._session, prompt, received)
+        if print_events(events, StreamPrinter(), len(prompt.ids), hidden=self._quiet):
+            say(f"\nstopped reading; {self._session.text.n_tokens:,} tokens are remembered")
+        elif received:
             say("")
+        received.clear()
 
     def _leave(self) -> None:
         """Print figures and save the session; but an empty one, as after /reset, does not replace a file."""
@@ -144,7 +144,7 @@ class Conversation:
         line = totals.line(describe_decoder(self._job.decoder), self._seed, interrupted=False)
         say(line, quiet=self._quiet or not totals.n_read + totals.n_written)
         if self._saves and self._session.text.n_tokens > 0:
-            with Interrupts():
+            with interrupts():
                 self._save("")
         elif self._saves:
             say(f"nothing is remembered, so {self._file} stays as it was", quiet=self._quiet)

@@ -8,7 +8,8 @@ from cyclopts import UnknownOptionError
 def unknown_option(error: UnknownOptionError) -> str:
     """Return a message that names the nearest option, or the nearest setting if the command takes settings."""
     option = (error.token.keyword or error.token.value).partition("=")[0][:100]
-    own = {name.lstrip("-"): name for argument in error.argument_collection for name in argument.names if name[:2] == "--"}
+    options = [name for argument in error.argument_collection if argument.parse for name in argument.names]
+    own = {name.lstrip("-"): name for name in options if name[:2] == "--"}
     known = {**(_settings() if "set" in own else {}), **own}
     nearest = difflib.get_close_matches(_key(option.lstrip("-").replace("_", "-")), known, n=1, cutoff=0.7)
     return f"Unknown option {option}{f'; did you mean {known[nearest[0]]}?' if nearest else '.'}"

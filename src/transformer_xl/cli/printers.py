@@ -3,21 +3,22 @@
 import io
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from transformer_xl.console import Bar, printable, progress
 from transformer_xl.errors import ConfigError
 from transformer_xl.files import check_file, naming, replace_file, whole_file
 
 if TYPE_CHECKING:
+    from transformer_xl.cli.prompts import Prompt
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.generation.beam import Hypothesis
     from transformer_xl.generation.decoder import Decoder
-    from transformer_xl.generation.job import Sample
-    from transformer_xl.generation.requests import Chosen, Finished, Prompt
+    from transformer_xl.generation.draft import Chosen, Ended, Event
     from transformer_xl.world import World
 
 _BAR_FROM = 4096
@@ -36,23 +37,53 @@ def _write(text: str) -> None:
         sys.stdout.flush()
 
 
+class Printer(Protocol):
+    """Shows texts while they are written, and when they are finished."""
+
+    def token(self, chosen: "Chosen") -> None:
+        """Show one more token."""
+        ...
+
+    def end(self, ended: "Ended") -> None:
+        """Show the end of a text."""
+        ...
+
+
+def print_events(events: "Iterator[Event]", printer: Printer, n_token: int, *, hidden: bool) -> bool:
+    """Show texts as they come, and how far `n_token` tokens of prompts are read, unless `hidden`.
+
+    Returns:
+        Whether the last text ended while its prompt was being read.
+    """
+    from transformer_xl.generation.draft import Chosen, Read
+
+    draft = None
+    with reading_bar(n_token, hidden=hidden) as advance:
+        for event in events:
+            draft = event.draft
+            if isinstance(event, Read):
+                advance(event.n)
+            elif isinstance(event, Chosen):
+                printer.token(event)
+            else:
+                printer.end(event)
+    return draft is not None and draft.reason == "interrupted" and draft.n_written == 0
+
+
 class StreamPrinter:
-    """Prints one text as it comes."""
+    """Prints one text as it comes, after its beginning."""
 
-    def __init__(self, *, echo: bool | None, tokenizer: "Tokenizer") -> None:
-        self._echo, self._tokenizer, self._last = echo, tokenizer, "\n"
+    def __init__(self, beginning: str = "") -> None:
+        self._last = "\n"
+        self._show(beginning)
 
-    def begin(self, text: "Sample") -> None:
-        """Show the prompt, if `echo` asks for it."""
-        self._show(_echoed(text.prompt, self._echo, self._tokenizer))
-
-    def token(self, text: "Sample", chosen: "Chosen") -> None:
+    def token(self, chosen: "Chosen") -> None:
         """Show what the token adds."""
-        self._show(text.piece)
+        self._show(chosen.piece)
 
-    def end(self, text: "Sample", finished: "Finished", rest: str) -> None:
+    def end(self, ended: "Ended") -> None:
         """Show the rest, and end the line."""
-        self._show(rest)
+        self._show(ended.rest)
         if self._last != "\n":
             show("\n")
 
@@ -61,72 +92,84 @@ class StreamPrinter:
         self._last = text[-1:] or self._last
 
 
-class TextPrinter:
-    """Prints finished texts in order, with number and seed if there are several."""
+class InOrder:
+    """Shows texts in the order of their numbers; each waits for those before."""
 
-    def __init__(self, *, echo: bool | None, tokenizer: "Tokenizer", several: bool, first: int = 0) -> None:
-        self._echo, self._tokenizer, self._several = echo, tokenizer, several
-        self._pieces: dict[int, list[str]] = {}
-        self._waiting: dict[int, str] = {}
-        self._next = first
+    def __init__(self, first: int = 0) -> None:
+        self._next, self._waiting = first, dict[int, str]()
 
-    def begin(self, text: "Sample") -> None:
-        """Begin with the prompt, if `echo` asks for it."""
-        self._pieces[text.number] = [_echoed(text.prompt, self._echo, self._tokenizer)]
-
-    def token(self, text: "Sample", chosen: "Chosen") -> None:
-        """Keep what the token adds."""
-        self._pieces[text.number].append(text.piece)
-
-    def end(self, text: "Sample", finished: "Finished", rest: str) -> None:
+    def add(self, number: int, text: str) -> None:
         """Show all texts that are next in order."""
-        whole = "".join([*self._pieces.pop(text.number), rest])
-        interrupted = ", interrupted" if finished.reason == "interrupted" else ""
-        head = f"=== {text.number + 1} (seed {text.seed}{interrupted}) ===\n" if self._several else ""
-        self._waiting[text.number] = f"{head}{whole}" + ("" if whole[-1:] in ("\n", "") else "\n")
+        self._waiting[number] = text
         while self._next in self._waiting:
             show(self._waiting.pop(self._next))
             self._next += 1
+
+    def finish(self) -> None:
+        """Show what still waits for texts that did not come."""
+        for number in sorted(self._waiting):
+            show(self._waiting[number])
+
+
+class TextPrinter:
+    """Prints finished texts in order, with number and seed if there are several, after the `beginnings` of their prompts."""
+
+    def __init__(self, beginnings: Callable[[int], str], *, several: bool, first: int = 0) -> None:
+        self._beginnings, self._several = beginnings, several
+        self._pieces: defaultdict[int, list[str]] = defaultdict(list)
+        self._order = InOrder(first)
+
+    def token(self, chosen: "Chosen") -> None:
+        """Keep what the token adds."""
+        self._pieces[chosen.draft.label].append(chosen.piece)
+
+    def end(self, ended: "Ended") -> None:
+        """Show all texts that are next in order."""
+        draft, number = ended.draft, ended.draft.label
+        whole = "".join([self._beginnings(number), *self._pieces.pop(number, ()), ended.rest])
+        interrupted = ", interrupted" if draft.reason == "interrupted" else ""
+        head = f"=== {number + 1} (seed {draft.seed}{interrupted}) ===\n" if self._several else ""
+        self._order.add(number, head + _as_lines(whole))
 
 
 class JsonPrinter:
     """Prints a JSON line for each text as soon as it is finished; if streaming, also one for each token."""
 
-    def __init__(self, *, tokenizer: "Tokenizer", stream: bool, logprobs: bool) -> None:
-        self._tokenizer, self._stream, self._logprobs = tokenizer, stream, logprobs
-        self._pieces: dict[int, list[str]] = {}
-        self._tokens: dict[int, list[dict[str, Any]]] = {}
+    def __init__(self, prompts: "Sequence[Prompt]", n: int, tokenizer: "Tokenizer", *, stream: bool, logprobs: bool) -> None:
+        self._prompts, self._n, self._tokenizer, self._stream, self._logprobs = prompts, n, tokenizer, stream, logprobs
+        self._pieces: defaultdict[int, list[str]] = defaultdict(list)
+        self._tokens: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
 
-    def begin(self, text: "Sample") -> None:
-        """Begin with nothing."""
-        self._pieces[text.number], self._tokens[text.number] = [], []
-
-    def token(self, text: "Sample", chosen: "Chosen") -> None:
+    def token(self, chosen: "Chosen") -> None:
         """Keep what the token adds, and print it if streaming."""
-        self._pieces[text.number].append(text.piece)
+        number = chosen.draft.label
+        self._pieces[number].append(chosen.piece)
         if self._logprobs:
-            self._tokens[text.number].append(self._report(chosen))
+            self._tokens[number].append(self._report(chosen))
         if self._stream:
-            line = {"prompt_index": text.prompt_number, "sample": text.sample, "text": text.piece}
-            self._print(line | (self._report(chosen) if self._logprobs else {"token": chosen.token}))
+            line = self._place(number) | {"text": chosen.piece}
+            _write_json(line | (self._report(chosen) if self._logprobs else {"token": chosen.token}))
 
-    def end(self, text: "Sample", finished: "Finished", rest: str) -> None:
+    def end(self, ended: "Ended") -> None:
         """Print the text."""
+        draft, number = ended.draft, ended.draft.label
         line = {
-            "prompt_index": text.prompt_number,
-            "sample": text.sample,
-            **text.prompt.origin,
-            "text": "".join([*self._pieces.pop(text.number), rest]),
-            "prompt_tokens": finished.n_read,
-            "tokens": finished.n_written,
-            "seed": text.seed,
-            "finish": finished.reason,
-            "stopped_by": text.transcript.stopped_by if finished.stop_token is None else finished.stop_token,
-            "seconds": round(finished.reading + finished.writing, 6),
-            "tokens_per_second": round(finished.n_written / max(finished.writing, 1e-9), 3),
+            **self._place(number),
+            **self._prompts[number // self._n].origin,
+            "text": "".join([*self._pieces.pop(number, ()), ended.rest]),
+            "prompt_tokens": draft.n_read,
+            "tokens": draft.n_written,
+            "seed": draft.seed,
+            "finish": draft.reason,
+            "stopped_by": draft.stopped_by,
+            "seconds": round(draft.reading + draft.writing, 6),
+            "tokens_per_second": round(draft.n_written / max(draft.writing, 1e-9), 3),
         }
-        tokens = self._tokens.pop(text.number)
-        self._print(line | ({"logprobs": tokens} if self._logprobs else {}))
+        _write_json(line | ({"logprobs": self._tokens.pop(number, [])} if self._logprobs else {}))
+
+    def _place(self, number: int) -> dict[str, Any]:
+        index, sample = divmod(number, self._n)
+        return {"prompt_index": index, "sample": sample}
 
     def _report(self, chosen: "Chosen") -> dict[str, Any]:
         def entry(token: int, value: float | None) -> dict[str, Any]:
@@ -136,9 +179,6 @@ class JsonPrinter:
         likeliest = [entry(token, value) for token, value in chosen.likeliest]
         return entry(chosen.token, chosen.log_probability) | ({"likeliest": likeliest} if likeliest else {})
 
-    def _print(self, line: dict[str, Any]) -> None:
-        _write(json.dumps(line) + "\n")
-
 
 class BeamPrinter:
     """Prints what a beam search finds: texts in the order of their prompts, JSON lines as they are found."""
@@ -147,24 +187,17 @@ class BeamPrinter:
         self, prompts: "Sequence[Prompt]", tokenizer: "Tokenizer", *, n: int, echo: bool | None, as_json: bool
     ) -> None:
         self._prompts, self._tokenizer, self._n, self._echo, self._as_json = prompts, tokenizer, n, echo, as_json
-        self._waiting: dict[int, str] = {}
-        self._next = 0
+        self._order = InOrder()
 
     def found(self, number: int, hypotheses: "Sequence[Hypothesis]") -> None:
         """Take the hypotheses of one prompt, and show all that are next in order."""
-        lines = [self._one(number, sample, hypothesis) for sample, hypothesis in enumerate(hypotheses)]
-        if self._as_json:
-            _write("".join(lines))
-            return
-        self._waiting[number] = "".join(lines)
-        while self._next in self._waiting:
-            show(self._waiting.pop(self._next))
-            self._next += 1
+        texts = [self._one(number, sample, hypothesis) for sample, hypothesis in enumerate(hypotheses)]
+        if not self._as_json:
+            self._order.add(number, "".join(texts))
 
     def end(self) -> None:
         """Show what still waits for prompts whose search was interrupted."""
-        for number in sorted(self._waiting):
-            show(self._waiting[number])
+        self._order.finish()
 
     def _one(self, number: int, sample: int, hypothesis: "Hypothesis") -> str:
         from transformer_xl.generation.stopping import Transcript
@@ -176,11 +209,10 @@ class BeamPrinter:
             line = {"prompt_index": number, "sample": sample, **prompt.origin, "text": text, "prompt_tokens": len(prompt.ids)}
             line |= {"tokens": len(hypothesis.tokens), "log_probability": round(hypothesis.log_probability, 6)}
             line |= {"score": round(hypothesis.score, 6), "finish": "length" if hypothesis.stop_token is None else "stop"}
-            return json.dumps(line | {"stopped_by": hypothesis.stop_token}) + "\n"
-        whole = _echoed(prompt, self._echo, self._tokenizer) + text
+            _write_json(line | {"stopped_by": hypothesis.stop_token})
         is_one = len(self._prompts) * self._n == 1
         head = "" if is_one else f"=== {number * self._n + sample + 1} (score {hypothesis.score:.3f}) ===\n"
-        return f"{head}{whole}" + ("" if whole[-1:] in ("\n", "") else "\n")
+        return head + _as_lines(echoed(prompt, self._echo, self._tokenizer) + text)
 
 
 class FilePrinter:
@@ -191,18 +223,15 @@ class FilePrinter:
         if path.suffix not in (".npy", ".jsonl"):
             raise ConfigError(f"--out '{path}' must end in .npy or .jsonl")
         self._path = path
-        self._texts: dict[int, list[int]] = {}
+        self._texts: defaultdict[int, list[int]] = defaultdict(list)
 
-    def begin(self, text: "Sample") -> None:
-        """Begin with the prompt."""
-        self._texts[text.number] = text.prompt.ids.tolist()
-
-    def token(self, text: "Sample", chosen: "Chosen") -> None:
+    def token(self, chosen: "Chosen") -> None:
         """Keep the token."""
-        self._texts[text.number].append(chosen.token)
+        self._texts[chosen.draft.label].append(chosen.token)
 
-    def end(self, text: "Sample", finished: "Finished", rest: str) -> None:
-        """Do nothing; `save` writes all texts."""
+    def end(self, ended: "Ended") -> None:
+        """Put the prompt before the text; `save` writes all texts."""
+        self._texts[ended.draft.label][:0] = ended.draft.ids.tolist()
 
     def save(self) -> None:
         """Write the texts in order: lines of JSON, or an array."""
@@ -214,6 +243,15 @@ class FilePrinter:
                 np.save(file, np.array(texts[0]))
         else:
             replace_file(self._path, "".join(f"{json.dumps(ids)}\n" for ids in texts).encode())
+
+
+def _as_lines(text: str) -> str:
+    """Return a text with a line end, unless it is empty."""
+    return text + ("" if text[-1:] in ("\n", "") else "\n")
+
+
+def _write_json(line: dict[str, Any]) -> None:
+    _write(json.dumps(line) + "\n")
 
 
 def describe_decoder(decoder: "Decoder") -> str:
@@ -255,7 +293,7 @@ def gathered_output(world: "World") -> Iterator[None]:
         show("".join(outputs))
 
 
-def _echoed(prompt: "Prompt", echo: bool | None, tokenizer: "Tokenizer") -> str:
+def echoed(prompt: "Prompt", echo: bool | None, tokenizer: "Tokenizer") -> str:
     """Return the prompt as the model reads it, or nothing if it is not echoed; by default, a typed prompt is.
 
     If it ends within a character, the text completes it.

@@ -4,20 +4,33 @@ import os
 import re
 import stat
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.cli.arriving import open_pipe
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
-from transformer_xl.generation.requests import Prompt, check_seed
+from transformer_xl.generation.seeds import check_seed
 from transformer_xl.untrusted import parse_json
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from transformer_xl.data.tokenizers import Tokenizer
 
 STDIN = Path("-")
 """The name of standard input."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to go on from."""
+
+    ids: "np.ndarray"  # its tokens, (n,), int64
+    origin: dict[str, str]  # how to name it in JSON: `prompt` with the text, or `prompt_file` with the name of its file
+    seed: int | None = None  # its own seed, if it has one
+    shown: bool = False  # whether it was typed, so that it is shown before what is written
 
 
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:

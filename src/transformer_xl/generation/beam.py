@@ -18,8 +18,7 @@ from torch import Tensor
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.drawing import require_drawable
-from transformer_xl.generation.inputs import Ids, text_ids
-from transformer_xl.generation.requests import EMPTY_PROMPT
+from transformer_xl.generation.inputs import EMPTY_PROMPT, Ids, text_ids
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.softmax import check_ids
@@ -136,7 +135,8 @@ def beam_search(
 
 
 def _checked(ids: Ids, number: int, vocab_size: int) -> Tensor:
-    prompt = text_ids(ids, vocab_size, f"prompt {number}")
+    prompt = text_ids(ids, f"prompt {number}")
+    check_ids(prompt, vocab_size=vocab_size)
     if len(prompt) == 0:
         raise TokenizerError(f"prompt {number}: {EMPTY_PROMPT}")
     return prompt

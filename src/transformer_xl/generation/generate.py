@@ -4,11 +4,12 @@ from collections.abc import Collection, Iterator
 from typing import Literal
 
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.draft import Chosen, Draft
 from transformer_xl.generation.inputs import Ids, integers
-from transformer_xl.generation.requests import Chosen, Request, fresh_seed
 from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.scheduler import write
+from transformer_xl.generation.seeds import fresh_seed
 from transformer_xl.generation.stopping import Stopping
-from transformer_xl.generation.writing import write
 from transformer_xl.kernels.device import PrecisionName
 from transformer_xl.model.base import LanguageModel
 
@@ -25,7 +26,7 @@ def generate(
     precision: PrecisionName = "fp32",
     compile: bool | Literal["auto"] = False,
 ) -> Iterator[int]:
-    """Yield the tokens that a model writes after a prompt; `writing.write` writes many texts at once.
+    """Yield the tokens that a model writes after a prompt; `scheduler.write` writes many texts at once.
 
     Args:
         model: a language model; its weights must not change meanwhile.
@@ -46,16 +47,13 @@ def generate(
         TokenizerError: an empty prompt, or ids outside the vocabulary.
         ValueError: a prompt that is not integers, or of several texts.
     """
-    stopping = Stopping(tokens=stop_tokens)
-    stopping.check(model.config.vocab_size or 0)
-    ids = integers(prompt, "prompt").cpu().numpy()
-    if ids.ndim == 2 and len(ids) == 1:  # a batch of one, as tokenizers of other libraries return it
-        ids = ids[0]
-    request = Request(
-        prompt=ids,
+    ids = integers(prompt, "prompt")
+    draft = Draft(
+        ids[0] if ids.ndim == 2 and len(ids) == 1 else ids,  # a batch of one, as tokenizers of other libraries return it
         seed=fresh_seed() if seed is None else seed,
+        sampling=sampling,
         max_new_tokens=max_new_tokens,
-        stop_tokens=stopping.tokens,
+        stopping=Stopping(tokens=stop_tokens),
     )
     decoder = Decoder(model, mem_len=mem_len, precision=precision, compile=compile, expected_tokens=max_new_tokens)
-    return (event.token for event in write(decoder, [request], sampling=sampling) if isinstance(event, Chosen))
+    return (event.token for event in write(decoder, [draft]) if isinstance(event, Chosen))

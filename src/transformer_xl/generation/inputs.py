@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.model.softmax import check_ids
-
 Ids = Tensor | np.ndarray | Sequence[int]
 """Token ids."""
 
@@ -20,6 +18,8 @@ RowIds = Tensor | np.ndarray | Sequence[Ids]
 
 Mask = Tensor | np.ndarray | Sequence[bool]
 """True or False for each row."""
+
+EMPTY_PROMPT = "the prompt is empty; give at least one token, of text that the tokenizer keeps"
 
 
 def integers(ids: object, what: str) -> Tensor:
@@ -40,12 +40,11 @@ def integers(ids: object, what: str) -> Tensor:
     return found.to(torch.int64)
 
 
-def text_ids(ids: object, vocab_size: int, what: str = "prompt") -> Tensor:
-    """Return the token ids of one text, int64 (T,), T ≥ 0; a ValueError or TokenizerError refuses what is none."""
+def text_ids(ids: object, what: str) -> Tensor:
+    """Return the token ids of one text, int64 (T,), T ≥ 0, or raise a ValueError."""
     found = integers(ids, what)
     if found.dim() != 1:
         raise ValueError(f"{what}, {_described(ids)}, must be the token ids of one text")
-    check_ids(found, vocab_size=vocab_size)
     return found
 
 

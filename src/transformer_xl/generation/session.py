@@ -2,22 +2,19 @@
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import Chosen, Event, Finished, Read, Request, seeded_generator
-from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.draft import Chosen, Draft, Event, Read
+from transformer_xl.generation.scheduler import write
 from transformer_xl.generation.session_file import RowState
-from transformer_xl.generation.writing import write
 from transformer_xl.untrusted import parse_json
 
 _TAIL = 512
@@ -32,10 +29,21 @@ class TextState:
     n_tokens: int = 0  # how many tokens were read and written in all
     random: "_Random | None" = None  # the seed and the random numbers that go on from turn to turn; None: nothing was drawn yet
 
-    def remember(self, *tokens: int, n: int = 1) -> None:
-        """Add `n` tokens; only the last ones are given."""
-        self.tail.extend(tokens)
-        self.n_tokens += n
+    def add(self, event: Event) -> None:
+        """Remember what its row has read; it does not read a token that ended the text as a stop."""
+        draft = event.draft
+        if isinstance(event, Read):
+            self.tail.extend(draft.ids[draft.n_read - event.n : draft.n_read].tolist())
+            self.n_tokens += event.n
+        elif isinstance(event, Chosen) and draft.reason != "stop":
+            self.tail.append(event.token)
+            self.n_tokens += 1
+
+    def draw(self, draft: Draft, *, on: bool) -> None:
+        """Let a draft draw `on` with the random numbers of the last one, or with its own, which the next may go on with."""
+        if self.random is None or not on:
+            self.random = draft.seed, draft.generator
+        draft.generator = self.random[1]
 
     def copy(self) -> "TextState":
         """Return the same text, which goes its own way from here."""
@@ -56,35 +64,6 @@ class TextState:
         tail = deque((token for token in tokens if token < vocab_size), maxlen=_TAIL)
         n_tokens = note.get("tokens", "")
         return cls(tail, int(n_tokens) if _is_whole(n_tokens, 10**18) else max(1, len(tail)), _random_of(note))
-
-
-class Turn:
-    """Keeps a text's state true while a request is read and written in its row."""
-
-    def __init__(self, text: TextState, prompt: Sequence[int] | np.ndarray | Tensor) -> None:
-        self._text, self._prompt, self._n_read = text, torch.as_tensor(prompt), 0
-        self._last: Chosen | None = None
-
-    def add(self, event: Event) -> None:
-        """Take what happened; the row does not remember a token that ended the text as a stop."""
-        if isinstance(event, Read):
-            self.read(event.n)
-            return
-        unread = isinstance(event, Finished) and event.reason == "stop" and event.stop_token is None
-        if not unread:
-            self.settle()
-        self._last = event if isinstance(event, Chosen) else None
-
-    def settle(self) -> None:
-        """Count the last token as read: a scheduler's row has read it when its tick is over."""
-        if self._last is not None:
-            self._text.remember(self._last.token)
-            self._last = None
-
-    def read(self, n: int) -> None:
-        """Take `n` more tokens of the prompt."""
-        self._text.remember(*self._prompt[self._n_read : self._n_read + n][-_TAIL:].tolist(), n=n)
-        self._n_read += n
 
 
 class Kept(NamedTuple):
@@ -112,41 +91,20 @@ class TextSession:
         self.decoder, self.tokenizer, self.keeps_drawing = decoder, tokenizer, keeps_drawing
         self.text = TextState()
 
-    def write(
-        self,
-        request: Request,
-        *,
-        sampling: Sampling,
-        likeliest: int | None = None,
-        on_read: Callable[[int], object] | None = None,
-        interrupted: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Chosen | Finished]:
-        """Read a prompt after all that was read, write on from it, and remember both; see `writing.write`.
+    def write(self, draft: Draft) -> Iterator[Event]:
+        """Read a prompt after all that was read, write on from it, and remember both; see `scheduler.write`.
 
         The prompt may be empty if something was read before. The session does not remember a token that ended the text as a
         stop, but it remembers the first tokens of a stop string that takes several.
         """
-        turn = Turn(self.text, request.prompt)
-
-        def read(_: int, n: int) -> None:
-            turn.read(n)
-            if on_read:
-                on_read(n)
-
-        if self.text.random is None or not self.keeps_drawing:
-            self.text.random = request.seed, seeded_generator(request.seed)
-        request = replace(request, history=tuple(self.text.tail), generator=self.text.random[1])
-        for event in write(
-            self.decoder,
-            [request],
-            sampling=sampling,
-            likeliest=likeliest,
-            go_on=True,
-            on_read=read,
-            interrupted=interrupted,
-        ):
-            turn.add(event)
+        self.text.draw(draft, on=self.keeps_drawing)
+        draft.before, draft.remember = tuple(self.text.tail), True
+        for event in write(self.decoder, [draft], go_on=True):
+            if isinstance(event, Read):
+                self.text.add(event)
             yield event
+            if isinstance(event, Chosen):  # only now will the row read it
+                self.text.add(event)
 
     def reset(self) -> None:
         """Forget everything."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from transformer_xl.generation.requests import Chosen
+from transformer_xl.generation.draft import Chosen
 from transformer_xl.reading.rows import whole_characters
 from transformer_xl.server.jobs import End, Job, Piece, Progress
 from transformer_xl.server.service import Service

@@ -23,12 +23,25 @@ import torch
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import Chosen, Event, Failed, Finished, FinishReason, Read, Request, seeded_generator
-from transformer_xl.generation.session import TextState, Turn
+from transformer_xl.generation.draft import Chosen, Draft, Ended, Event, Read
+from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.scheduler import Scheduler
+from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState
-from transformer_xl.generation.stopping import Transcript
-from transformer_xl.generation.writing import Scheduler
-from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Ticket, no_session, refusal_of
+from transformer_xl.generation.stopping import Stopping
+from transformer_xl.server.jobs import (
+    Answer,
+    End,
+    Job,
+    Piece,
+    Problem,
+    Progress,
+    RefusalError,
+    Ticket,
+    Writing,
+    no_session,
+    refusal_of,
+)
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.sessions import Session
 
@@ -41,6 +54,9 @@ _IDLE_SECONDS = 0.25
 """Between two looks at deadlines while nothing is computed."""
 
 
+_NOTHING = Writing(sampling=Sampling(), stopping=Stopping(), max_tokens=0, seeds=(0,))
+
+
 @dataclass(eq=False)
 class _Part:
     """What a row does for a ticket: all of it, or the prompt that several texts share, or one of these."""
@@ -49,11 +65,7 @@ class _Part:
     prompt: np.ndarray  # what is read first
     index: int | None = None  # of the text among those of the ticket; None: it only reads
     state: RowState | None = None  # what it continues; None: the session's, or nothing
-    number: int = -1  # of the scheduler
-    row: int = -1  # of the decoder
-    turn: Turn | None = None  # keeps the session's text true; None: no session remembers this
-    transcript: Transcript | None = None  # tokens to characters
-    text: str = ""  # characters of the last token
+    draft: Draft | None = None  # what the scheduler writes, once it has a row
     n_read: int = 0  # tokens that an earlier part of the ticket has read
     shares: bool = False  # it is one of several texts of a prompt that was read for all of them
     before: TextState | None = None  # what a copy of a session is a copy of
@@ -88,7 +100,7 @@ class Engine:
         self._scheduler = Scheduler(decoder)
         self._residents: list[Session | None] = [None] * decoder.batch_size
         self._dirty = [False] * decoder.batch_size  # holds a text that is over
-        self._parts: dict[int, _Part] = {}
+        self._parts: dict[Draft, _Part] = {}
         self._waiting: dict[str, deque[_Part]] = {}  # by owner; the first one is next
         self._calls: deque[Callable[[], None]] = deque()
         self._cancelled: set[Ticket] = set()
@@ -207,8 +219,8 @@ class Engine:
         self._empty(session)
 
     def _empty(self, session: Session) -> None:
-        for part in [part for part in self._parts.values() if part.session is session]:
-            self._interrupt(part)
+        for draft in [draft for draft, part in self._parts.items() if part.session is session]:
+            self._interrupt(draft)
         if session.row is not None:
             self._residents[session.row] = None
             self._clear([session.row])
@@ -296,9 +308,6 @@ class Engine:
         self._speed += 0.05 * ((n_read + n_written) / max(seconds, 1e-6) - self._speed)
         self.metrics.ticked(seconds, n_read=n_read, n_written=n_written)
         self._dispatch(events)
-        for part in self._parts.values():
-            if part.turn:
-                part.turn.settle()
 
     # rows
 
@@ -327,7 +336,6 @@ class Engine:
                 raise no_session()
             if part.state is None and job.forks and job.session is not None:
                 part.state, part.before = self.snapshot(job.session)
-                part.transcript = self._transcript(job, part.before, part.prompt)
             row = session.row if session and session.row is not None else self._free_row()
             if row is None:
                 return False
@@ -351,57 +359,39 @@ class Engine:
         return row
 
     def _submit(self, part: _Part, row: int) -> None:
-        job, session, prompt = part.ticket.job, part.session, part.prompt
-        request = self._request(part)
+        session = part.session
+        draft = part.draft = self._draft(part)
         self._dirty[row] = self._residents[row] is None
         if session is not None:
-            part.turn = Turn(session.text, prompt)
-            part.transcript = self._transcript(job, session.text, prompt)
-            is_here = session.row is not None
-            part.number = self._scheduler.submit(request, row=row, state=session.parked, go_on=is_here, remember=True)
+            self._scheduler.submit(draft, row=row, state=session.parked, go_on=session.row is not None)
             session.row, session.parked, self._residents[row] = row, None, session
         else:
-            part.transcript = part.transcript or self._transcript(job, TextState(), prompt)
-            part.number = self._scheduler.submit(request, row=row, state=part.state)
-        part.row, self._dirty[row] = row, False
-        self._parts[part.number] = part
+            self._scheduler.submit(draft, row=row, state=part.state)
+        self._dirty[row] = False
+        self._parts[draft] = part
 
-    def _transcript(self, job: Job, text: TextState, prompt: np.ndarray) -> Transcript:
-        stopping = job.writing.stopping if job.writing else None
-        return Transcript(self.tokenizer, [*text.tail, *prompt[-1024:].tolist()], stopping)
-
-    def _request(self, part: _Part) -> Request:
-        job, writing, session, prompt = part.ticket.job, part.ticket.job.writing, part.session, part.prompt
+    def _draft(self, part: _Part) -> Draft:
+        job, session = part.ticket.job, part.session
+        writing = _NOTHING if part.index is None or job.writing is None else job.writing
         text = session.text if session else part.before
-        history = tuple(text.tail) if text else ()
+        before = list(text.tail) if text else []
         if part.shares:  # the prompt was read before
-            history = (*history, *job.prompt.tolist()[-1024:])
-        request = Request(
-            prompt=prompt, seed=0, max_new_tokens=0, score_prompt=job.score, likeliest=job.likeliest, history=history
-        )
-        if part.index is None or writing is None:
-            return request
-        seed = writing.seeds[part.index]
-        generator = None
-        if session is not None:
-            if session.text.random is None or not writing.keeps_drawing:
-                session.text.random = seed, seeded_generator(seed)
-            generator = session.text.random[1]
-
-        def ends(token: int) -> FinishReason | None:
-            assert part.transcript is not None
-            part.text = part.transcript.push(token)
-            return None if part.transcript.stopped_by is None else "stop"
-
-        return replace(
-            request,
-            seed=seed,
+            before += job.prompt[-1024:].tolist()
+        draft = Draft(
+            part.prompt,
+            seed=writing.seeds[part.index or 0],
             sampling=writing.sampling,
             max_new_tokens=writing.max_tokens,
-            stop_tokens=frozenset(writing.stopping.tokens),
-            ends=ends,
-            generator=generator,
+            stopping=writing.stopping,
+            tokenizer=self.tokenizer,
+            before=before,
+            likeliest=job.likeliest,
+            score_prompt=job.score,
+            remember=session is not None,
         )
+        if session is not None and writing is not _NOTHING:
+            session.text.draw(draft, on=writing.keeps_drawing)
+        return draft
 
     def _clear(self, rows: list[int]) -> None:
         """Forget what rows hold of texts that are over."""
@@ -414,51 +404,50 @@ class Engine:
 
     def _dispatch(self, events: list[Event]) -> None:
         for event in events:
-            part = self._parts.get(event.text)
+            part = self._parts.get(event.draft)
             if part is None:
                 continue
-            if part.turn:
-                part.turn.add(event)
+            if part.session is not None:
+                part.session.text.add(event)
             if isinstance(event, Read):
                 self._tell(part.ticket, Progress(event.n, event.scored))
             elif isinstance(event, Chosen):
-                self._tell(part.ticket, Piece(part.index or 0, event, part.text))
-            elif isinstance(event, Finished):
+                self._tell(part.ticket, Piece(part.index or 0, event, event.piece))
+            elif event.draft.error is None:
                 self._finish(part, event)
             else:
-                self._lose(part, event)
+                self._lose(part, event.draft.error)
 
-    def _finish(self, part: _Part, event: Finished) -> None:
-        ticket, job = part.ticket, part.ticket.job
-        del self._parts[part.number]
-        if part.session is None:
-            self._dirty[part.row] = True
-        if part.index is None and job.writing is not None:  # the prompt that several texts share
-            if event.reason != "interrupted":
-                self._branch(part, event.n_read)
+    def _finish(self, part: _Part, event: Ended) -> None:
+        ticket, draft = part.ticket, event.draft
+        self._drop(draft)
+        if part.index is None and ticket.job.writing is not None:  # the prompt that several texts share
+            if draft.reason != "interrupted":
+                self._branch(part, draft)
                 return
             ticket.n_open = 1
-        rest = part.transcript.finish() if part.transcript and part.index is not None else ""
         ticket.n_open -= 1
         self._leave(ticket)
-        self._tell(ticket, End(part.index or 0, event.reason, rest, part.n_read + event.n_read, event.n_written))
+        reason = draft.reason or "interrupted"
+        self._tell(ticket, End(part.index or 0, reason, event.rest, part.n_read + draft.n_read, draft.n_written))
 
-    def _branch(self, prompt: _Part, n_read: int) -> None:
+    def _drop(self, draft: Draft) -> None:
+        """Let go of a text that is over; its row is to be cleared, unless a session remembers it."""
+        if self._parts.pop(draft).session is None:
+            self._dirty[draft.row] = True
+
+    def _branch(self, part: _Part, prompt: Draft) -> None:
         """Let the texts of a ticket begin that share a prompt, before whatever else their owner waits for."""
-        ticket, job = prompt.ticket, prompt.ticket.job
-        state, before = self.decoder.take(prompt.row), prompt.before or TextState()
+        ticket, state, none = part.ticket, self.decoder.take(prompt.row), np.empty(0, np.int64)
         with self._wake:
-            queue = self._waiting.setdefault(job.owner, deque())
+            queue = self._waiting.setdefault(ticket.job.owner, deque())
             for index in reversed(range(ticket.n_text)):
-                transcript = self._transcript(job, before, job.prompt)
-                none = np.empty(0, np.int64)
-                part = _Part(ticket, none, index, state, transcript=transcript, shares=True, before=before)
-                part.n_read = 0 if index else n_read
-                queue.appendleft(part)
+                n_read = 0 if index else prompt.n_read
+                queue.appendleft(_Part(ticket, none, index, state, n_read=n_read, shares=True, before=part.before))
 
-    def _lose(self, part: _Part, event: Failed) -> None:
+    def _lose(self, part: _Part, error: Exception) -> None:
         """End a ticket one of whose texts has failed; a session whose row was emptied has lost what no file holds."""
-        self._fail(part.ticket, refusal_of(event.error))
+        self._fail(part.ticket, refusal_of(error))
         session = part.session
         if session and session.row is not None and np.isnan(self.decoder.scores_of(session.row).row(0).cluster(0)).any():
             self.release(session)
@@ -484,11 +473,9 @@ class Engine:
             for queue in self._waiting.values():
                 for part in [part for part in queue if part.ticket is ticket]:
                     queue.remove(part)
-        for part in [part for part in self._parts.values() if part.ticket is ticket]:
-            self._scheduler.cancel(part.number)
-            del self._parts[part.number]
-            if part.session is None:
-                self._dirty[part.row] = True
+        for draft in [draft for draft, part in self._parts.items() if part.ticket is ticket]:
+            self._scheduler.cancel(draft)
+            self._drop(draft)
         ticket.n_open = 0
         self._leave(ticket)
         self._tell(ticket, Problem(refusal))
@@ -506,14 +493,14 @@ class Engine:
             if ticket.n_open <= 0:
                 continue
             self.metrics.cancelled.labels(ticket.cancelled).inc()
-            for part in [part for part in self._parts.values() if part.ticket is ticket]:
-                self._interrupt(part)
+            for draft in [draft for draft, part in self._parts.items() if part.ticket is ticket]:
+                self._interrupt(draft)
             if ticket.n_open > 0:  # none of its texts has begun
                 self._fail(ticket, why_cancelled(ticket))
 
-    def _interrupt(self, part: _Part) -> None:
+    def _interrupt(self, draft: Draft) -> None:
         """End what is read and written in a row; its session remembers what was shown."""
-        if event := self._scheduler.cancel(part.number):
+        if event := self._scheduler.cancel(draft):
             self._dispatch([event])
 
     def _retry_after(self) -> int:

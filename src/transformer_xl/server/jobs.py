@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transformer_xl.errors import TxlError, one_line
-from transformer_xl.generation.requests import Chosen, FinishReason
+from transformer_xl.generation.draft import Chosen, FinishReason
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.generation.requests import seeded_generator
+from transformer_xl.generation.seeds import seeded_generator
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.server.engine import Engine, why_cancelled

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.generation.requests import Chosen, fresh_seed
+from transformer_xl.generation.draft import Chosen
+from transformer_xl.generation.seeds import fresh_seed
 from transformer_xl.reading.rows import whole_characters
 from transformer_xl.server.completions import Chat, ChatAnswer, Completion, CompletionAnswer
 from transformer_xl.server.dependencies import ERRORS, EVENTS, Owner, Serving, require_model

@@ -9,8 +9,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import one_line
-from transformer_xl.generation.requests import Chosen, fresh_seed, text_seed
+from transformer_xl.generation.draft import Chosen
 from transformer_xl.generation.sampling import NUMBERS, Sampling
+from transformer_xl.generation.seeds import fresh_seed, text_seed
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.server.jobs import LONGEST_SECONDS, RefusalError, Writing

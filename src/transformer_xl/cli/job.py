@@ -1,0 +1,130 @@
+"""`WritingJob`: many texts for some prompts, written until an interrupt."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from transformer_xl.cli.prompts import Prompt
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.draft import Draft, Ended, Event
+from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.scheduler import write
+from transformer_xl.generation.seeds import text_seed
+from transformer_xl.generation.session import TextSession
+from transformer_xl.generation.stopping import Stopping
+from transformer_xl.world import World
+
+
+@dataclass
+class Totals:
+    """Tokens and seconds of all texts."""
+
+    n_read: int = 0
+    n_written: int = 0
+    reading: float = 0.0
+    writing: float = 0.0
+
+    def of_all(self, world: World) -> "Totals":
+        """Return the tokens of all processes, and the seconds of the slowest."""
+        n_read, n_written, reading, writing = zip(*world.exchange(list(vars(self).values())), strict=True)
+        return Totals(sum(n_read), sum(n_written), max(reading), max(writing))
+
+    def line(self, machine: str, seed: int, *, interrupted: bool) -> str:
+        """Return one line: whether it was interrupted, what was read and written and how fast, and how it was written.
+
+        Example:
+            >>> Totals(n_read=30, n_written=500, reading=0.1, writing=1.0).line("fp32", 7, interrupted=False)
+            'read 30 tokens in 0.10 s (300 tokens/s), wrote 500 tokens in 1.00 s (500 tokens/s); fp32; seed 7'
+        """
+        parts = []
+        if self.n_read:
+            parts.append(f"read {_figures(self.n_read, self.reading)}")
+        if self.n_written:
+            parts.append(f"wrote {_figures(self.n_written, self.writing)}")
+        begin = ["interrupted"] if interrupted else []
+        end = [machine, f"seed {seed}"] if self.n_written else []
+        return "; ".join([*begin, ", ".join(parts) or "nothing to do", *end])
+
+
+def _figures(n: int, seconds: float) -> str:
+    return f"{n:,} token{'s' if n != 1 else ''} in {seconds:.2f} s ({n / max(seconds, 1e-9):,.0f} tokens/s)"
+
+
+@dataclass
+class WritingJob:
+    """Texts to write. Those that have begun end in good order at an interrupt, and no other begins."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    sampling: Sampling
+    stopping: Stopping
+    n_tokens: int  # of each text, at most
+    seed: int  # of all texts
+    n: int = 1  # texts per prompt
+    likeliest: int | None = None  # how many of the likeliest tokens are reported with their log-probabilities; None: no report
+    own: range | None = None  # numbers of the texts that this process writes; None: all
+    totals: Totals = field(default_factory=Totals)
+
+    def run(self, prompts: Sequence[Prompt], received: Sequence[int]) -> Iterator[Event]:
+        """Write all texts; `received` holds an interrupt once there is one. The label of a draft is its number."""
+        return self._until(received, prompts, lambda drafts: write(self.decoder, drafts))
+
+    def ask(self, session: TextSession, prompts: Sequence[Prompt], received: Sequence[int]) -> Iterator[Event]:
+        """Write all texts one after another, each after what the session remembers now and not after the others; as `run`.
+
+        In the end the session also remembers the last text.
+        """
+        kept = session.keep()
+
+        def asked(draft: Draft) -> Iterator[Event]:
+            session.restore(kept)
+            return session.write(draft)
+
+        return self._until(received, prompts, lambda drafts: chain.from_iterable(map(asked, drafts)))
+
+    def go_on(self, session: TextSession, prompt: Prompt, received: Sequence[int]) -> Iterator[Event]:
+        """Write one text after all that a session has read, and remember it; as `run`."""
+        return self._until(received, [prompt], lambda drafts: chain.from_iterable(map(session.write, drafts)))
+
+    def _until(
+        self, received: Sequence[int], prompts: Sequence[Prompt], written: Callable[[Iterator[Draft]], Iterator[Event]]
+    ) -> Iterator[Event]:
+        open_drafts: list[Draft] = []
+
+        def drafts() -> Iterator[Draft]:
+            for draft in self._drafts(prompts):
+                if received:
+                    return
+                open_drafts.append(draft)
+                yield draft
+
+        begin, reading = time.perf_counter(), self.totals.reading
+        for event in written(drafts()):
+            yield event
+            for draft in open_drafts if received else ():
+                draft.interrupt()
+            if isinstance(event, Ended):
+                draft = event.draft
+                open_drafts.remove(draft)
+                self.totals.n_read += draft.n_read
+                self.totals.n_written += draft.n_written
+                self.totals.reading += draft.reading
+        self.totals.writing += time.perf_counter() - begin - (self.totals.reading - reading)
+
+    def _drafts(self, prompts: Sequence[Prompt]) -> Iterator[Draft]:
+        for number in range(len(prompts) * self.n) if self.own is None else self.own:
+            index, sample = divmod(number, self.n)
+            prompt = prompts[index]
+            seed, place = (self.seed, index) if prompt.seed is None else (prompt.seed, 0)
+            yield Draft(
+                prompt.ids,
+                seed=text_seed(seed, place, sample),
+                sampling=self.sampling,
+                max_new_tokens=self.n_tokens,
+                stopping=self.stopping,
+                tokenizer=self.tokenizer,
+                likeliest=self.likeliest,
+                label=number,
+            )
