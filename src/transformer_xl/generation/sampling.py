@@ -5,15 +5,30 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, get_args, get_type_hints
-
-from annotated_types import Interval
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple, get_args, get_type_hints
 
 from transformer_xl.errors import ConfigError
 
 _LARGEST = 2**31 - 1
 """More than any vocabulary or text has; every library can hold it."""
+
+
+class Bounds(NamedTuple):
+    """What a number may be; without a greatest one, it is finite."""
+
+    least: float
+    most: float | None = None
+    above: bool = False  # the least number is not one of them
+
+    def contain(self, value: float) -> bool:
+        """Return whether a number lies within."""
+        least = value > self.least if self.above else value >= self.least
+        return least and (math.isfinite(value) if self.most is None else value <= self.most)
+
+    def __str__(self) -> str:
+        most = "finite" if self.most is None else f"at most {self.most}"
+        return f"{'above' if self.above else 'at least'} {self.least} and {most}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,21 +59,21 @@ class Sampling:
         tensor([0.6250, 0.0000, 0.3750, 0.0000])
     """
 
-    temperature: Annotated[float, Interval(ge=0)] = 1.0
-    top_k: Annotated[int | None, Interval(ge=1, le=_LARGEST)] = None
-    top_p: Annotated[float | None, Interval(gt=0, le=1)] = None
-    min_p: Annotated[float | None, Interval(ge=0, le=1)] = None
+    temperature: Annotated[float, Bounds(0)] = 1.0
+    top_k: Annotated[int | None, Bounds(1, _LARGEST)] = None
+    top_p: Annotated[float | None, Bounds(0, 1, above=True)] = None
+    min_p: Annotated[float | None, Bounds(0, 1)] = None
     # within these, a penalty leaves scores finite
-    repetition_penalty: Annotated[float, Interval(ge=1e-9, le=1e9)] = 1.0
-    repetition_window: Annotated[int | None, Interval(ge=1, le=_LARGEST)] = 64
+    repetition_penalty: Annotated[float, Bounds(1e-9, 1e9)] = 1.0
+    repetition_window: Annotated[int | None, Bounds(1, _LARGEST)] = 64
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller may change theirs
-        for name, (hint, _) in NUMBERS.items():
-            value, interval = getattr(self, name), get_args(hint)[1]
-            if not (value is None or (_contains(interval, value) and math.isfinite(value))):
-                raise ConfigError(f"{name} ({value}) must be {_described(interval)}")
+        for name, bounds in NUMBERS.items():
+            value = getattr(self, name)
+            if not (value is None or bounds.contain(value)):
+                raise ConfigError(f"{name} ({value}) must be {bounds}")
         for token, bias in self.logit_bias.items():
             if token < 0 or not bias < math.inf:
                 raise ConfigError(
@@ -81,20 +96,5 @@ class Sampling:
 
 _HINTS = get_type_hints(Sampling, include_extras=True)
 
-NUMBERS: dict[str, Any] = {
-    each.name: (_HINTS[each.name], each.default) for each in fields(Sampling) if each.name != "logit_bias"
-}
-"""Type with bounds, and default, of each setting that is a number, as pydantic's `create_model` takes them."""
-
-
-def _contains(interval: Any, value: float) -> bool:
-    return (
-        (interval.gt is None or value > interval.gt)
-        and (interval.ge is None or value >= interval.ge)
-        and (interval.le is None or value <= interval.le)
-    )
-
-
-def _described(interval: Any) -> str:
-    least = f"at least {interval.ge}" if interval.gt is None else f"above {interval.gt}"
-    return f"{least} and {'finite' if interval.le is None else f'at most {interval.le}'}"
+NUMBERS: dict[str, Bounds] = {name: get_args(hint)[1] for name, hint in _HINTS.items() if name != "logit_bias"}
+"""The settings that are numbers, with their bounds."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_type_hints
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model,
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import one_line
 from transformer_xl.generation.draft import Chosen
-from transformer_xl.generation.sampling import NUMBERS, Sampling
+from transformer_xl.generation.sampling import NUMBERS, Bounds, Sampling
 from transformer_xl.generation.seeds import fresh_seed, text_seed
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.softmax import check_ids
@@ -73,7 +73,16 @@ class Body(BaseModel):
         return {name: value for name, value in values.items() if value is not None or name not in known}
 
 
-class WritingFields(create_model("SamplingFields", __base__=Body, **NUMBERS)):
+def _field(name: str, bounds: Bounds) -> Any:
+    """Return type and default of a number of `Sampling`, with its bounds in pydantic's words."""
+    least = {"gt": bounds.least} if bounds.above else {"ge": bounds.least}
+    return get_type_hints(Sampling)[name], Field(default=getattr(Sampling, name), le=bounds.most, **least)
+
+
+_NUMBERS: dict[str, Any] = {name: _field(name, bounds) for name, bounds in NUMBERS.items()}
+
+
+class WritingFields(create_model("SamplingFields", __base__=Body, **_NUMBERS)):
     """How a text is written: the numbers of `Sampling`, and the fields that all calls which write have in common."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS, strict=True)] = 16
