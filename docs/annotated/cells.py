@@ -258,15 +258,13 @@ print("8 letters in clusters of 3, 2 and 3:")
 print(row(p, ".2f"), f"sum {p.sum():.2f}")
 
 # %% streams
-from transformer_xl.model.attention.two_streams import Sight
+from transformer_xl.model.attention.two_streams import hidden_by_rank
 
 words, targets = ["New", "York", "is", "big"], torch.tensor([[3, 1]])
 rank = torch.tensor([[-1, 1, -1, 0]])  # all see New and is; then big, then York
 sees = torch.tensor([[0, 1, 0, 0]])
-place = torch.cat([torch.arange(4)[None], targets], dim=1)
 both = torch.cat([sees, sees.gather(1, targets)], dim=1)
-sight = Sight(place=place, sees=both, rank=rank)
 names = [f"h {word}" for word in words] + ["g big", "g York"]
 print("        " + "".join(f"{word:5}" for word in words))
-for name, hidden in zip(names, sight.hidden(4)[0].tolist(), strict=True):
+for name, hidden in zip(names, hidden_by_rank(rank, both, n_content=4)[0].tolist(), strict=True):
     print(f"{name:7}", "".join(f"{'#.'[is_hidden]:5}" for is_hidden in hidden))

@@ -11,7 +11,7 @@ Without an order every token sees every other, and h is what fine-tuned heads re
 Reference: `transformer_xl` of the authors' `modeling.py`. Deviations: those of `attention/two_streams.py`; memory is
 masked per row; a row says itself whether it is read backward (theirs: the second half of each device's batch).
 
-Shapes: B batch, T tokens, K targets, M memory, S = M + T keys, P = S + T - 1 distances, D d_model, V vocabulary.
+Shapes: B batch, T tokens, K targets, M memory, S = M + T keys, P = S + T distances, D d_model, V vocabulary.
 """
 
 import math
@@ -19,18 +19,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import XLNetConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.equation import sinusoids
 from transformer_xl.model.adaptive import make_softmax
-from transformer_xl.model.attention.two_streams import Sight, TwoStreamAttention
+from transformer_xl.model.attention.two_streams import Biases, Sight, TwoStreamAttention, hidden_by_rank
 from transformer_xl.model.base import SequenceModel
-from transformer_xl.model.call import Execution, ModelOutput, check_tokens, run_layer
+from transformer_xl.model.call import Execution, ModelOutput, check_tokens
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered
-from transformer_xl.model.ranked import choose_ranked_backend
 
 _UNSEEN = torch.iinfo(torch.int64).max
 """Rank of keys that nobody sees: padding, and memory that is not used yet."""
@@ -113,9 +113,6 @@ class XLNet(SequenceModel):
             raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
         if self.same_length:
             raise ConfigError("same_length (True) is for models that read from left to right; an xlnet sees both sides")
-
-    def check_backend(self, backend: str, device: torch.device) -> None:
-        choose_ranked_backend(backend, device)
 
     def forward(
         self,
@@ -200,27 +197,14 @@ class XLNet(SequenceModel):
         ext_len, reuse_len = self.ext_len, self.config.reuse_len
         if order is not None and reuse_len is not None and reuse_len < T:
             ext_len = max(T - reuse_len, ext_len)
-        facts = {"segments": segments, "is_backward": is_backward, "n_pad": n_pad}
-        sight, n_own = _sight(order, past, **facts, batch_size=B, tgt_len=T)
-        in_compiled = execution.run_layer is not run_layer
-        backend = choose_ranked_backend(execution.backend, self.device, in_compiled=in_compiled)
+        sight, n_own = _sight(ids, order, past, segments, is_backward, n_pad)
         r_XPD = self._positions(past.length + T, T, both=is_backward is not None)
         x_BQD = self.drop_input(self._enter(ids, order))
-        kept: dict[str, Any] = {"mem_len": self.mem_len, "ext_len": ext_len, "keep_graph": keep_graph}
         hidden = []
         for i, layer in enumerate(self.layers):
-            hidden.append(remembered(past.hidden[i], x_BQD[:, :T], n_pad, **kept))
-            x_BQD = execution.run(
-                layer,
-                x_BQD,
-                mem_BMD=past.hidden[i],
-                n_content=T,
-                n_pad=n_pad,
-                r_XPD=r_XPD,
-                sight=sight,
-                backend=backend,
-                **self._biases(i),
-            )
+            kept = remembered(past.hidden[i], x_BQD[:, :T], n_pad, mem_len=self.mem_len, ext_len=ext_len, keep_graph=keep_graph)
+            hidden.append(kept)
+            x_BQD = execution.run(layer, x_BQD, mem_BMD=past.hidden[i], r_XPD=r_XPD, sight=sight, biases=self._biases(i))
         n_valid = (n_own - ext_len).clamp(min=0, max=hidden[0].shape[1])
         return self.final_norm(x_BQD), self.mems_class(tuple(hidden), n_valid)
 
@@ -240,17 +224,19 @@ class XLNet(SequenceModel):
         return torch.cat([h_BTD, self.mask_emb.to(h_BTD.dtype).expand(*order.targets.shape, -1)], dim=1)
 
     def _positions(self, n_key: int, tgt_len: int, *, both: bool) -> Tensor:
-        """Return R of the distances S-1, …, -(T-1), (1, P, D), or (2, P, D) with those of rows that are read backward."""
-        distance_P = torch.arange(n_key - 1, -tgt_len, -1, device=self.device)
+        """Return R of the distances S, …, -(T-1), (1, P, D), or (2, P, D) with those of rows that are read backward.
+
+        No key lies S before a query; one distance more than there are makes the shift a view, see `at_keys`.
+        """
+        distance_P = torch.arange(n_key, -tgt_len, -1, device=self.device)
         if self.clamp_len is not None:
             distance_P = distance_P.clamp(-self.clamp_len, self.clamp_len)
         signed = [distance_P, -distance_P] if both else [distance_P]
         return self.drop_input(torch.stack([sinusoids(d, self.config.d_model, self.dtype) for d in signed]))
 
-    def _biases(self, layer: int) -> dict[str, Tensor]:
-        biases = {name: getattr(self, name) for name in ("r_w_bias", "r_r_bias", "r_s_bias")}
-        own = {name: bias[layer % len(bias)] for name, bias in biases.items()}
-        return own | {"seg_embed": self.seg_embed[layer]}
+    def _biases(self, layer: int) -> Biases:
+        u, v, s = (x[layer % len(x)] for x in (self.r_w_bias, self.r_r_bias, self.r_s_bias))
+        return Biases(u, v, s, self.seg_embed[layer])
 
 
 def _checked(ids: Tensor, *, order: Order | None, segments: Tensor | None) -> tuple[int, int]:
@@ -266,33 +252,23 @@ def _checked(ids: Tensor, *, order: Order | None, segments: Tensor | None) -> tu
 
 
 def _sight(
-    order: Order | None,
-    mems: Mems,
-    *,
-    segments: Tensor | None,
-    is_backward: Tensor | None,
-    n_pad: Tensor | None,
-    batch_size: int,
-    tgt_len: int,
+    ids: Tensor, order: Order | None, mems: Mems, segments: Tensor | None, is_backward: Tensor | None, n_pad: Tensor | None
 ) -> tuple[Sight, Tensor]:
     """Return what the queries of both streams see, and int64 (B,), how many of the last keys are no padding."""
-    B, T, M, device = batch_size, tgt_len, mems.length, mems.n_valid.device
-    place_T = torch.arange(T, device=device)
-    key_S = torch.arange(M + T, device=device)
-    begin_B = torch.zeros(B, dtype=torch.int64, device=device) if n_pad is None else n_pad
+    T, M, device = ids.shape[1], mems.length, ids.device
+    if order is None:
+        order = Order(rank=torch.full_like(ids, -1), sees=torch.zeros_like(ids), targets=ids[:, :0])
+    begin_B = torch.zeros_like(mems.n_valid) if n_pad is None else n_pad
     first_B = M + begin_B - mems.n_valid
-    rank_BT = torch.full((B, T), -1, device=device) if order is None else order.rank
-    sees_BT = torch.zeros(B, T, dtype=torch.int64, device=device) if order is None else order.sees
-    own_BT = place_T >= begin_B.unsqueeze(1)
+    own_BT = torch.arange(T, device=device) >= begin_B.unsqueeze(1)
     # memory ends where a row's padding does, see `join`
-    rank_BS = torch.cat([torch.full((B, M), -1, device=device), rank_BT.where(own_BT, -1)], dim=1)
-    rank_BS = rank_BS.where(key_S >= first_B.unsqueeze(1), _UNSEEN)
-    place_BQ, sees_BQ = place_T.expand(B, T), sees_BT
-    if order is not None:
-        place_BQ = torch.cat([place_BQ, order.targets], dim=1)
-        sees_BQ = torch.cat([sees_BT, sees_BT.gather(1, order.targets)], dim=1)
-    segment_BQ = segment_BS = None
+    rank_BS = F.pad(order.rank.where(own_BT, -1), (M, 0), value=-1)
+    rank_BS = rank_BS.where(torch.arange(M + T, device=device) >= first_B.unsqueeze(1), _UNSEEN)
+    sees_BQ = torch.cat([order.sees, order.sees.gather(1, order.targets)], dim=1)
+    differs = None
     if segments is not None:
-        segment_BQ = segments.gather(1, place_BQ)
-        segment_BS = torch.cat([torch.zeros(B, M, dtype=segments.dtype, device=device), segments.where(own_BT, 0)], dim=1)
-    return Sight(place_BQ, sees_BQ, rank_BS, segment_BQ, segment_BS, is_backward), M + T - first_B
+        segment_BQ = torch.cat([segments, segments.gather(1, order.targets)], dim=1)
+        differs = segment_BQ.unsqueeze(2) != F.pad(segments.where(own_BT, 0), (M, 0)).unsqueeze(1)
+    is_backward = torch.zeros_like(own_BT[:, 0]) if is_backward is None else is_backward
+    sight = Sight(order.targets, hidden_by_rank(rank_BS, sees_BQ, T), is_backward, differs, n_pad)
+    return sight, M + T - first_B
