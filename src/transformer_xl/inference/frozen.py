@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import Activation
+from transformer_xl.kernels.cpu_linear import linear
 from transformer_xl.kernels.device import InferencePrecision, activation_dtype, at_least_fp32
 from transformer_xl.kernels.equation import Positions
 from transformer_xl.model.attention.block import AttentionKind
@@ -168,7 +169,7 @@ def _freeze_distances(by_distance: Tensor | None, dtype: torch.dtype, n_slot: in
 def product(x_XI: Tensor, matrix: Matrix, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
     """Return x W^T + bias, (…, O), as the library's matrix product in `dtype`."""
     if matrix.scale is None:
-        return F.linear(x_XI.to(dtype), matrix.weight, None if bias is None else bias.to(dtype))
+        return linear(x_XI.to(dtype), matrix.weight, None if bias is None else bias.to(dtype))
     y = F.linear(x_XI.to(dtype), matrix.weight.to(dtype)) * matrix.scale
     return y if bias is None else y + bias
 

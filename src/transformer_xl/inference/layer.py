@@ -33,6 +33,7 @@ from transformer_xl.inference.frozen import (
     streamed_product,
 )
 from transformer_xl.kernels.choose import Attention
+from transformer_xl.kernels.cpu_linear import products
 from transformer_xl.kernels.device import at_least_fp32
 from transformer_xl.kernels.equation import Positions, hidden_keys, plus
 from transformer_xl.kernels.rotation import turned
@@ -180,7 +181,7 @@ def attend_segment(
     attended_NBTH = torch.empty(N, B, T, H, dtype=dtype, device=q_BTNH.device)
     for heads, rows in _groups(by_content, C):
         query = by_content[heads, rows]
-        score = torch.bmm(query.flatten(0, 1), keys_NBCH[heads, rows].flatten(0, 1).mT)
+        score = products(query.flatten(0, 1), keys_NBCH[heads, rows].flatten(0, 1))
         score_NBTC = score.view(*query.shape[:3], C)
         if P > 1:
             found = _position_scores(by_position[heads, rows], *(x if x is None else x[heads] for x in (r_NWH, b_NW)))
@@ -188,7 +189,7 @@ def attend_segment(
         for slots, hidden_BTX in places.hidden:
             score_NBTC[..., slots].masked_fill_(hidden_BTX if len(hidden_BTX) == 1 else hidden_BTX[rows], float("-inf"))
         torch.softmax(score, dim=-1, out=score)
-        attended_NBTH[heads, rows] = torch.bmm(score, values_NBHC[heads, rows].flatten(0, 1).mT).view(query.shape)
+        attended_NBTH[heads, rows] = products(score, values_NBHC[heads, rows].flatten(0, 1)).view(query.shape)
     return attended_NBTH.permute(1, 2, 0, 3)
 
 
@@ -206,7 +207,7 @@ def _position_scores(query_NBTH: Tensor, r_NWH: Tensor | None, b_NW: Tensor | No
     Scores of distances are shifted (`rel_shift`) by a view, which holds meaningless numbers for keys after a query.
     """
     N, B, T, H = query_NBTH.shape
-    score_NXW = None if r_NWH is None else torch.bmm(query_NBTH.reshape(N, B * T, H), r_NWH.mT)
+    score_NXW = None if r_NWH is None else products(query_NBTH.reshape(N, B * T, H), r_NWH)
     if b_NW is not None:
         b_N1W = b_NW.unsqueeze(1) * H**-0.5
         B, score_NXW = (1, b_N1W.repeat(1, T, 1)) if score_NXW is None else (B, score_NXW.add_(b_N1W))

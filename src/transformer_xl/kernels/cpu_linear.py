@@ -1,4 +1,4 @@
-"""Products with weights, by the faster of PyTorch's two libraries.
+"""Products with weights and in attention, by the faster of PyTorch's two libraries.
 
 PyTorch multiplies fp32 by MKL, which is slow on processors of AMD with AVX-512. There oneDNN, which PyTorch takes for bf16, is
 twice as fast. Both sum in fp32, in another order.
