@@ -165,7 +165,8 @@ def test_an_event_has_the_probability_of_its_tokens_together(kind: str, monkeypa
     model = tiny_model(cutoffs=(3, 8), div_val=2) if kind == "adaptive" else model_of(kind)
     ids, event, reading = np.concatenate(TEXTS), np.array([1, 4, 12]), Reading(tgt_len=6, batch_size=3)
     plain, beside = (list(nats(model, TEXTS, reading, carried=True, event=asked)) for asked in (None, event))
-    np.testing.assert_allclose(*(np.concatenate([each.tokens for each in some]) for some in (plain, beside)), atol=1e-6)
+    one, other = (np.concatenate([each.tokens for each in some]) for some in (plain, beside))
+    np.testing.assert_allclose(one, other, atol=1e-6)
     given = np.concatenate([each.event for each in beside if each.event is not None])
     assert np.isnan(given[0]) and all(each.event is None for each in plain)
     for n in (1, 7, 30, len(ids) - 1):

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -57,7 +57,14 @@ class Adapting:
 
     def check(self, reading: ReadingChoice, temperature: object) -> None:
         """Refuse settings that say nothing without others, and what adapts beside what does not go with it."""
-        _ = self.dynamic_settings, self.cache_settings
+        for what, add in (
+            ("dynamic", "dynamic evaluation; add --dynamic rms or --dynamic sgd"),
+            ("cache", "a cache; add --cache 2000"),
+        ):
+            of_it = [name for name, value in vars(self).items() if name.startswith(f"{what}_") and value is not None]
+            if of_it and getattr(self, what) is None:
+                raise ConfigError(f"--{of_it[0].replace('_', '-')} is for {add}")
+        _ = self.settings
         if self.dynamic and (reading.batch_size or 1) > 1:
             raise ConfigError(
                 f"--dynamic reads from beginning to end in one lane; leave --batch-size ({reading.batch_size}) out"
@@ -68,37 +75,24 @@ class Adapting:
             raise ConfigError(f"--temperature ({temperature:g}) must be above 0 and finite; 1 leaves the scores as they are")
 
     @property
-    def dynamic_settings(self) -> "Dynamic | None":
-        """Dynamic evaluation, without mean squares; None: it is not asked for."""
-        given = _given(lr=self.dynamic_lr, decay=self.dynamic_decay)
-        if self.dynamic is None and given:
-            raise ConfigError(f"--dynamic-{next(iter(given))} is for dynamic evaluation; add --dynamic rms or --dynamic sgd")
-        if self.dynamic is None:
-            return None
+    def settings(self) -> dict[str, Any]:
+        """The arguments of `evaluate`, dynamic evaluation without mean squares; empty if nothing adapts."""
+        if not self:
+            return {}
+        from transformer_xl.reading.cache import Cache
         from transformer_xl.reading.dynamic import Dynamic
 
-        return Dynamic(**given)
-
-    @property
-    def cache_settings(self) -> "Cache | None":
-        """The cache; None: it is not asked for."""
-        given = _given(weight=self.cache_weight, theta=self.cache_theta)
-        if self.cache is None and given:
-            raise ConfigError(f"--cache-{next(iter(given))} is for a cache; add --cache 2000")
-        if self.cache is None:
-            return None
-        from transformer_xl.reading.cache import Cache
-
-        return Cache(self.cache, **given)
+        shares = {"weight": self.cache_weight, "theta": self.cache_theta}
+        given = {name: value for name, value in shares.items() if value is not None}
+        return {
+            "dynamic": Dynamic(self.dynamic_lr, self.dynamic_decay or 0.0) if self.dynamic else None,
+            "cache": Cache(self.cache, **given) if self.cache else None,
+        }
 
     @property
     def in_words(self) -> str:
         """What adapts."""
         return " and ".join([*["dynamic evaluation"] * bool(self.dynamic), *["the cache"] * bool(self.cache)])
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def evaluate(
@@ -156,12 +150,13 @@ def evaluate(
                 check_file(per_token, option="per-token")
             opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first), any_model=True)
         keep_freed_memory()
-        how = (reading, temperature, adapting, compare_memory, per_token, quiet, json_)
-        kind = _KINDS[_kind_of(opened)]
-        job = _Job(opened, world, choice, *how)
+        job = _Job(opened, world, choice, reading, temperature, adapting, compare_memory, per_token, quiet, json_)
+        config = opened.any_model.config
+        predicts = config.predicts if config.predicts == "target" else opened.config.predicts
+        score, accepts, why = _KINDS["task" if config.head else predicts]
         with world.agreed():
-            job.refuse_all_but(kind.accepts, kind.why)
-        kind.score(job)
+            job.refuse_all_but(accepts, why)
+        score(job)
 
 
 @dataclass(frozen=True)
@@ -183,12 +178,12 @@ class _Job:
     def run(self) -> str:
         return self.opened.source
 
-    def refuse_all_but(self, accepted: Collection[str], why: str) -> None:
+    def refuse_all_but(self, accepted: Collection[str] | None, why: str) -> None:
         """Refuse the options that a kind of run cannot have, at the first that is given."""
         given: dict[str, object] = {**vars(self.options), "per_token": self.per_token}
         given |= {"compare_memory": self.compare_memory or None, **vars(self.adapting), "temperature": self.temperature}
         for name, value in given.items():
-            if value is not None and name not in {*accepted, "batch_size", "precision"}:
+            if accepted is not None and value is not None and name not in {*accepted, "batch_size", "precision"}:
                 raise ConfigError(f"--{name.replace('_', '-')} {why.format(run=self.run)}")
 
     def reading(self, precision: Any) -> "Reading":
@@ -221,11 +216,6 @@ class _Job:
         """Print what was scored, how, and figures."""
         facts = {"run": self.run, "text": text, "precision": reading.precision}
         print(json.dumps({**facts, "reading": vars(reading), **figures}))
-
-
-def _kind_of(opened: "Opened") -> str:
-    config = opened.any_model.config
-    return "task" if config.head is not None else config.predicts if config.predicts == "target" else opened.config.predicts
 
 
 def _score_task(job: _Job) -> None:
@@ -360,7 +350,7 @@ def _score_stream(job: _Job) -> None:
     job.check_finite(score, reading)
     if adapting:
         begin = time.perf_counter()
-        how = {"dynamic": adapting.dynamic_settings, "cache": adapting.cache_settings}
+        how = adapting.settings
         if training_text is not None:
             how["dynamic"] = replace(how["dynamic"], mean_squares=_mean_squares(job, training_text, reading))
         score = measure(reading, f"scoring with {adapting.in_words}", **how)
@@ -463,29 +453,19 @@ def _listed(settings: Mapping[str, object]) -> str:
     return ", ".join(f"{value}" if name == "rule" else f"{name} {value}" for name, value in settings.items())
 
 
-class _Kind(NamedTuple):
-    """A kind of run: what scores it, which options it accepts besides rows and precision, and why no others."""
-
-    score: Callable[[_Job], None]
-    accepts: Collection[str]
-    why: str
-
-
 _LENGTHS = ("tgt_len", "mem_len", "same_length", "clamp_len")
-_ADAPTING = tuple(field.name for field in fields(Adapting))
-_KINDS = {
-    "token": _Kind(
-        _score_stream, [*_LENGTHS, "ext_len", "per_token", "compare_memory", "temperature", *_ADAPTING], "is for other runs"
-    ),
-    "answer token": _Kind(
+_KINDS: dict[str, tuple[Callable[[_Job], None], Collection[str] | None, str]] = {
+    "token": (_score_stream, None, ""),
+    "answer token": (
         _score_answers,
         [*_LENGTHS, "compare_memory"],
         "is for streams; '{run}' has learned answers, and reads documents one by one",
     ),
-    "target": _Kind(
+    "target": (
         _score_targets,
         ["mem_len", "compare_memory"],
         "is for models that read from left to right; an xlnet reads rows as in its training",
     ),
-    "task": _Kind(_score_task, [], "is for models that predict tokens; '{run}' is fine-tuned and reads whole texts"),
+    "task": (_score_task, [], "is for models that predict tokens; '{run}' is fine-tuned and reads whole texts"),
 }
+"""By what is predicted: what scores such a run; its options beside rows and precision, None for all; and why no others."""

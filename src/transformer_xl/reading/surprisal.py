@@ -151,8 +151,8 @@ def _after_line_end(
 
     for own in nats(model, filled(), reading, event=borders and borders.event, **how):
         n = sizes.popleft()
-        of_tokens, event = (x if x is None or not n else np.concatenate([missing, x]) for x in (own.tokens, own.event))
-        yield of_tokens[:n], _ends(borders, event if n else None, n + 1)
+        event = None if own.event is None or not n else np.concatenate([missing, own.event])
+        yield np.concatenate([missing, own.tokens])[:n], _ends(borders, event, n + 1)
 
 
 def pair_rows(
@@ -172,7 +172,7 @@ def pair_rows(
     sums = (sum_of(own).nats for own, _ in _after_line_end(texts(), model, tokenizer, reading))
     for good, bad in zip(sums, sums, strict=True):
         example, pair = waiting.popleft()
-        bad = good if np.array_equal(*pair) else bad  # neighbors may round differently
+        bad = good if np.array_equal(pair[0], pair[1]) else bad  # neighbors may round differently
         credit = 0.5 if good == bad else float(good < bad)
         yield {"nats_good": good, "nats_bad": bad, "credit": credit, "good": example.text, "bad": example.pair}
 

@@ -20,6 +20,7 @@ from transformer_xl.errors import CheckpointError, CorpusError
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.softmax import check_ids
+from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.segments import Cut, segments
 from transformer_xl.reading.stream import CarriedState, scoring
@@ -114,7 +115,7 @@ def explain(
     most: int | None = None,
     n_characters: int | None = None,
     precision: Precision = "fp32",
-    on_tokens: Callable[[int], object] | None = None,
+    on_tokens: Callable[[int], object] = lambda n: None,
 ) -> Explanation:
     """Read at most `most` tokens of a text with memory and without, and find what memory gained each.
 
@@ -139,31 +140,18 @@ def find_facts(
     *,
     top: int = 5,
     precision: Precision = "fp32",
-    on_tokens: Callable[[int], object] | None = None,
+    on_tokens: Callable[[int], object] = lambda n: None,
 ) -> Facts:
     """Read a text and find the facts about its tokens. Each is read and reported twice if there is memory."""
     if len(ids) < 2:
         raise CorpusError(f"the text has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
-    report = on_tokens or (lambda _: None)
-    reading = replace(reading, tgt_len=min(reading.tgt_len, len(ids) - 1))
+    reading, without = replace(reading, tgt_len=min(reading.tgt_len, len(ids) - 1), precision=precision), None
+    if remembers(model, reading):
+        in_lanes = replace(reading.without_memory(), batch_size=_rows(reading))
+        without = evaluate(model, ids, in_lanes, per_token=True, on_tokens=on_tokens).token_nats
     with scoring(model):
-        without = _nats_without_memory(model, ids, reading, precision, report) if remembers(model, reading) else None
-        return _facts_with_memory(model, ids, reading, without, top, precision, report)
-
-
-def _nats_without_memory(
-    model: LanguageModel, ids: np.ndarray, reading: Reading, precision: Precision, report: Callable[[int], object]
-) -> np.ndarray:
-    rows = _rows(reading)
-    stream = CarriedState(reading.without_memory().view(model), rows, tgt_len=reading.tgt_len, precision=precision)
-    nats = np.zeros(len(ids) - 1, np.float32)
-    for cut in segments(ids, tgt_len=reading.tgt_len, ext_len=reading.ext_len, rows=rows):
-        h_BTD = stream.read(cut.ids.to(model.device), rows=slice(len(cut.ids)))[:, cut.n_context :]
-        nll = stream.nll(h_BTD, cut.labels[:, cut.n_context :].to(model.device))
-        nats[cut.places[:, cut.n_context :].numpy()] = nll.float().cpu().numpy()
-        report(nll.numel())
-    return nats
+        return _facts_with_memory(model, ids, reading, without, top, precision, on_tokens)
 
 
 def _rows(reading: Reading) -> int:

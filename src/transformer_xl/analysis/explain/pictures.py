@@ -34,7 +34,7 @@ def _draw_attention(explanation: Explanation) -> "Figure":
     (n_layer, n_head), reading = heads, explanation.reading
     mass = found.per_distance.reshape(n_layer * n_head, -1)
     figure = new_figure(width=9, height=2.2 + 0.2 * max(len(mass), 8))
-    remembers = reading.mem_len > 0
+    remembers = bool(reading.mem_len)
     left, *others = figure.subplots(1, 1 + remembers, sharey=True, width_ratios=[5, 1][: 1 + remembers], squeeze=False)[0]
     rows = np.arange(len(mass) + 1) - 0.5
     mesh = left.pcolormesh(found.edges + 1, rows, mass, cmap="cividis", norm=PowerNorm(0.5, vmin=0))
