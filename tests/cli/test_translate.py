@@ -13,10 +13,10 @@ import torch
 
 from tests.cli.conftest import Txl, train_once
 from tests.training.helpers import entries as log_of
-from transformer_xl import translating
+from transformer_xl.generation import translate as translating
 from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.translating import against_references, read_sources, translations
+from transformer_xl.generation.translate import against_references, read_sources, translations
 
 WORDS = {"red": "rot", "blue": "blau", "dog": "Hund", "cat": "Katze", "runs": "rennt", "sits": "sitzt"}
 RECIPE = """

@@ -19,7 +19,7 @@ LAYERS = [
     {"checkpoint"},
     {"generation", "conversion"},
     {"tasks"},
-    {"training", "huggingface", "onnx", "translating"},
+    {"training", "huggingface", "onnx"},
     {"cost"},
     {"analysis", "server"},
     {"cli"},

@@ -16,7 +16,7 @@ from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
-    from transformer_xl.translating import Source
+    from transformer_xl.generation.translate import Source
 
 
 def translate(
@@ -78,7 +78,7 @@ def translate(
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.tasks.lines import origin_of, prediction_file
-    from transformer_xl.translating import against_references, translations
+    from transformer_xl.generation.translate import against_references, translations
 
     opened = opening.open(run)
     vocab_size = opened.tokenizer.vocab_size
@@ -129,7 +129,7 @@ def translate(
 def _sources(opened: "Opened", file: Path | None, arriving: Arriving | None, reach: int | None) -> Iterator["Source"]:
     """Yield the sources, and say which are too long for the memory."""
     from transformer_xl.data.text_files import FileRange, read_lines
-    from transformer_xl.translating import read_sources
+    from transformer_xl.generation.translate import read_sources
 
     place, lines = (f"'{file}'", read_lines(FileRange(file))) if file else ("standard input", arriving or iter(()))
     for number, source in enumerate(read_sources(lines, place, opened.tokenizer), start=1):

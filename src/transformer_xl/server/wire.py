@@ -75,8 +75,8 @@ class Body(BaseModel):
 
 def _field(name: str, bounds: Bounds) -> Any:
     """Return type and default of a number of `Sampling`, with its bounds in pydantic's words."""
-    least = {"gt": bounds.least} if bounds.above else {"ge": bounds.least}
-    return get_type_hints(Sampling)[name], Field(default=getattr(Sampling, name), le=bounds.most, **least)
+    gt, ge = (bounds.least, None) if bounds.above else (None, bounds.least)
+    return get_type_hints(Sampling)[name], Field(default=getattr(Sampling, name), gt=gt, ge=ge, le=bounds.most)
 
 
 _NUMBERS: dict[str, Any] = {name: _field(name, bounds) for name, bounds in NUMBERS.items()}
