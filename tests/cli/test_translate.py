@@ -13,8 +13,8 @@ import torch
 
 from tests.cli.conftest import Txl, train_once
 from tests.training.helpers import entries as log_of
-from transformer_xl.generation import translate as translating
 from transformer_xl.checkpoint.open_run import open_run
+from transformer_xl.generation import translate as translating
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.translate import against_references, read_sources, translations
 

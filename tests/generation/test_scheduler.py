@@ -149,7 +149,9 @@ def test_pieces_count_from_the_beginning_of_the_prompt(monkeypatch: pytest.Monke
     """Also where the row has read something before, and however many others read."""
     sizes: dict[int, list[int]] = {0: [], 1: [], 2: []}
     advance = Decoder.advance
-    monkeypatch.setattr(Decoder, "advance", lambda self, row, ids: (sizes[row].append(len(ids)), advance(self, row, ids))[1])
+    monkeypatch.setattr(
+        Decoder, "advance", lambda self, row, ids, **how: (sizes[row].append(len(ids)), advance(self, row, ids))[1]
+    )
     decoder = decoder_of()
     decoder.read([[], TEXT[:3], []])
     scheduler = Scheduler(decoder)
@@ -194,7 +196,7 @@ def test_a_row_that_failed_while_it_read_is_empty(monkeypatch: pytest.MonkeyPatc
     drafts = [Draft(TEXT[:30], seed=3, max_new_tokens=4) for _ in range(3)]
     decoder, advance, calls = decoder_of(), Decoder.advance, iter(range(99))
 
-    def full(self: Decoder, row: int, ids: Any) -> None:
+    def full(self: Decoder, row: int, ids: Any, **_: Any) -> None:
         advance(self, row, ids)
         if row == 1 and next(calls) == 2:
             raise RuntimeError("out of memory")
@@ -317,7 +319,7 @@ def test_an_interrupt_while_a_prompt_is_read_ends_that_text_alone(monkeypatch: p
     expected = written(decoder_of(), good(), row=0)
     decoder, advance = decoder_of(), Decoder.advance
 
-    def interrupted(self: Decoder, row: int, ids: Any) -> None:
+    def interrupted(self: Decoder, row: int, ids: Any, **_: Any) -> None:
         advance(self, row, ids)
         if row == 1:
             raise KeyboardInterrupt

@@ -76,9 +76,9 @@ def translate(
     if reference and total is not None and total != len(references):
         raise CorpusError(f"'{file}' has {total:,} and '{reference}' {len(references):,} lines; give a reference for each")
     from transformer_xl.generation.decoder import Decoder
+    from transformer_xl.generation.translate import against_references, translations
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.tasks.lines import origin_of, prediction_file
-    from transformer_xl.generation.translate import against_references, translations
 
     opened = opening.open(run)
     vocab_size = opened.tokenizer.vocab_size

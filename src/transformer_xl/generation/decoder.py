@@ -1,6 +1,6 @@
 """`Decoder`: a model with the memory of what it has read, fed token by token or text by text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -197,65 +197,52 @@ class Decoder:
         """
         rows = ragged_ids(ids.cpu().numpy() if isinstance(ids, Tensor) else ids, self.batch_size)
         self._check(torch.cat(rows))
-        before, nats = self._hidden, []
-        if any(len(own) == 1 for own in rows):
-            self._read_rows([own if len(own) == 1 else own[:0] for own in rows])
-        self._hidden = self._hidden.clone()
-        for row, own in enumerate(rows):
-            last_1D, scored = before[row : row + 1], [torch.zeros(0)]
-            for piece in own.to(self.model.device).split(self.tgt_len) if len(own) else ():
-                states = last_1D
-                if len(own) > 1:
-                    after = self._stream.read(piece.unsqueeze(0), rows=slice(row, row + 1))[0].to(last_1D.dtype)
-                    states, last_1D = torch.cat([last_1D, after[:-1]]), after[-1:]
-                    self._hidden[row] = after[-1]
-                scored.append(self._stream.softmax.nll(states, piece).float().cpu())
-            nats.append(torch.cat(scored))
-        return nats
+        return [torch.cat([torch.zeros(0), *self._nats(row, own)]) for row, own in enumerate(rows)]
 
-    def advance(self, row: int, ids: Ids) -> None:
+    def _nats(self, row: int, ids: Tensor) -> Iterator[Tensor]:
+        if len(ids) == 1:
+            scores = self.scores_of(row)
+            self._step(ids.expand(self.batch_size), torch.arange(self.batch_size) == row)
+            yield -scores.log_probability(ids)
+            return
+        for piece in ids.split(self.tgt_len) if len(ids) else ():
+            yield -self._advance_scored(row, piece).log_probability(piece)
+
+    def advance(self, row: int, ids: Ids, *, scored: bool = False) -> Scores | None:
         """Read some tokens, or one, of one row as a segment, so that a long text can be read a piece at a time.
 
         If all pieces but the last have `tgt_len` tokens, they give the same bits as the whole text at once.
 
         Args:
             row: from 0 on.
-            ids: integers (T,).
-
-        Raises:
-            TokenizerError: an id outside the vocabulary; nothing has been read then.
-            ValueError: a row that does not exist, or ids that are not integers; nothing has been read then.
-        """
-        self._advance(row, self._piece(row, ids))
-
-    def advance_scored(self, row: int, ids: Ids) -> Scores:
-        """Read a piece as `advance` does, to the same bits, and return what the model expected in the place of each token.
-
-        Args:
-            row: from 0 on.
-            ids: integers (T,), at most `tgt_len` of them.
+            ids: integers (T,), at most `tgt_len` of them if they are scored.
+            scored: also return what the model expected in the place of each token; the row reads the same bits.
 
         Returns:
-            Scores of T rows, one for each token, given all before it; NaN for the first token that the row reads.
+            Scores of T rows, one for each token, given all before it; NaN for the first token that the row reads. None if they
+            are not asked for.
 
         Raises:
             TokenizerError: an id outside the vocabulary; nothing has been read then.
             ValueError: a row that does not exist, or ids that are no integers or too many; nothing has been read then.
         """
-        piece = self._piece(row, ids)
-        if len(piece) > self.tgt_len:
+        self._check_row(row)
+        piece = integers(ids, "ids")
+        self._check(piece)
+        if scored and len(piece) > self.tgt_len:
             raise ValueError(f"a piece of {len(piece)} tokens is longer than tgt_len ({self.tgt_len}); divide it")
+        if scored:
+            return self._advance_scored(row, piece)
+        self._hidden = self._hidden.clone()  # earlier scores keep what they were made of
+        self._advance(row, piece)
+        return None
+
+    def _advance_scored(self, row: int, piece: Tensor) -> Scores:
+        self._hidden = self._hidden.clone()
         before = self._hidden[row : row + 1].clone()
         after = self._stream.read(piece.unsqueeze(0).to(self.model.device), rows=slice(row, row + 1))[0].to(before.dtype)
         self._hidden[row] = after[-1]
         return self._scores_of(torch.cat([before, after[:-1]]))
-
-    def _piece(self, row: int, ids: Ids) -> Tensor:
-        self._check_row(row)
-        piece = integers(ids, "ids")
-        self._check(piece)
-        self._hidden = self._hidden.clone()  # earlier scores keep what they were made of
-        return piece
 
     def _advance(self, row: int, ids: Tensor) -> None:
         self._hidden[row] = self._stream.advance(ids.unsqueeze(0).to(self.model.device), rows=slice(row, row + 1))[0]

@@ -170,14 +170,11 @@ class Scheduler:
             return
         piece = draft.ids[draft.n_read : draft.n_read + self._decoder.tgt_len].tolist()
         try:
-            scores = None
             if len(draft.ids) == 1:  # single tokens are always stepped
                 scores = self._decoder.scores_of(row) if draft.score_prompt else None
                 self._decoder.read([piece if other == row else [] for other in range(len(self._drafts))])
-            elif draft.score_prompt:
-                scores = self._decoder.advance_scored(row, piece)
             else:
-                self._decoder.advance(row, piece)
+                scores = self._decoder.advance(row, piece, scored=draft.score_prompt)
             draft.read(len(piece))
             scored = _scored(draft, piece, scores) if scores else ()
         except BaseException as error:
