@@ -150,7 +150,7 @@ def test_pieces_count_from_the_beginning_of_the_prompt(monkeypatch: pytest.Monke
     sizes: dict[int, list[int]] = {0: [], 1: [], 2: []}
     advance = Decoder.advance
     monkeypatch.setattr(
-        Decoder, "advance", lambda self, row, ids, **how: (sizes[row].append(len(ids)), advance(self, row, ids))[1]
+        Decoder, "advance", lambda self, row, ids, **_: (sizes[row].append(len(ids)), advance(self, row, ids))[1]
     )
     decoder = decoder_of()
     decoder.read([[], TEXT[:3], []])
