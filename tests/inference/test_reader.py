@@ -16,6 +16,7 @@ from tests.reference.test_equation import KINDS, VARIANTS
 from transformer_xl.errors import ConfigError
 from transformer_xl.inference import layer as layer_module
 from transformer_xl.inference.buffer import KeyValueMemory
+from transformer_xl.inference.layer import SegmentPlaces
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.ways import compiled_functions
 from transformer_xl.kernels.device import InferencePrecision
@@ -273,8 +274,15 @@ def test_heads_and_rows_are_read_one_group_after_another_where_scores_would_be_m
         assert sum(sizes) % (5 * query.shape[0]) == 0, "each head of each row once"
         return iter(found)
 
+    def room(places: SegmentPlaces, *size: Any) -> Tensor:
+        rooms.add(found_room(places, *size).data_ptr())
+        return found_room(places, *size)
+
+    rooms, found_room = set[int](), SegmentPlaces.room
+    monkeypatch.setattr(SegmentPlaces, "room", room)
     monkeypatch.setattr(layer_module, "_groups", noted)
     rows.read(tokens(5, 7), 1e-5)
+    assert len(rooms) == 1, "memory for scores is allotted once"
     assert max(sizes) <= max(1, n_score // (7 * 16))
 
 

@@ -76,5 +76,9 @@ def compiled_functions() -> TokenFunctions:
         from torch._dynamo import config as everything
 
         everything.recompile_limit = max(everything.recompile_limit, _MOST_SHAPES)
-    read, head = partial(read_layer, way=STREAMED), partial(compute_head, product=streamed_product)
-    return TokenFunctions("compiled", torch.compile(read, **options), torch.compile(head, **options))
+
+    def read_token(*inputs: Any, **named: Any) -> Tensor:  # as an argument, the way would be looked at again in each call
+        return read_layer(*inputs, **named, way=STREAMED)
+
+    head = partial(compute_head, product=streamed_product)
+    return TokenFunctions("compiled", torch.compile(read_token, **options), torch.compile(head, **options))
