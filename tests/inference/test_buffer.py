@@ -58,3 +58,13 @@ def test_rows_of_several_memories_stand_one_after_another() -> None:
             assert torch.equal(of_row(name, x, row), of_row(name, part.state_dict()[name], own))
     joined.reset(torch.ones(3, dtype=torch.bool))
     assert int(parts[1].end[1]) == 8, "a copy: the parts live on"
+
+
+@pytest.mark.parametrize("n", [1, 4, 9])
+def test_a_ring_keeps_the_last_of_more_positions_than_it_holds(n: int) -> None:
+    memory, ring = filled(2), torch.zeros(2, 4)
+    x = torch.arange(1.0, 2 * n + 1).view(2, n)
+    memory.keep(ring, slice(None), x)
+    memory.advance(slice(None), n)
+    k = min(n, 3)
+    assert torch.equal(memory.last(ring, slice(None), k), x[:, -k:])
