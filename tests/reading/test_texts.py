@@ -138,7 +138,14 @@ def test_only_the_last_tokens_are_scored_if_only_they_are_asked_for() -> None:
         np.testing.assert_allclose(one.tokens, whole.tokens[len(whole.tokens) - ending.n_scored :], atol=1e-5)
 
 
-def test_texts_at_the_beginning_can_be_left_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_read_again_of_texts_alone() -> None:
+    """Every token sees exactly the memory before it anyway."""
+    model = model_of("transformer_xl")
+    for one, other in zip(*(nats(model, TEXTS, Reading(tgt_len=6, ext_len=n)) for n in (0, 3)), strict=True):
+        assert np.array_equal(one.tokens, other.tokens)
+
+
+def test_texts_at_the_beginning_can_be_left_unread() -> None:
     """The others are read in the same windows, and get the same bits."""
     model, reading = model_of("transformer_xl"), Reading(tgt_len=6, batch_size=2)
     whole, rest = (list(nats(model, TEXTS, reading, skip=n)) for n in (0, 3))

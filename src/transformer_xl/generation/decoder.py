@@ -387,9 +387,8 @@ class Decoder:
 
         Beyond the memory a ring keeps `slots` - `mem_len` - 1 positions (at least `tgt_len`), so a row goes back by that many
         tokens at most, and by no more than it has read since it was loaded or put. A row that has not read more than its ring
-        holds can go back to its beginning, but not with a shift or n-grams. Models whose keys cannot be kept go back within the
-        open segment. A model that carries a state (an LSTM) cannot go back at all: take the row's state before, and put it
-        back.
+        holds can go back to its beginning, but not with a shift or n-grams. A model whose keys cannot be kept, such as an LSTM,
+        cannot go back at all: take the row's state before, and put it back.
 
         The row's scores are unknown (NaN) until it reads on; if you need them, go back one token more and read it again.
 

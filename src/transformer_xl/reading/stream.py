@@ -482,13 +482,6 @@ class ReadAgain(Stream):
         self._mems = [self._mems[row] for row in sources.tolist()]  # shared: they are replaced and never changed
         self._open = [self._open[row] for row in sources.tolist()]
 
-    def n_rewindable(self, row: int) -> int:
-        n = len(self._open[row])
-        return n if self.model.mem_len or n < self.tgt_len else 0  # without a memory, a full one may have dropped its oldest
-
-    def rewind(self, row: int, n: int) -> None:
-        self._open[row] = self._open[row][: len(self._open[row]) - n]
-
     @torch.no_grad()
     def _read_row(self, row: int, ids: Sequence[int]) -> Tensor:
         """Read on in one row, and return the state (1, D) of the last token."""
