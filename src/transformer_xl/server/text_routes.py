@@ -85,7 +85,7 @@ async def complete(request: Request, service: Serving, owner: Owner, body: Compl
     for place, prompt in enumerate(body.prompts()):
         ids = await service.encode(prompt)
         _, seeds = seeds_of(seed, place, body.n)
-        writing = body.writing(seeds, vocab_size=service.tokenizer.vocab_size) if body.max_tokens else None
+        writing = body.writing(seeds) if body.max_tokens else None
         scores = body.echo and body.likeliest is not None
         jobs.append(
             Job(
@@ -114,7 +114,7 @@ async def chat(request: Request, service: Serving, owner: Owner, body: ChatReque
     """Write on from messages, as lines of a text."""
     require_model(service, body.model)
     seed, seeds = seeds_of(body.seed, 0, body.n)
-    writing = body.writing(seeds, vocab_size=service.tokenizer.vocab_size, stops=CHAT_STOPS)
+    writing = body.writing(seeds, stops=CHAT_STOPS)
     prompt = await service.encode(body.prompt())
     job = Job(owner=owner, prompt=prompt, writing=writing, likeliest=body.likeliest, streams=body.stream, timeout=body.timeout)
     return await answer(request, service, body, Chat(service, body, [job]), seed)
@@ -131,7 +131,7 @@ def session_job(
     job = Job(
         owner=session.owner,
         prompt=prompt,
-        writing=body.writing(seeds, vocab_size=service.tokenizer.vocab_size, keeps_drawing=keeps),
+        writing=body.writing(seeds, keeps_drawing=keeps),
         session=session,
         forks=forks,
         likeliest=body.likeliest,

@@ -108,9 +108,7 @@ class WritingFields(create_model("SamplingFields", __base__=Body, **_NUMBERS)):
         """How many of the likeliest tokens are listed with each token; None: no log-probabilities."""
         return None
 
-    def writing(
-        self, seeds: tuple[int, ...], *, vocab_size: int, keeps_drawing: bool = False, stops: Sequence[str] = ()
-    ) -> Writing:
+    def writing(self, seeds: tuple[int, ...], *, keeps_drawing: bool = False, stops: Sequence[str] = ()) -> Writing:
         """Return how texts are written; `stops` end them besides what the client asked for."""
         bias = {int(token): -math.inf if value <= -100 else value for token, value in (self.logit_bias or {}).items()}
         numbers = {name: getattr(self, name) for name in NUMBERS}
@@ -119,7 +117,6 @@ class WritingFields(create_model("SamplingFields", __base__=Body, **_NUMBERS)):
         sampling = Sampling(**numbers, logit_bias=bias)
         stops = [*stops, *([self.stop] if isinstance(self.stop, str) else self.stop or [])]
         stopping = Stopping(tokens=frozenset(self.stop_token_ids), strings=stops)
-        stopping.check(vocab_size)
         return Writing(
             sampling=sampling, stopping=stopping, max_tokens=self.max_tokens, seeds=seeds, keeps_drawing=keeps_drawing
         )
