@@ -206,28 +206,27 @@ class Scheduler:
         if not ready:
             return
         self._scores = self._scores or self._decoder.scores
-        chosen: list[tuple[Draft, int]] = []
-        pieces: list[str] = []
+        chosen: list[tuple[Draft, int, str]] = []
         drawn = _drawn_together(self._scores, ready)
         for draft in ready:
             try:
                 token = _choose(self._scores, draft, drawn.get(draft))
-                pieces.append(draft.add(token))
-                chosen.append((draft, token))
+                chosen.append((draft, token, draft.add(token)))
             except Exception as error:
                 yield self._fail(draft, error)
-        reports = _reported(chosen, self._scores, [draft.row for draft, _ in chosen])
+        reports = _reported(chosen, self._scores, [draft.row for draft, *_ in chosen])
         tokens, active = [0] * len(self._drafts), [False] * len(self._drafts)
-        for (draft, token), report, piece in zip(chosen, reports, pieces, strict=True):
+        for report in reports:
+            draft = report.draft
             if not isinstance(draft.stopped_by, int):  # a stop token is no part of the text
-                yield report._replace(piece=piece)
-            tokens[draft.row] = token
+                yield report
+            tokens[draft.row] = report.token
             active[draft.row] = draft.reason is None or (draft.remember and draft.reason != "stop")
             if draft.reason and not active[draft.row]:
                 yield self._end(draft)
         if any(active):
             self._scores = self._decoder.step(torch.tensor(tokens), active=None if all(active) else torch.tensor(active))
-        for draft in [draft for draft, _ in chosen if draft.reason and active[draft.row]]:
+        for draft in [draft for draft, *_ in chosen if draft.reason and active[draft.row]]:
             yield self._end(draft)
 
     def _end(self, draft: Draft) -> Ended:
@@ -298,18 +297,18 @@ def _scored(draft: Draft, piece: list[int], scores: Scores) -> tuple[Chosen, ...
     """Return the tokens of a piece with what the model expected; nothing is known of what comes first of all."""
     first = int(np.isnan(scores.row(0).cluster(0)).any())
     unknown = [Chosen(draft, token, None, ()) for token in piece[:first]]
-    known = [(draft, token) for token in piece[first:]]
+    known = [(draft, token, "") for token in piece[first:]]
     return (*unknown, *_reported(known, scores, range(first, len(piece)), least=0))
 
 
 def _reported(
-    tokens: Sequence[tuple[Draft, int]], scores: Scores, rows: Sequence[int], least: int | None = None
+    tokens: Sequence[tuple[Draft, int, str]], scores: Scores, rows: Sequence[int], least: int | None = None
 ) -> list[Chosen]:
     """Return the events of tokens in rows of scores; each has as many of the likeliest as its draft asks for, else `least`.
 
     With None it has no log-probability either, and no rare cluster is computed in its row.
     """
-    n_likeliest = [least if draft.likeliest is None else draft.likeliest for draft, _ in tokens]
+    n_likeliest = [least if draft.likeliest is None else draft.likeliest for draft, *_ in tokens]
     asking = [i for i, n in enumerate(n_likeliest) if n is not None]
     values: dict[int, float] = {}
     best: dict[int, tuple[tuple[int, float], ...]] = {}
@@ -321,7 +320,7 @@ def _reported(
         top = (x.tolist() for x in scores.top(most, rows=[rows[i] for i in asking]))
         for i, nats, ids in zip(asking, *top, strict=True):
             best[i] = tuple(zip(ids, nats, strict=True))[: n_likeliest[i]]
-    return [Chosen(draft, token, values.get(i), best.get(i, ())) for i, (draft, token) in enumerate(tokens)]
+    return [Chosen(draft, token, values.get(i), best.get(i, ()), piece) for i, (draft, token, piece) in enumerate(tokens)]
 
 
 def _drawn_together(scores: Scores, drafts: Sequence[Draft]) -> dict[Draft, int]:
