@@ -13,10 +13,12 @@ import torch
 
 from tests.helpers import tiny_model
 from tests.reading.test_stream import KINDS, model_of
+from transformer_xl.config.model import LstmConfig
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CorpusError, TokenizerError, TrainingError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.base import LanguageModel
+from transformer_xl.model.lstm import Lstm
 from transformer_xl.reading.evaluation import evaluate, write_token_nats
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.texts import Ending, Nats, nats, score_answers
@@ -57,6 +59,14 @@ def test_parts_are_given_back_as_soon_as_a_segment_is_read_and_none_is_held() ->
         assert len(next(found).tokens) == 3
         assert n_read <= n_given + 6 + 3
         assert model.training and torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_model_in_training_is_read_without_dropout(carried: bool) -> None:
+    model = Lstm(LstmConfig(vocab_size=13, n_layer=2, d_model=10, dropout=0.5)).eval()
+    expected = list(nats(model, TEXTS, Reading(tgt_len=6), carried=carried))
+    for one, other in zip(nats(model.train(), TEXTS, Reading(tgt_len=6), carried=carried), expected, strict=True):
+        assert np.array_equal(one.tokens, other.tokens, equal_nan=True) and model.training
 
 
 def test_nats_that_are_no_numbers_are_refused() -> None:
@@ -191,7 +201,7 @@ def test_an_event_has_the_probability_of_its_tokens_together(kind: str, monkeypa
 def test_ids_of_another_vocabulary_are_refused() -> None:
     for carried in (False, True):
         with pytest.raises(TokenizerError, match="token id 13 is outside the vocabulary"):
-            list(nats(model_of("transformer_xl"), [np.array([1, 13])], Reading(), carried=carried))
+            list(nats(model_of("transformer_xl"), [np.array([13, 1])], Reading(), carried=carried))
 
 
 @pytest.mark.parametrize("name", ["nats.tsv", "nats.npy"])
