@@ -546,3 +546,13 @@ def test_a_fork_that_needs_the_room_of_what_it_is_made_of(serve: Serve) -> None:
         for path in (f"/v1/sessions/{made.json()['id']}", one)
     ]
     assert asked[0] == asked[1]
+
+
+def test_a_seed_of_a_call_counts_more_than_that_of_its_session(serve: Serve) -> None:
+    client, texts = serve(), []
+    for seed in (3, 4):
+        one = session(client, seed=seed)
+        client.post(f"{one}/append", json={"text": PROMPT})
+        answer = client.post(f"{one}/generate", json={"max_tokens": 12, "seed": 9}).json()
+        texts.append(answer["choices"][0]["text"])
+    assert texts[0] == texts[1]
