@@ -93,7 +93,12 @@ def test_the_other_rows_do_not_notice(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "lengths"),
-    [*((kind, (17, 1, 6)) for kind in WAYS), ("transformer_xl", (3, 5, 0)), ("transformer_xl", (40, 41, 9))],
+    [
+        *((kind, (17, 1, 6)) for kind in WAYS),
+        ("transformer_xl", (3, 5, 0)),
+        ("transformer_xl", (0, 9, 3)),
+        ("transformer_xl", (40, 41, 9)),
+    ],
 )
 def test_rows_go_on_where_others_were_as_if_they_were_taken_and_put(kind: str, lengths: tuple[int, ...]) -> None:
     """Also at once: what a row had read goes to another row although it is overwritten itself."""
@@ -102,7 +107,7 @@ def test_rows_go_on_where_others_were_as_if_they_were_taken_and_put(kind: str, l
         decoder.feed([TEXT[row : row + n] for row, n in enumerate(lengths)])
         decoder.step([1, 2, 3], active=[True, False, True])
     states = [put.take(row) for row in range(3)]
-    for sources in ([1, 1, 2], [1, 2, 0], [0, 0, 2], [0, 1, 2], [2, 2, 2]):
+    for sources in ([1, 1, 2], [1, 2, 0], [1, 2, 2], [0, 0, 2], [0, 1, 2], [2, 2, 2]):
         moved.reorder(sources)
         states = [states[source] for source in sources]
         for row, state in enumerate(states):
@@ -236,6 +241,7 @@ def most(decoder: Decoder, row: int) -> int:
     ("kind", "n", "others_step"),
     [
         *((kind, 60, True) for kind in KINDS if kind not in ("lstm", *READ_AGAIN)),
+        ("zero_first_memory", 15, True),
         *((kind, n, others_step) for kind in WAYS[:2] for n, others_step in ((9, True), (16, False))),
     ],
 )

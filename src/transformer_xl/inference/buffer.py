@@ -121,12 +121,12 @@ class KeyValueMemory:
             sources: int64 (B,), for each row the one that it goes on from; itself where nothing changes.
         """
         to = (sources != torch.arange(self.batch_size, device=sources.device)).nonzero().squeeze(1)
-        of = sources[to]
-        for buffer in (*self.inputs, self.tokens, self.end, self.n_valid):
-            buffer[to] = buffer[of]
         if len(to) == 0:
             return
+        of = sources[to]
         end, n_valid = self.end[of], self.n_valid[of]
+        for buffer in (*self.inputs, self.tokens, self.end, self.n_valid):
+            buffer[to] = buffer[of]
         # of a ring that is not full yet, no query sees the rest; but with zero_first_memory it sees zeros before the text
         used = slice(int(end.max()) if (n_valid <= end).all() else None)
         for keys, values in zip(self.keys, self.values, strict=True):

@@ -337,10 +337,12 @@ class KeptKeys(Stream):
     def n_rewindable(self, row: int) -> int:
         # what the ring holds beyond what a token sees; a young row has all that it has read. One slot does not count: a step
         # writes the next slot, the oldest of a full ring, even in rows that are not active. Rings of inputs and tokens are
-        # shorter: with a shift or n-grams a young row goes back no farther than an old one, all in all
+        # shorter: with a shift or n-grams a young row goes back no farther than an old one, all in all. With zeros before the
+        # text, all positions are valid, whatever a row has read
         end, n_valid = int(self.memory.end[row]), int(self.memory.n_valid[row])
         intact, mem_len = min(n_valid, self.reader.n_slot - 1), self.reader.mem_len
-        n = end if end == intact else max(0, min(end, intact - mem_len))
+        is_young = end == intact and not self.model.config.begins_with_zeros
+        n = end if is_young else max(0, min(end, intact - mem_len))
         has_rings = self.reader.n_before or self.model.config.n_earlier
         return min(n, self._in_rings, int(self.memory.end[row]) - self._oldest[row]) if has_rings else n
 
