@@ -46,6 +46,14 @@ def test_groups_of_rows_and_heads_are_the_equation(monkeypatch, parts, n_rows, h
         assert_close(what, actual, expected[what], 1e-5)
 
 
+def test_a_bias_may_lie_by_heads(monkeypatch):
+    """Of a single query and of some heads it is a part of its memory, which is not copied by itself."""
+    monkeypatch.setattr(cpu_attention, "_CACHED_BYTES", 7 * 8)
+    case = Case.draw(B=1, T=1, M=6, N=3, H=5, parts="b")
+    case.inputs["b"] = case.inputs["b"].T.contiguous().T
+    assert_close("output", case.attend(choose_backend("matmul", CPU)), case.attend(relative_attention), 1e-5)
+
+
 @pytest.mark.parametrize("name", ["equation", "matmul", "sdpa"])
 def test_dropout_keeps_the_mean_and_drops_the_share_asked_for(name):
     """Values that are the unit vectors show the weights."""

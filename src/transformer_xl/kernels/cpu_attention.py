@@ -138,7 +138,7 @@ def _attention_weights(
     else:
         weight = products(qu[rows], k[rows])
         if by_distance is not None:  # the same for all rows
-            weight.view(X, -1, T, S).add_(_shifted(by_distance.expand(-1, T, -1).contiguous()).unsqueeze(1))
+            weight.view(X, -1, T, S).add_(_shifted(by_distance.repeat(1, T, 1)).unsqueeze(1))
     last = weight.view(X, -1, T, S)[..., S - bias.shape[-1] :]
     last.add_(bias if len(bias) == 1 else bias[rows.start % len(bias) :][: last.shape[1]])
     return torch.softmax(weight, dim=-1, out=weight)
@@ -167,7 +167,8 @@ def _heads_first(x_BTNH: Tensor) -> Tensor:
 def _shifted(score: Tensor) -> Tensor:
     """View (X, T, S) scores of distances as scores of keys: row t begins T-1-t later, so rows lie S-1 apart in memory.
 
-    It has the entries of `rel_shift` wherever the causal mask leaves them visible, without its copy.
+    It has the entries of `rel_shift` wherever the causal mask leaves them visible, without its copy. The scores must not be a
+    part of other memory, whose beginning would be taken for theirs.
     """
     X, T, S = score.shape
     return score.as_strided((X, T, S), (T * S, S - 1, 1), T - 1)
