@@ -166,7 +166,7 @@ def test_on_a_gpu_code_is_compiled_only_when_asked_for(machine: Machine, monkeyp
 
 
 def test_without_a_graph_steps_go_on_and_the_reason_says_why(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(function: Any, device: Any) -> Any:
+    def refuse(*_: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing\nmore lines")
 
     monkeypatch.setattr(reader_module, "Captured", refuse)

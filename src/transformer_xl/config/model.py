@@ -227,7 +227,8 @@ class TransformerXLConfig(AttentionConfig):
         default=None, description="longest memory and segment together (tokens), learned positions of shaw, al_rfou; None: sum"
     )
     clamp_len: Positive | None = Field(
-        default=None, description="largest distance told apart (tokens), except by al_rfou; None, as for rotary: no limit"
+        default=None,
+        description="largest distance told apart (tokens; shaw: one less), except by al_rfou; None, as for rotary: no limit",
     )
     mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
     same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")

@@ -40,7 +40,7 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         config: its settings.
         mem_len: positions of memory that a forward pass keeps.
         clamp_len: largest distance told apart; None: no limit.
-        same_length: every query sees `mem_len` keys, itself included.
+        same_length: every query sees `mem_len` keys, itself included (or besides, see `same_length_besides_self`).
         ext_len: positions at the end of a segment that are not remembered, because the caller begins the next segment with them
             (the authors' extended context). These four belong to reading, not to the weights: see `with_context`.
     """

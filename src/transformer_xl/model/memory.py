@@ -123,8 +123,8 @@ class Mems(Memory):
     """Hidden states of past positions (Dai et al. 2019, sec. 3.2), newest last.
 
     They are the inputs of each layer at the last positions of each row, without gradient (the paper's SG(h)). Rows may have
-    different ages. Positions that are not valid hold zeros, and nothing attends to them. So an empty memory contributes
-    nothing, and may still have the shape of a full one from the first segment on.
+    different ages. Nothing attends to positions that are not valid, whatever they hold. So an empty memory, of zeros,
+    contributes nothing, and may still have the shape of a full one from the first segment on.
 
     Attributes:
         hidden: one tensor per layer, (B, M, D), detached unless the call had `keep_graph`.

@@ -22,6 +22,7 @@ def as_json(prediction: Prediction, labels: Sequence[str]) -> str:
     """Return a prediction as a line of JSON; a text is left out if it has an id.
 
     Example:
+        >>> from transformer_xl.data.labels import Example
         >>> print(as_json(Prediction(Example("Fine!"), "good", (0.25, 0.75)), ["bad", "good"]))
         {"text": "Fine!", "label": "good", "probability": 0.75, "probabilities": {"bad": 0.25, "good": 0.75}}
     """
@@ -54,6 +55,7 @@ def as_row(prediction: Prediction, labels: Sequence[str]) -> str:
     probabilities, have commas between. Tabs and line ends within become spaces.
 
     Example:
+        >>> from transformer_xl.data.labels import Example
         >>> as_row(Prediction(Example("Fine\tday!\n"), "good", (0.25, 0.75)), ["bad", "good"])
         'good\t0.7500\tFine day!'
         >>> as_row(Prediction(Example("", id="7"), ("x", "z"), (0.5, 0.25, 0.75)), ["x", "y", "z"])
