@@ -70,7 +70,7 @@ def test_rows_and_heads_are_computed_in_parts(n_byte, n_part, monkeypatch):
     case = Case.draw(B=3, T=9, M=7, N=2, H=5, ages="documents")
     expected = case.run(relative_attention)
     monkeypatch.setattr(fused, "SCRATCH_BYTES", n_byte)
-    assert len(list(fused.parts(case.inputs["q"], 16))) == n_part
+    assert len(list(fused.groups(case.inputs["q"], 16))) == n_part
     for what, actual in case.run(fused_attention).items():
         assert_close(what, actual, expected[what], 1e-5)
 

@@ -60,15 +60,15 @@ class _FusedAttention(torch.autograd.Function):
         ctx.launcher = launcher = Launcher.of(q, k, dropatt)
         n_more, ctx.n_row = n_padded(k.shape[1]) - len(r), len(r)
         padded = F.pad(r, (0, 0, 0, 0, 0, n_more)) if n_more else r
-        pieces, kept = list(parts(q, launcher.n_column)), None
-        for part in pieces:
-            k_, v_, out_ = (x[part.rows, :, part.heads] for x in (k, v, out))
-            log_sum_ = log_sum[part.rows, part.heads]
-            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launcher, part)
-            position = qv @ _position_keys(padded, part, launcher).transpose(1, 2)
-            tensors = (qu, k_, v_, position, first[part.rows], out_, log_sum_, seed)
+        pieces, kept = list(groups(q, launcher.n_column)), None
+        for group in pieces:
+            k_, v_, out_ = (x[group.rows, :, group.heads] for x in (k, v, out))
+            log_sum_ = log_sum[group.rows, group.heads]
+            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launcher, group)
+            position = qv @ _position_keys(padded, group, launcher).transpose(1, 2)
+            tensors = (qu, k_, v_, position, first[group.rows], out_, log_sum_, seed)
             strided = (qu, k, v, out, log_sum, first)
-            launcher(kernels.forward_kernel, "forward", part, tensors, strided)
+            launcher(kernels.forward_kernel, "forward", group, tensors, strided)
             kept = position if len(pieces) == 1 and position.nbytes <= KEPT_BYTES else None
         ctx.save_for_backward(q, k, v, padded, u, v_bias, first, out, log_sum, seed, kept)
         return out
@@ -82,28 +82,28 @@ class _FusedAttention(torch.autograd.Function):
         grad_q, mean = torch.empty_like(out), torch.empty_like(log_sum)
         S = k.shape[1]
         grad_k, grad_v = torch.empty(B, S, 2, N, H, dtype=k.dtype, device=k.device).unbind(2)  # as `halves` would like them
-        grad_r: dict[int, Tensor] = {}  # by the first head of a part
+        grad_r: dict[int, Tensor] = {}  # by the first head of a group
         n_tile = triton.cdiv(T, launcher.tiles.queries.queries)
         grad_biases = torch.empty(B, n_tile, N, 2 * H, dtype=torch.float32, device=q.device)  # of each tile of queries
-        pieces = list(parts(q, launcher.n_column))
+        pieces = list(groups(q, launcher.n_column))
         r_dtype = torch.float32 if len(pieces) > 1 else padded.dtype
-        for part in pieces:
+        for group in pieces:
             of_rows = (k, v, grad, grad_q, grad_k, grad_v)
-            k_, v_, grad_, grad_q_, grad_k_, grad_v_ = (x[part.rows, :, part.heads] for x in of_rows)
-            first_, log_sum_, mean_ = first[part.rows], log_sum[part.rows, part.heads], mean[part.rows, part.heads]
-            r_windows = _position_keys(padded, part, launcher)
-            grad_position = q.new_empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), launcher.n_column)
+            k_, v_, grad_, grad_q_, grad_k_, grad_v_ = (x[group.rows, :, group.heads] for x in of_rows)
+            first_, log_sum_, mean_ = first[group.rows], log_sum[group.rows, group.heads], mean[group.rows, group.heads]
+            r_windows = _position_keys(padded, group, launcher)
+            grad_position = q.new_empty(8 * group.n_head, group.n_row * triton.cdiv(T, 8), launcher.n_column)
             gradients = (grad, mean, grad_position)
-            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launcher, part, gradients)
+            qu, qv = _with_biases(q, u, v_bias, first, out, log_sum, seed, launcher, group, gradients)
             position = qv @ r_windows.transpose(1, 2) if kept is None else kept
             tensors = (qu, k_, v_, position, first_, grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position, seed)
             strided = (qu, k, v, out, log_sum, first, grad_k)
-            launcher(kernels.key_gradient_kernel, "keys", part, tensors, strided)
+            launcher(kernels.key_gradient_kernel, "keys", group, tensors, strided)
             grad_qv = grad_position @ r_windows
-            tensors = (k_, grad_position, first_, grad_qv, grad_q_, grad_biases[part.rows, :, part.heads], seed)
-            launcher(kernels.query_gradient_kernel, "queries", part, tensors, (k, out, first, grad_biases))
+            tensors = (k_, grad_position, first_, grad_qv, grad_q_, grad_biases[group.rows, :, group.heads], seed)
+            launcher(kernels.query_gradient_kernel, "queries", group, tensors, (k, out, first, grad_biases))
             by_phase = grad_position.transpose(1, 2) @ qv
-            found, head = sum_of_phases(by_phase, S, ctx.n_row, r_dtype), part.heads.start
+            found, head = sum_of_phases(by_phase, S, ctx.n_row, r_dtype), group.heads.start
             grad_r[head] = grad_r[head] + found if head in grad_r else found
         grad_u, grad_v_bias = column_sums(grad_biases.view(B * n_tile, -1), u.dtype).view(N, 2 * H).split(H, dim=1)
         of_r = torch.cat(list(grad_r.values()), 1) if len(grad_r) > 1 else grad_r[0]
@@ -112,30 +112,30 @@ class _FusedAttention(torch.autograd.Function):
 
 def _with_biases(
     q: Tensor, u: Tensor, v: Tensor, first: Tensor, out: Tensor, log_sum: Tensor, seed: Tensor | None,
-    launcher: "Launcher", part: "Part",
+    launcher: "Launcher", group: "Group",
     gradients: tuple[Tensor | None, Tensor | None, Tensor | None] = (None, None, None),
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the scaled queries of a part with u, (B, T, N, H), and with v by phase, (8·N, B·U, H); see `flash_kernels.py`.
+    """Return the scaled queries of a group with u, (B, T, N, H), and with v by phase, (8·N, B·U, H); see `flash_kernels.py`.
 
     Given the gradient of the output, the kernel also writes the sum of their products. The gradient of a softmax is
     weight * (grad_weight - sum(grad_weight * weight)), and that sum over keys is also grad · out.
     """
     _, T, _, H = q.shape
     grad, mean, grad_position = gradients
-    qu = torch.empty(part.n_row, T, part.n_head, H, dtype=q.dtype, device=q.device)
-    qv = torch.empty(8 * part.n_head, part.n_row * triton.cdiv(T, 8), H, dtype=q.dtype, device=q.device)
-    q_, out_, grad_ = (None if x is None else x[part.rows, :, part.heads] for x in (q, out, grad))
-    mean_ = None if mean is None else mean[part.rows, part.heads]
-    tensors = (q_, u[part.heads], v[part.heads], out_, grad_, first[part.rows], qu, qv, mean_, grad_position, seed)
-    launcher(kernels.query_kernel, "queries", part, tensors, (q, u, v, qu, out, log_sum, first))
+    qu = torch.empty(group.n_row, T, group.n_head, H, dtype=q.dtype, device=q.device)
+    qv = torch.empty(8 * group.n_head, group.n_row * triton.cdiv(T, 8), H, dtype=q.dtype, device=q.device)
+    q_, out_, grad_ = (None if x is None else x[group.rows, :, group.heads] for x in (q, out, grad))
+    mean_ = None if mean is None else mean[group.rows, group.heads]
+    tensors = (q_, u[group.heads], v[group.heads], out_, grad_, first[group.rows], qu, qv, mean_, grad_position, seed)
+    launcher(kernels.query_kernel, "queries", group, tensors, (q, u, v, qu, out, log_sum, first))
     return qu, qv
 
 
-def _position_keys(padded_XNH: Tensor, part: "Part", launcher: "Launcher") -> Tensor:
-    """Return a part's position keys for each phase, (8·N, C, H): those of phase w begin at row w of keys and zeros."""
+def _position_keys(padded_XNH: Tensor, group: "Group", launcher: "Launcher") -> Tensor:
+    """Return a group's position keys for each phase, (8·N, C, H): those of phase w begin at row w of keys and zeros."""
     _, n_all, H = padded_XNH.shape
-    windows = padded_XNH.as_strided((8, n_all, launcher.n_column, H), (n_all * H, H, n_all * H, 1))[:, part.heads]
-    return windows.reshape(8 * part.n_head, launcher.n_column, H)
+    windows = padded_XNH.as_strided((8, n_all, launcher.n_column, H), (n_all * H, H, n_all * H, 1))[:, group.heads]
+    return windows.reshape(8 * group.n_head, launcher.n_column, H)
 
 
 def sum_of_phases(by_phase_XCH: Tensor, n_key: int, n_row: int, dtype: torch.dtype) -> Tensor:
@@ -151,7 +151,7 @@ def sum_of_phases(by_phase_XCH: Tensor, n_key: int, n_row: int, dtype: torch.dty
     return out
 
 
-class Part(NamedTuple):
+class Group(NamedTuple):
     """Rows and heads whose scores of positions are computed together."""
 
     number: int
@@ -161,14 +161,14 @@ class Part(NamedTuple):
     n_head: int
 
 
-def parts(q_BTNH: Tensor, n_column: int) -> Iterator[Part]:
-    """Divide rows, or the heads of each row if one row is too large, into parts whose scores of positions fit the scratch."""
+def groups(q_BTNH: Tensor, n_column: int) -> Iterator[Group]:
+    """Divide rows, or the heads of each row if one row is too large, into groups whose scores of positions fit the scratch."""
     B, T, N, _ = q_BTNH.shape
     n_fit = max(1, SCRATCH_BYTES // (T * n_column * q_BTNH.element_size()))
     n_row, n_head = max(1, n_fit // N), min(n_fit, N)
     slices = itertools.product(_slices(B, n_row), _slices(N, n_head))
     for number, (rows, heads) in enumerate(slices):
-        yield Part(number, rows, heads, rows.stop - rows.start, heads.stop - heads.start)
+        yield Group(number, rows, heads, rows.stop - rows.start, heads.stop - heads.start)
 
 
 def _slices(n: int, most: int) -> list[slice]:
@@ -201,23 +201,23 @@ class Launcher(NamedTuple):
         self,
         kernel: Any,
         name: str,
-        part: Part,
+        group: Group,
         tensors: tuple[Tensor | None, ...],
         strided: tuple[Tensor, ...],
     ) -> None:
-        """Launch a kernel for a part's rows and heads, in tiles of a name in `Tiles`, with the strides of some tensors."""
+        """Launch a kernel for a group's rows and heads, in tiles of a name in `Tiles`, with the strides of some tensors."""
         tile = getattr(self.tiles, name)
         n_tile = triton.cdiv(self.n_key, tile.keys) if "keys" in name else triton.cdiv(self.tgt_len, tile.queries)
         launch(
             kernel,
-            (n_tile * part.n_row * part.n_head,),
+            (n_tile * group.n_row * group.n_head,),
             *tensors,
             *(stride for x in strided for stride in _strides(x)),
             self.tgt_len,
             self.n_key,
             self.n_column,
-            part.n_row,
-            part.number,
+            group.n_row,
+            group.number,
             self.dropatt,
             H=self.d_head,
             P=max(16, triton.next_power_of_2(self.d_head)),

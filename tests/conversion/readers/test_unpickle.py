@@ -30,7 +30,7 @@ from tests.conversion.hostile import (
 from tests.helpers import examples
 from transformer_xl.conversion.readers import unpickle as reader
 from transformer_xl.conversion.readers.tensors import TensorRef
-from transformer_xl.conversion.readers.unpickle import Span, Stub, unpickle
+from transformer_xl.conversion.readers.unpickle import PickledBytes, Stub, unpickle
 from transformer_xl.errors import CheckpointError
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
@@ -115,7 +115,7 @@ def test_long_texts_and_bytes_are_left_where_they_are(read, tmp_path):
     data = whole(b"}" + value("raw") + b"T" + struct.pack("<i", 9_000_000) + b"x" * 9_000_000 + b"s")
     assert read(data) == {"raw": Stub("builtins.str")}
     (span,) = read({"raw": b"xyz"}).values()
-    assert type(span) is Span
+    assert type(span) is PickledBytes
     assert (tmp_path / "x.pkl").read_bytes()[span.offset : span.offset + span.size] == b"xyz"
 
 

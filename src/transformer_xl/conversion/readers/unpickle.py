@@ -91,7 +91,7 @@ class Stub:
 
 
 @dataclass(frozen=True)
-class Span:
+class PickledBytes:
     """Bytes that a pickle holds: where they lie in the file, and how many."""
 
     offset: int
@@ -111,10 +111,10 @@ class _View:
 def unpickle(path: Path) -> Any:
     """Read a pickle of any protocol, or a file of `torch.save` in either of its formats; return plain values.
 
-    Objects of foreign classes become `Stub`s, names of classes and functions `Name`s, bytes `Span`s, and tensors and parameters
-    `TensorRef`s, which are known to lie in the file. Dicts of any class become dict, sets become list, and what an object holds
-    besides its attributes is left out. Texts of Python 2 are decoded as latin-1, so `text.encode("latin-1")` gives their bytes,
-    which may be UTF-8.
+    Objects of foreign classes become `Stub`s, names of classes and functions `Name`s, bytes `PickledBytes`, and tensors and
+    parameters `TensorRef`s, which are known to lie in the file. Dicts of any class become dict, sets become list, and what an
+    object holds besides its attributes is left out. Texts of Python 2 are decoded as latin-1, so `text.encode("latin-1")`
+    gives their bytes, which may be UTF-8.
 
     Raises:
         CheckpointError: the file is missing, damaged, hostile, or refers to names that no Transformer-XL needs.
@@ -337,9 +337,9 @@ def _tensor(reader: _Reader, view: _View, offset: Any, shape: Any, stride: Any, 
     return tensor
 
 
-def _storage(reader: _Reader, span: Span) -> Any:
+def _storage(reader: _Reader, span: PickledBytes) -> Any:
     """Read a storage that was pickled without torch.save: bytes that are a file of torch.save."""
-    if type(span) is not Span:
+    if type(span) is not PickledBytes:
         raise _RefusedError("holds tensors pickled by a protocol below 3; save it again by torch.save")
     if span.size > reader.room:  # so none is read again and again, and none holds another
         raise _RefusedError("holds more files within itself than it has bytes")
@@ -438,7 +438,7 @@ def _long(width: int, *decoding: str) -> Callable[[_Reader], None]:
         if decoding and size <= MAX_TEXT:
             self.append(str(self.read(size), *decoding))
             return
-        self.append(Stub("builtins.str") if decoding else Span(self.file.tell(), size))
+        self.append(Stub("builtins.str") if decoding else PickledBytes(self.file.tell(), size))
         self.skipped += size
         self.file.seek(size, io.SEEK_CUR)  # what leads beyond the end is noticed there
 
