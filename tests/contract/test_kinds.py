@@ -14,13 +14,16 @@ import transformer_xl as txl
 from tests.contract import toy_kinds
 from tests.helpers import assert_close
 from tests.training.helpers import MODEL, resumed_losses, tiny_model, write_recipe, write_text
-from transformer_xl.config.model import KINDS
+from transformer_xl.config.model import KINDS, TransformerXLConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kernels.equation import Positions
+from transformer_xl.kernels.rotation import Turns
 from transformer_xl.model.attention import relative
+from transformer_xl.model.attention.block import Distances
 from transformer_xl.model.attention.kinds import ATTENTION
 from transformer_xl.model.attention.relative import RelativeAttention
+from transformer_xl.model.attention.rotary import RotaryAttention
 from transformer_xl.reading.stream import open_stream
 from transformer_xl.training.display import Display
 from transformer_xl.training.start import check_model
@@ -176,6 +179,49 @@ def test_a_kind_that_projects_other_queries_is_read_by_itself(monkeypatch: pytes
     unusual = type("Unusual", (txl.AttentionKind,), {"name": "unusual", "normalizes_queries": False})
     monkeypatch.setitem(ATTENTION, "unusual", unusual)
     assert not tiny_model(attention="unusual").keeps_keys
+
+
+class Turning(RotaryAttention):
+    """Turns queries and keys by another base than its parent, and in the first layer not at all."""
+
+    name = "turning"
+
+    @classmethod
+    def turns(cls, config: TransformerXLConfig, position: torch.Tensor, dtype: torch.dtype) -> list[Turns | None]:
+        angles = position[..., None, None] * 100.0 ** -(torch.arange(0, config.d_head, 2) / config.d_head)
+        return [None, *[(angles.cos(), angles.sin())] * (config.n_layer - 1)]
+
+
+@pytest.mark.parametrize("zero_first_memory", [False, True])
+def test_kept_keys_are_turned_as_their_kind_turns_them(zero_first_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTENTION, "turning", Turning)
+    sizes: dict[str, Any] = {"d_head": 4, "same_length": True, "init_std": 0.5, "zero_first_memory": zero_first_memory}
+    model, parent = (tiny_model(attention=name, **sizes).eval() for name in ("turning", "rotary"))
+    assert isinstance(model, txl.TransformerXL) and isinstance(parent, txl.TransformerXL) and model.keeps_keys
+    ids = torch.randint(11, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        first = model(ids[:, :7])
+        second = model(ids[:, 7:], mems=first.mems).logits
+        parent.load_state_dict(model.state_dict())
+        assert (parent(ids[:, :7]).logits - first.logits).abs().max() > 0.1
+    reader = txl.Reader(model, tgt_len=7)
+    memory = reader.empty_memory(1)
+    assert_close("segment", reader.softmax.logits(reader.read(ids[:, :7], memory)[0]), first.logits[0], 1e-5)
+    for kept in (memory, reader.from_mems(first.mems)):
+        steps = torch.cat([reader.softmax.logits(reader.step(token, kept)) for token in ids[:, 7:].unbind(1)])
+        assert_close("token by token", steps, second[0], 1e-5)
+
+
+def test_a_kind_that_turns_keys_unknown_to_a_reader_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def positions(config: TransformerXLConfig, _learned: Any, distances: Distances) -> list[Positions]:
+        return [Positions(turns=turns) for turns in Turning.turns(config, distances.tokens.flip(0), distances.dtype)]
+
+    monkeypatch.setitem(
+        ATTENTION, "turning", type("Other", (txl.AttentionKind,), {"name": "turning", "positions": staticmethod(positions)})
+    )
+    model = tiny_model(attention="turning", d_head=4)
+    with pytest.raises(ConfigError, match="attention 'turning' must give turns by its method `turns`, not by `positions`"):
+        model(torch.zeros(1, 3, dtype=torch.int64))
 
 
 def test_keys_of_a_subclass_are_its_own_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:

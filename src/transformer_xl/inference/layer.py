@@ -36,7 +36,7 @@ from transformer_xl.kernels.choose import Attention
 from transformer_xl.kernels.cpu_linear import products
 from transformer_xl.kernels.device import at_least_fp32
 from transformer_xl.kernels.equation import Positions, hidden_keys, plus
-from transformer_xl.kernels.rotation import turned
+from transformer_xl.kernels.rotation import Turns, turned
 from transformer_xl.model.gates import gru_gate
 from transformer_xl.model.layers import activate
 
@@ -45,9 +45,6 @@ _CACHED_BYTES = 4 << 20
 
 _HELD_BYTES = 1 << 27
 """The same on other devices, where only memory limits them."""
-
-Turns = tuple[Tensor, Tensor]
-"""Cosines and sines that queries and keys of positions are turned by, see `rotation.turns`."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, Rings, LayerWeights, Any], Tensor]
 """Takes queries, keys and values of what is read, (…, N, H), writes keys and values into the rings, and returns what queries

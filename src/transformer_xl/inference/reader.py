@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from transformer_xl.errors import ConfigError
 from transformer_xl.inference.buffer import KeyValueMemory, Rings, count_slots, slot_of
 from transformer_xl.inference.frozen import LayerOptions, freeze_layer, freeze_norm
-from transformer_xl.inference.layer import SegmentPlaces, TokenPlaces, Turns, normalize, read_layer
+from transformer_xl.inference.layer import SegmentPlaces, TokenPlaces, normalize, read_layer
 from transformer_xl.inference.softmax import FrozenSoftmax
 from transformer_xl.inference.ways import compiled_functions, segment_way, token_functions
 from transformer_xl.kernels.device import InferencePrecision, activation_dtype, at_least_fp32, check_precision
 from transformer_xl.kernels.equation import common_rows
 from transformer_xl.kernels.graphs import Captured
-from transformer_xl.kernels.rotation import turned, turns
+from transformer_xl.kernels.rotation import Turns, turned
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.call import Rows
 from transformer_xl.model.layers import DecoderLayer, ShiftedLayer
@@ -74,7 +74,6 @@ class Reader:
                 for layer, own in zip(model.layers, positions, strict=True)
             ]
             self.softmax = FrozenSoftmax(model.softmax, model.embedding, precision)
-        self._turned = positions[0].turns is not None
         norm = model.final_norm
         self._final_norm = freeze_norm(norm) if isinstance(norm, nn.LayerNorm) else None
         self._model = model
@@ -168,8 +167,9 @@ class Reader:
             index = rows.to(memory.end.device).nonzero().squeeze(1)
             zero = torch.zeros(1, 1, self.config.d_model, dtype=self._model.dtype, device=self.device)
             position_C = end - 1 - (end - 1 - torch.arange(self.n_slot)) % self.n_slot
-            for block, keys, values in zip(self._model.attention_blocks(), memory.keys, memory.values, strict=True):
-                keys[:, index], values[:, index] = self._project(block, zero, position_C)
+            blocks = self._model.attention_blocks(), self._turns(position_C.to(self.device))
+            for block, turns, keys, values in zip(*blocks, memory.keys, memory.values, strict=True):
+                keys[:, index], values[:, index] = self._project(block, zero, turns)
             memory.n_valid[index] = self.mem_len
 
     @torch.no_grad()
@@ -185,6 +185,7 @@ class Reader:
         M = mems.length
         kept = min(M, self.n_slot)
         memory = self._allot(mems.batch_size)
+        turning = self._turns(torch.arange(kept, device=self.device))
         for i, (layer, hidden) in enumerate(zip(self._model.layers, mems.hidden, strict=True)):
             read_BMD, rings = hidden, memory.rings(i)
             if isinstance(layer, ShiftedLayer):
@@ -193,7 +194,7 @@ class Reader:
                 memory.keep(memory.inputs[i], slice(None), torch.where(is_real.unsqueeze(-1), hidden, 0))
                 read_BMD = layer.read_memory(hidden, 0, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
             block, last_BMD = cast(AttentionKind, layer.attention), read_BMD[:, M - kept :]
-            rings.keys[:, :, :kept], rings.values[..., :kept] = self._project(block, last_BMD, torch.arange(kept))
+            rings.keys[:, :, :kept], rings.values[..., :kept] = self._project(block, last_BMD, turning[i])
         if K := self.config.n_earlier:
             memory.end.fill_(kept - K)
             memory.keep(memory.tokens, slice(None), self._model.last_tokens(mems))
@@ -235,11 +236,10 @@ class Reader:
         self, read: Callable[..., Tensor], h: Tensor, memory: KeyValueMemory, rows: slice, position: Tensor, places: Any
     ) -> Tensor:
         """Return the last states of tokens (B, T, D), or one of each row (B, D), from their vectors."""
-        turning = self._turns(position)
-        for i, weights in enumerate(self.layers):
+        for i, (weights, turns) in enumerate(zip(self.layers, self._turns(position), strict=True)):
             before_BkD = self._before(memory, i, rows, h.reshape(len(h), -1, h.shape[-1]))
             rings = memory.rings(i, rows)
-            h = read(h, weights, rings, places=places, options=self.options, before_BkD=before_BkD, turns=turning)
+            h = read(h, weights, rings, places=places, options=self.options, before_BkD=before_BkD, turns=turns)
         return h if self._final_norm is None else normalize(h, self._final_norm, self.options)
 
     def _before(self, memory: KeyValueMemory, layer: int, rows: slice, h_BTD: Tensor) -> Tensor | None:
@@ -301,16 +301,12 @@ class Reader:
             return own, tails
         return self.softmax.head(h_BD, compute=self._of_tokens.compute_head)
 
-    def _turns(self, position: Tensor) -> Turns | None:
-        """Return what queries and keys of positions (…) are turned by, (…, 1, H / 2); None: they are not turned."""
-        if not self._turned:
-            return None
-        cos, sin = turns(position, self.config.d_head, self.dtype)
-        return cos.unsqueeze(-2), sin.unsqueeze(-2)
+    def _turns(self, position: Tensor) -> list[Turns | None]:
+        """Return what each layer turns queries and keys of positions (…) by, (…, 1, H / 2); None: it does not turn them."""
+        return self._model.attention_kind.turns(self.config, position, self.dtype)
 
-    def _project(self, block: AttentionKind, states_BMD: Tensor, position_M: Tensor) -> Rings:
-        """Return keys and values of remembered states at some positions, as they are kept."""
+    def _project(self, block: AttentionKind, states_BMD: Tensor, turns: Turns | None) -> Rings:
+        """Return keys and values of remembered states, as they are kept; `turns` are those of their positions."""
         _, k_BMNH, v_BMNH = block.project(states_BMD[:, :0], states_BMD, None)
-        turning = self._turns(position_M.to(self.device))
-        k_BMNH = k_BMNH if turning is None else turned(k_BMNH, *turning)
+        k_BMNH = k_BMNH if turns is None else turned(k_BMNH, *turns)
         return Rings(k_BMNH.permute(2, 0, 1, 3).to(self.dtype), v_BMNH.permute(2, 0, 3, 1).to(self.dtype))

@@ -29,7 +29,7 @@ class Positions(NamedTuple):
     b: Tensor | None = None
     """What the distances S-1, …, 0 add to a score whatever the query, (S, N)."""
     turns: tuple[Tensor, Tensor] | None = None
-    """Cosines and sines of the angles by which the keys of all S positions are turned, (S, 1, H / 2), see `rotation.py`."""
+    """Cosines and sines of the angles by which the keys of all S positions are turned, (S, 1, H / 2); `AttentionKind.turns`."""
     states: Tensor | None = None
     """Added to the S states of memory and segment when they enter the layer, (S, D); the kind `counts_from_end`."""
 

@@ -12,8 +12,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+Turns = tuple[Tensor, Tensor]
+"""Cosines and sines of the angles that pairs of numbers are turned by."""
 
-def turns(positions: Tensor, d_head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+
+def turns(positions: Tensor, d_head: int, dtype: torch.dtype) -> Turns:
     """Return cosines and sines of the angles of positions, int64 (…), as (…, F) in `dtype`, but at least fp32.
 
     Angles are computed in fp64: in fp32, those of positions above a million would be off by a tenth and more.

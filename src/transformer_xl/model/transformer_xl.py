@@ -136,9 +136,16 @@ class TransformerXL(LanguageModel):
         Args:
             n_key: S.
             drop: dropout of encoded distances; None: that of what enters the first layer.
+
+        Raises:
+            ConfigError: the kind of attention turns queries and keys where a `Reader` would not know of it.
         """
         distances = Distances(n_key, self.clamp_len, self.dtype, self.device, drop or self.drop_input)
-        return self.attention_kind.positions(self.config, self.learned_positions, distances)
+        positions = self.attention_kind.positions(self.config, self.learned_positions, distances)
+        if any(of_layer.turns is not None for of_layer in positions):
+            raise ConfigError(f"attention '{self.config.attention}' must give turns by its method `turns`, not by `positions`")
+        turns = self.attention_kind.turns(self.config, torch.arange(n_key, device=self.device), self.dtype)
+        return [of_layer._replace(turns=own) for of_layer, own in zip(positions, turns, strict=True)]
 
     def told_apart(self, n_key: int) -> int:
         """Return how many of the distances 0, …, `n_key` - 1 are told apart; all farther ones count as the last of them."""

@@ -5,8 +5,9 @@ A kind is a way for a query to know where a key stands: `positions` says what th
     A_ij = ((q_i + u)·k_j + (q_i + v)·r_{i-j} + b_{i-j}) / √H
 
 A kind of your own is a subclass with a name, which `register_attention` adds to the table of kinds. Every method has a default.
-Override `positions`, `shapes` for learned ones, `init_own` for their first values, and `check` to refuse settings. Reading with
-frozen weights needs nothing more, unless a kind changes how scores are computed.
+Override `positions`, `shapes` for learned ones, `init_own` for their first values, and `check` to refuse settings; or `turns`,
+if queries and keys are turned by their places. Reading with frozen weights needs nothing more, unless a kind changes how scores
+are computed.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model.
 """
@@ -24,7 +25,7 @@ from transformer_xl.kernels.cpu_linear import linear
 from transformer_xl.kernels.device import narrowed
 from transformer_xl.kernels.equation import Positions, key_distances, relative_attention, relative_weights
 from transformer_xl.kernels.fused import halves, is_fused
-from transformer_xl.kernels.rotation import turned
+from transformer_xl.kernels.rotation import Turns, turned
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, dropped_pair
 from transformer_xl.model.gates import block_output, make_gate
 from transformer_xl.model.mask import Mask
@@ -151,7 +152,7 @@ class AttentionKind(nn.Module):
 
     @classmethod
     def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
-        """Return what each layer's scores are made of besides queries and keys.
+        """Return what each layer's scores are made of besides queries and keys, without turns.
 
         Args:
             config: of the model.
@@ -159,6 +160,23 @@ class AttentionKind(nn.Module):
             distances: those of the keys.
         """
         return [Positions()] * config.n_layer
+
+    @classmethod
+    def turns(cls, config: TransformerXLConfig, position: Tensor, dtype: torch.dtype) -> list[Turns | None]:
+        """Return the angles by which each layer turns queries and keys; None: it turns none.
+
+        Positions are counted from anywhere, so scores must depend on differences alone. Angles are constants and get no
+        gradient.
+
+        Args:
+            config: of the model.
+            position: int64 (…), counted from the first key, or for kept keys from the beginning of the stream.
+            dtype: of the model's weights, or of kept keys.
+
+        Returns:
+            For each layer, cosines and sines, at least in fp32, (…, 1, H / 2).
+        """
+        return [None] * config.n_layer
 
     def complete(self, positions: Positions) -> Positions:
         """Return a layer's positions with what this block's own parameters make of them."""

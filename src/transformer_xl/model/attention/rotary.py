@@ -8,15 +8,13 @@ so positions may be counted from anywhere: here from the first key, and with kep
 Shapes: S keys, H d_head, F = H / 2 pairs.
 """
 
-from collections.abc import Mapping
-
+import torch
 from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.kernels.equation import Positions
-from transformer_xl.kernels.rotation import turns
-from transformer_xl.model.attention.block import AttentionKind, Distances
+from transformer_xl.kernels.rotation import Turns, turns
+from transformer_xl.model.attention.block import AttentionKind
 
 
 class RotaryAttention(AttentionKind):
@@ -34,6 +32,5 @@ class RotaryAttention(AttentionKind):
             )
 
     @classmethod
-    def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
-        cos_SF, sin_SF = turns(distances.n_key - 1 - distances.tokens, config.d_head, distances.dtype)
-        return [Positions(turns=(cos_SF.unsqueeze(1), sin_SF.unsqueeze(1)))] * config.n_layer
+    def turns(cls, config: TransformerXLConfig, position: Tensor, dtype: torch.dtype) -> list[Turns | None]:
+        return [turns(position.unsqueeze(-1), config.d_head, dtype)] * config.n_layer
