@@ -16,13 +16,13 @@ GOLDEN = json.loads((Path(__file__).parent / "goldens" / "words" / "expected.jso
 
 
 def frozen_softmax(vectors: torch.Tensor, bias: torch.Tensor) -> FrozenSoftmax:
-    sizes = {"d_embed": vectors.shape[1], "d_model": vectors.shape[1]}
-    softmax = TokenSoftmax(len(vectors), **sizes, tied=False)
+    n_token, width = vectors.shape
+    softmax = TokenSoftmax(n_token, d_embed=width, d_model=width, tied=False)
     assert softmax.weight is not None
     with torch.no_grad():
         softmax.weight.copy_(vectors)
         softmax.bias.copy_(bias)
-    return FrozenSoftmax(softmax, TokenEmbedding(len(vectors), **sizes, scale=1.0), "fp32")
+    return FrozenSoftmax(softmax, TokenEmbedding(n_token, d_embed=width, d_model=width, scale=1.0), "fp32")
 
 
 @pytest.mark.parametrize("golden", GOLDEN["lines"], ids=lambda line: line["text"][:12])
