@@ -195,11 +195,13 @@ class Turning(RotaryAttention):
 @pytest.mark.parametrize("zero_first_memory", [False, True])
 def test_kept_keys_are_turned_as_their_kind_turns_them(zero_first_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTENTION, "turning", Turning)
-    sizes: dict[str, Any] = {"d_head": 4, "same_length": True, "init_std": 0.5, "zero_first_memory": zero_first_memory}
+    sizes: dict[str, Any] = {"d_head": 4, "same_length": True, "pre_lnorm": True, "zero_first_memory": zero_first_memory}
     model, parent = (tiny_model(attention=name, **sizes).eval() for name in ("turning", "rotary"))
     assert isinstance(model, txl.TransformerXL) and isinstance(parent, txl.TransformerXL) and model.keeps_keys
     ids = torch.randint(11, (1, 12), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.5)  # norms, too, so that keys of zeros are not zeros
         first = model(ids[:, :7])
         second = model(ids[:, 7:], mems=first.mems).logits
         parent.load_state_dict(model.state_dict())
