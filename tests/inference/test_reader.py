@@ -1,7 +1,7 @@
 """A `Reader` with a `KeyValueMemory` computes what the model computes with `Mems`, however text is cut and rows are fed."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.helpers import assert_close, examples, threads, tiny_model
 from tests.reference.test_equation import KINDS, VARIANTS
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.inference import layer as layer_module
 from transformer_xl.inference.buffer import KeyValueMemory
@@ -20,6 +21,9 @@ from transformer_xl.inference.layer import SegmentPlaces
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.ways import compiled_functions
 from transformer_xl.kernels.device import InferencePrecision
+from transformer_xl.kernels.equation import Positions
+from transformer_xl.model.attention.block import AttentionKind, Distances
+from transformer_xl.model.attention.kinds import ATTENTION
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -382,6 +386,34 @@ def test_narrower_numbers_cost_little(name: str, precision: InferencePrecision, 
     model = model_of(name, torch.float32)
     full, narrow = loss(model, "fp32")[1], loss(model, precision)[1]
     assert 0 < abs(narrow - full) < bound
+
+
+class NearAttention(AttentionKind):
+    """Keys 8 and more tokens away get 1000 less, as ALiBi's do that are far away in a long memory."""
+
+    name = "near"
+
+    @classmethod
+    def positions(cls, config: TransformerXLConfig, learned: Mapping[str, Tensor], distances: Distances) -> list[Positions]:
+        b_S1 = torch.where(distances.limited < 8, 0.0, -1000.0).unsqueeze(1)
+        return [Positions(b=b_S1.expand(-1, config.n_head))] * config.n_layer
+
+
+def test_scores_of_near_keys_are_not_rounded_for_the_sake_of_far_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 segments are as near to fp32 as single tokens, which round no scores."""
+    monkeypatch.setitem(ATTENTION, "near", NearAttention)
+    model, ids = tiny_model(attention="near", clamp_len=8, mem_len=20), tokens(2, 72, seed=0)
+
+    def states(precision: InferencePrecision, *, tgt_len: int) -> Tensor:
+        reader = Reader(model, tgt_len=12, precision=precision)
+        memory = reader.empty_memory(2)
+        if tgt_len == 1:
+            return torch.stack([reader.step(token, memory) for token in ids.unbind(1)], dim=1)
+        return torch.cat([reader.read(part, memory) for part in ids.split(tgt_len, 1)], dim=1)
+
+    full, segments, steps = states("fp32", tgt_len=12), states("bf16", tgt_len=12), states("bf16", tgt_len=1)
+    errors = [(h - full).norm() / full.norm() for h in (segments, steps)]
+    assert 0 < errors[0] < 1.5 * errors[1]
 
 
 def test_precisions_are_those_that_were_asked_for() -> None:

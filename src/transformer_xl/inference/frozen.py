@@ -64,7 +64,8 @@ class LayerWeights(NamedTuple):
     """r of the distances P - 1, …, 0, (N, P, H). If farther ones share that of P - 1, it is subtracted from all: a softmax does
     not see what all scores get alike."""
     distance_bias: Tensor | None
-    """b, what a distance adds to a score whatever the query, (N, P), in the same way."""
+    """b, what a distance adds to a score whatever the query, (N, P). Nothing is subtracted: scores in bf16 would round those of
+    near keys, to which most attention goes, if they were as large as ALiBi's of far ones."""
     shift: tuple[Tensor, Tensor] | None
     """Weights (D,) and (k, D) of what both blocks read of a token and of those before it; see `Shift.kernel`."""
     attention_gate: FrozenGate | None
@@ -131,8 +132,8 @@ def freeze_layer(layer: DecoderLayer, positions: Positions, precision: Inference
         feed_forward_norm=freeze_norm(feed_forward.layer_norm),
         content_bias=None if u is None else freeze_vector(u),
         position_bias=None if v is None else freeze_vector(v),
-        position_keys=_freeze_distances(keys_PNH, activation_dtype(precision, dtype), n_slot),
-        distance_bias=_freeze_distances(bias_PN, torch.promote_types(dtype, torch.float32), n_slot),
+        position_keys=None if keys_PNH is None else _freeze_position_keys(keys_PNH, activation_dtype(precision, dtype), n_slot),
+        distance_bias=None if bias_PN is None else at_least_fp32(bias_PN.detach()).T.contiguous(),
         shift=_frozen_shift(layer),
         attention_gate=_frozen_gate(attention.gate, precision),
         feed_forward_gate=_frozen_gate(feed_forward.gate, precision),
@@ -154,12 +155,10 @@ def _frozen_shift(layer: DecoderLayer) -> tuple[Tensor, Tensor] | None:
     return own, taps
 
 
-def _freeze_distances(by_distance: Tensor | None, dtype: torch.dtype, n_slot: int) -> Tensor | None:
-    """Return r (P, N, H) or b (P, N) with heads first; less what farther keys share, which a softmax does not see."""
-    if by_distance is None:
-        return None
-    by_distance = by_distance.detach()
-    told_apart = by_distance - by_distance[:1] if len(by_distance) < n_slot else by_distance
+def _freeze_position_keys(keys_PNH: Tensor, dtype: torch.dtype, n_slot: int) -> Tensor:
+    """Return r with heads first, (N, P, H), less what farther keys share, which a softmax does not see."""
+    keys_PNH = keys_PNH.detach()
+    told_apart = keys_PNH - keys_PNH[:1] if len(keys_PNH) < n_slot else keys_PNH
     return told_apart.to(dtype).transpose(0, 1).contiguous()
 
 

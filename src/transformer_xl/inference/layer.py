@@ -185,6 +185,7 @@ def attend_segment(
         for bias in (weights.content_bias, weights.position_bias)
     )
     r_NWH, b_NW = (_of_newest(x, min(C, P + T - 1)) for x in (weights.position_keys, weights.distance_bias))
+    older_N111 = None if b_NW is None else (b_NW[:, :1, None, None] * H**-0.5).to(dtype)
     attended_NBTH = torch.empty(N, B, T, H, dtype=dtype, device=q_BTNH.device)
     for heads, rows in _groups(by_content, C):
         query = by_content[heads, rows]
@@ -193,7 +194,8 @@ def attend_segment(
         products(query.flatten(0, 1), keys_NBCH[heads, rows].flatten(0, 1), out=score)
         if P > 1:
             found = _position_scores(by_position[heads, rows], *(x if x is None else x[heads] for x in (r_NWH, b_NW)))
-            _add_to_newest(score_NBTC, found, oldest=places.oldest or 0)
+            older = None if older_N111 is None else older_N111[heads]
+            _add_positions(score_NBTC, found, older, oldest=places.oldest or 0)
         for slots, hidden_BTX in places.hidden:
             score_NBTC[..., slots].masked_fill_(hidden_BTX if len(hidden_BTX) == 1 else hidden_BTX[rows], float("-inf"))
         torch.softmax(score, dim=-1, out=score)
@@ -202,11 +204,11 @@ def attend_segment(
 
 
 def _of_newest(by_distance: Tensor | None, n_key: int) -> Tensor | None:
-    """Return r (N, W, H) or b (N, W) of the W newest keys of a segment's last token; older ones are P - 1 or more from all."""
+    """Return r (N, W, H) or b (N, W) of the W newest keys of a segment's last token; farther ones have that of P - 1."""
     if by_distance is None:
         return None
-    N, P, *rest = by_distance.shape
-    return torch.cat([by_distance.new_zeros(N, n_key - P, *rest), by_distance], dim=1)
+    n_farther = n_key - by_distance.shape[1]
+    return torch.cat([by_distance[:, :1].expand(-1, n_farther, *by_distance.shape[2:]), by_distance], dim=1)
 
 
 def _position_scores(query_NBTH: Tensor, r_NWH: Tensor | None, b_NW: Tensor | None) -> Tensor:
@@ -224,12 +226,18 @@ def _position_scores(query_NBTH: Tensor, r_NWH: Tensor | None, b_NW: Tensor | No
     return score_NXW.as_strided((N, B, T, W), (B * T * W, T * W, W - 1, 1), T - 1)
 
 
-def _add_to_newest(score_NBTC: Tensor, found_NBTW: Tensor, *, oldest: int) -> None:
-    """Add to the scores of the W newest keys, which lie before `oldest` in the ring, and if it is no more, on from its end."""
-    n_late = min(found_NBTW.shape[-1], oldest)
+def _add_positions(score_NBTC: Tensor, found_NBTW: Tensor, older_N111: Tensor | None, *, oldest: int) -> None:
+    """Add to the scores of the W newest keys, which lie before `oldest` in the ring, and if it is no more, on from its end.
+
+    The others have one b in common, `older_N111`; None: nothing.
+    """
+    C, n_late = score_NBTC.shape[-1], min(found_NBTW.shape[-1], oldest)
     n_early = found_NBTW.shape[-1] - n_late
     score_NBTC[..., oldest - n_late : oldest] += found_NBTW[..., n_early:]
-    score_NBTC[..., score_NBTC.shape[-1] - n_early :] += found_NBTW[..., :n_early]
+    score_NBTC[..., C - n_early :] += found_NBTW[..., :n_early]
+    if older_N111 is not None:
+        score_NBTC[..., : oldest - n_late] += older_N111
+        score_NBTC[..., oldest : C - n_early] += older_N111
 
 
 def _groups(query_NBTH: Tensor, n_slot: int) -> Iterator[tuple[slice, slice]]:
