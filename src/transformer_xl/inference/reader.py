@@ -237,17 +237,17 @@ class Reader:
     ) -> Tensor:
         """Return the last states of tokens (B, T, D), or one of each row (B, D), from their vectors."""
         for i, (weights, turns) in enumerate(zip(self.layers, self._turns(position), strict=True)):
-            before_BkD = self._before(memory, i, rows, h.reshape(len(h), -1, h.shape[-1]))
+            before_BkD = self._before(memory, i, rows, h)
             rings = memory.rings(i, rows)
             h = read(h, weights, rings, places=places, options=self.options, before_BkD=before_BkD, turns=turns)
         return h if self._final_norm is None else normalize(h, self._final_norm, self.options)
 
-    def _before(self, memory: KeyValueMemory, layer: int, rows: slice, h_BTD: Tensor) -> Tensor | None:
-        """Return a layer's inputs before a segment, for its shift, and keep those of the segment; None without a shift."""
+    def _before(self, memory: KeyValueMemory, layer: int, rows: slice, h: Tensor) -> Tensor | None:
+        """Return a layer's inputs before those of `_run`, for its shift, and keep these; None without a shift."""
         if not self.n_before:
             return None
         before_BkD = memory.last(memory.inputs[layer], rows, self.n_before)
-        memory.keep(memory.inputs[layer], rows, h_BTD)
+        memory.keep(memory.inputs[layer], rows, h.reshape(len(h), -1, h.shape[-1]))
         return before_BkD if self.mem_len else torch.zeros_like(before_BkD)
 
     def _embed(self, memory: KeyValueMemory, rows: slice, ids: Tensor) -> Tensor:

@@ -42,10 +42,10 @@ def products(a_XMK: Tensor, b_XNK: Tensor, *, plus: Tensor | None = None, out: T
 def _is_for_onednn(x: Tensor, weight_OK: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()  # before sizes are compared, which would fix those of an exported graph
+        and x.dim() > 1
+        and x.numel() * weight_OK.shape[0] >= _LEAST_WORK  # soon, because a small model notices each question
         and x.dtype == weight_OK.dtype == torch.float32
         and x.device.type == weight_OK.device.type == "cpu"
-        and x.dim() > 1
-        and x.numel() * weight_OK.shape[0] >= _LEAST_WORK
         and type(weight_OK) in (Tensor, nn.Parameter)  # no parts of weights in several processes
         and (weight_OK.is_contiguous() or weight_OK.T.is_contiguous())  # of columns of a matrix it takes 250 times as long
         and not torch.is_autocast_enabled("cpu")
