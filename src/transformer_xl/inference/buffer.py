@@ -10,7 +10,7 @@ Shapes: B rows, N heads, C slots, H d_head, R slots of inputs and of tokens, D d
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,14 @@ def slot_of(position: Tensor, n_slot: int) -> Tensor:
     return position % n_slot
 
 
+def runs(slot: int, n: int, n_slot: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the slots of n positions from a slot on, and on from the ring's beginning; and which positions lie there."""
+    n_to_end = min(n, n_slot - slot)
+    yield slice(slot, slot + n_to_end), slice(0, n_to_end)
+    if n_to_end < n:
+        yield slice(0, n - n_to_end), slice(n_to_end, n)
+
+
 class Rings(NamedTuple):
     """Keys and values of one layer and some rows."""
 
@@ -41,12 +49,18 @@ class Rings(NamedTuple):
 
     def write(self, k: Tensor, v: Tensor, slot: Tensor) -> None:
         """Write keys and values, (B, T, N, H) or (B, N, H), into slots (B, T) or (B), in place."""
-        (N, B), ones = self.keys.shape[:2], [1] * (slot.dim() - 1)
-        head = torch.arange(N, device=slot.device).view(N, 1, *ones)
-        row = torch.arange(B, device=slot.device).view(B, *ones)
+        row = torch.arange(len(k), device=slot.device)
+        row = row if slot.dim() == 1 else row.unsqueeze(1)
         # assigned by index, which a compiler does in place; it would copy the whole ring for scatter_
-        self.keys[head, row, slot] = k.to(self.keys.dtype).movedim(-2, 0)
-        self.values[head, row, :, slot] = v.to(self.values.dtype).movedim(-2, 0)
+        self.keys[:, row, slot] = k.to(self.keys.dtype).movedim(-2, 0)
+        self.values[:, row, :, slot] = v.to(self.values.dtype)
+
+    def write_at(self, k_BTNH: Tensor, v_BTNH: Tensor, slot: int) -> None:
+        """Write keys and values of rows that stand at one slot, from there on, in place."""
+        k_NBTH, v_NBHT = k_BTNH.permute(2, 0, 1, 3), v_BTNH.permute(2, 0, 3, 1)
+        for slots, tokens in runs(slot, k_BTNH.shape[1], self.keys.shape[2]):
+            self.keys[:, :, slots] = k_NBTH[:, :, tokens]
+            self.values[..., slots] = v_NBHT[..., tokens]
 
     def in_order(self, slot_BC: Tensor) -> "Rings":
         """Return copies in which each row's slots follow each other as listed, (B or 1, C)."""

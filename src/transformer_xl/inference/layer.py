@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_xl.inference.buffer import Rings, slot_of
+from transformer_xl.inference.buffer import Rings, runs, slot_of
 from transformer_xl.inference.frozen import (
     FrozenGate,
     LayerOptions,
@@ -102,7 +102,7 @@ def read_layer(
         return h if options.pre_lnorm else normalize(h, norm, options)
 
     qkv = multiply(enter(h, weights.attention_norm), weights.qkv)
-    q, k, v = qkv.unflatten(-1, (3, options.n_head, options.d_head)).unbind(-3)
+    q, k, v = qkv.view(*qkv.shape[:-1], 3, options.n_head, options.d_head).unbind(-3)
     if turns is not None:
         q, k = turned(at_least_fp32(q), *turns), turned(k, *turns)
     attended = way.attend(q, k, v, rings, weights, places)
@@ -138,15 +138,17 @@ class SegmentPlaces:
     """Where a segment stands in the rings, and what it sees.
 
     Attributes:
-        slots: int64 (B or 1, C), each row's slots in the order of time; those of the segment come last.
+        oldest: int64 (B or 1, 1), each row's slot of the key that is first in time; those of the segment are last.
+        n_slot: C.
         first: int64 (B or 1, T), the first key that each query sees, in the order of time; it sees all from there to its own.
-        oldest: the first slot of all rows, where they have the same and the host knows it.
+        common_oldest: the slot in `oldest`, where all rows have the same and the host knows it.
         dtype: of scores.
     """
 
-    slots: Tensor
+    oldest: Tensor
+    n_slot: int
     first: Tensor
-    oldest: int | None
+    common_oldest: int | None
     dtype: torch.dtype
     _room: list[Tensor] = field(default_factory=list)
 
@@ -160,20 +162,24 @@ class SegmentPlaces:
         return self._room[0][:n_score]
 
     @cached_property
+    def slots(self) -> Tensor:
+        """int64 (B or 1, C), each row's slots in the order of time."""
+        return slot_of(self.oldest + torch.arange(self.n_slot, device=self.oldest.device), self.n_slot)
+
+    @cached_property
     def hidden(self) -> list[tuple[slice, Tensor]]:
         """Runs of keys that some query must not see, as they lie; for each (B or 1, T, keys), -inf where hidden, else 0.
 
         They are added, which takes a fraction of the time of filling.
         """
-        hidden_BTC = hidden_keys(self.first, self.slots.shape[1])
-        zero = torch.zeros((), dtype=self.dtype, device=hidden_BTC.device)
-        if self.oldest is None:
-            return [(slice(None), zero.masked_fill(hidden_BTC, float("-inf")))]
-        hidden_BTC = hidden_BTC.roll(self.oldest, -1)
-        # with a full memory most keys are not hidden from any query
-        borders = F.pad(hidden_BTC.any(0).any(0).int(), (1, 1)).diff().nonzero().flatten().tolist()
-        runs = (slice(*run) for run in zip(borders[::2], borders[1::2], strict=True))
-        return [(run, zero.masked_fill(hidden_BTC[..., run], float("-inf"))) for run in runs]
+        T, C = self.first.shape[1], self.n_slot
+        hidden_BTC = hidden_keys(self.first, C)
+        bias_BTC = torch.zeros((), dtype=self.dtype, device=hidden_BTC.device).masked_fill(hidden_BTC, float("-inf"))
+        if self.common_oldest is None:
+            return [(slice(None), bias_BTC)]
+        # later tokens than some query, and on from the oldest key; with a full memory most keys are not hidden from any query
+        n_hidden, bias_BTC = min(C, T - 1 + int(self.first.max())), bias_BTC.roll(T - 1, -1)
+        return [(slots, bias_BTC[..., columns]) for slots, columns in runs((self.common_oldest - T + 1) % C, n_hidden, C)]
 
 
 def attend_segment(
@@ -185,11 +191,15 @@ def attend_segment(
     read as they lie, others from copies in the order of time, which have far fewer numbers than the scores.
     """
     (B, T, N, H), C, P, dtype = q_BTNH.shape, rings.keys.shape[2], weights.n_distance, rings.keys.dtype
-    rings.write(k_BTNH, v_BTNH, places.slots[:, C - T :])
-    keys_NBCH, values_NBHC = rings if places.oldest is not None else rings.in_order(places.slots)
+    if places.common_oldest is None:
+        rings.write(k_BTNH, v_BTNH, places.slots[:, C - T :])
+        keys_NBCH, values_NBHC = rings.in_order(places.slots)
+    else:
+        rings.write_at(k_BTNH, v_BTNH, (places.common_oldest - T) % C)
+        keys_NBCH, values_NBHC = rings
+    q_BTNH = at_least_fp32(q_BTNH)
     by_content, by_position = (
-        (plus(at_least_fp32(q_BTNH), bias) * H**-0.5).to(dtype).permute(2, 0, 1, 3)
-        for bias in (weights.content_bias, weights.position_bias)
+        (plus(q_BTNH, bias) * H**-0.5).to(dtype).permute(2, 0, 1, 3) for bias in (weights.content_bias, weights.position_bias)
     )
     r_NWH, b_NW = (_of_newest(x, min(C, P + T - 1)) for x in (weights.position_keys, weights.distance_bias))
     older_N111 = None if b_NW is None else (b_NW[:, :1, None, None] * H**-0.5).to(dtype)
@@ -202,18 +212,18 @@ def attend_segment(
         if P > 1:
             found = _position_scores(by_position[heads, rows], *(x if x is None else x[heads] for x in (r_NWH, b_NW)))
             older = None if older_N111 is None else older_N111[heads]
-            _add_positions(score_NBTC, found, older, oldest=places.oldest or 0)
+            _add_positions(score_NBTC, found, older, oldest=places.common_oldest or 0)
         for slots, hidden_BTX in places.hidden:
-            score_NBTC[..., slots] += hidden_BTX if len(hidden_BTX) == 1 else hidden_BTX[rows]
+            score_NBTC[..., slots].add_(hidden_BTX if len(hidden_BTX) == 1 else hidden_BTX[rows])
         torch.softmax(score, dim=-1, out=score)
-        attended_NBTH[heads, rows] = products(score, values_NBHC[heads, rows].flatten(0, 1)).view(query.shape)
+        products(score, values_NBHC[heads, rows].flatten(0, 1), out=attended_NBTH[heads, rows].view(-1, T, H))
     return attended_NBTH.permute(1, 2, 0, 3)
 
 
 def _of_newest(by_distance: Tensor | None, n_key: int) -> Tensor | None:
     """Return r (N, W, H) or b (N, W) of the W newest keys of a segment's last token; farther ones have that of P - 1."""
-    if by_distance is None:
-        return None
+    if by_distance is None or by_distance.shape[1] == n_key:
+        return by_distance
     n_farther = n_key - by_distance.shape[1]
     return torch.cat([by_distance[:, :1].expand(-1, n_farther, *by_distance.shape[2:]), by_distance], dim=1)
 
@@ -238,13 +248,12 @@ def _add_positions(score_NBTC: Tensor, found_NBTW: Tensor, older_N111: Tensor | 
 
     The others have one b in common, `older_N111`; None: nothing.
     """
-    C, n_late = score_NBTC.shape[-1], min(found_NBTW.shape[-1], oldest)
-    n_early = found_NBTW.shape[-1] - n_late
-    score_NBTC[..., oldest - n_late : oldest] += found_NBTW[..., n_early:]
-    score_NBTC[..., C - n_early :] += found_NBTW[..., :n_early]
+    W, C = found_NBTW.shape[-1], score_NBTC.shape[-1]
+    for slots, columns in runs((oldest - W) % C, W, C):
+        score_NBTC[..., slots].add_(found_NBTW[..., columns])
     if older_N111 is not None:
-        score_NBTC[..., : oldest - n_late] += older_N111
-        score_NBTC[..., oldest : C - n_early] += older_N111
+        for slots, _ in runs(oldest, C - W, C):
+            score_NBTC[..., slots].add_(older_N111)
 
 
 def _groups(query_NBTH: Tensor, n_slot: int) -> Iterator[tuple[slice, slice]]:
@@ -319,9 +328,8 @@ def attend_token(
     """
     rings.write(k_BNH, v_BNH, places.slot)
     times = _streamed_times if streamed else _times
-    by_content, by_position = (
-        plus(at_least_fp32(q_BNH), bias).transpose(0, 1) for bias in (weights.content_bias, weights.position_bias)
-    )
+    q_BNH = at_least_fp32(q_BNH)
+    by_content, by_position = (plus(q_BNH, bias).transpose(0, 1) for bias in (weights.content_bias, weights.position_bias))
     score_NBC = times(rings.keys, by_content)
     if weights.position_keys is not None:
         if streamed:  # position keys are fetched in the order of slots: to fetch scores instead would be a loop of its own

@@ -221,12 +221,12 @@ class Reader:
         if tgt_len > self.tgt_len:
             raise ValueError(f"{tgt_len} tokens (at most {self.tgt_len}) cannot be read at once")
         end_B1 = memory.end[rows].unsqueeze(1)
-        slot_BC = common_rows(slot_of(end_B1 + tgt_len + torch.arange(C, device=self.device), C))
-        is_known = len(slot_BC) == 1 and self.device.type == "cpu"  # elsewhere, looking at values would mean waiting
+        oldest = common_rows(slot_of(end_B1 + tgt_len, C))
+        is_known = len(oldest) == 1 and self.device.type == "cpu"  # elsewhere, looking at values would mean waiting
         n_valid_B = memory.n_valid[rows].clamp(max=self.mem_len if self.window is None else C - tgt_len)
         mask = Mask.of(None, n_valid_B, None, tgt_len=tgt_len, memory_length=C - tgt_len, window=self.window)
-        places = SegmentPlaces(slot_BC, common_rows(mask.first), int(slot_BC[0, 0]) if is_known else None, self.dtype)
-        position_BT = common_rows(end_B1 + torch.arange(tgt_len, device=self.device))
+        places = SegmentPlaces(oldest, C, common_rows(mask.first), int(oldest) if is_known else None, self.dtype)
+        position_BT = common_rows(end_B1) + torch.arange(tgt_len, device=self.device)
         read = partial(read_layer, way=self.segment_way)
         h_BTD = self._run(read, self._embed(memory, rows, ids), memory, rows, position_BT, places)
         memory.advance(rows, tgt_len)

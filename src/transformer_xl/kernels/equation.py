@@ -143,7 +143,7 @@ def common_rows(first_BT: Tensor) -> Tensor:
 
     A compiler cannot follow what depends on values.
     """
-    looks = first_BT.device.type == "cpu" and not torch.compiler.is_compiling()
+    looks = first_BT.device.type == "cpu" and not torch.compiler.is_compiling() and len(first_BT) > 1
     return first_BT[:1] if looks and (first_BT == first_BT[0]).all() else first_BT
 
 
