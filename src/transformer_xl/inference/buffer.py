@@ -49,7 +49,7 @@ class Rings(NamedTuple):
 
     def write(self, k: Tensor, v: Tensor, slot: Tensor) -> None:
         """Write keys and values, (B, T, N, H) or (B, N, H), into slots (B, T) or (B), in place."""
-        row = torch.arange(len(k), device=slot.device)
+        row = torch.arange(k.shape[0], device=slot.device)
         row = row if slot.dim() == 1 else row.unsqueeze(1)
         # assigned by index, which a compiler does in place; it would copy the whole ring for scatter_
         self.keys[:, row, slot] = k.to(self.keys.dtype).movedim(-2, 0)
