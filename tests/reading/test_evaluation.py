@@ -1,6 +1,7 @@
 """`evaluate` against a loop that feeds one token at a time; every token counts once, however the text is divided."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -259,7 +260,13 @@ def test_a_run_is_read_as_its_settings_say_but_for_what_is_changed() -> None:
 
 def test_without_memory_there_is_no_number_of_keys_to_keep() -> None:
     own = Reading(tgt_len=4, mem_len=8, ext_len=2, same_length=True)
-    assert own.without_memory() == Reading(tgt_len=4, mem_len=0, ext_len=2, same_length=False)
+    without = own.without_memory()
+    assert without == Reading(tgt_len=4, mem_len=0, ext_len=2, same_length=True)
+    model = tiny_model(mem_len=8)
+    assert not without.view(model).same_length
+    assert replace(without, mem_len=8).view(model).same_length
+    config = load_recipe("quickstart", ["model.same_length=true", "eval.mem_len=0"])
+    assert Reading.of_run(config, mem_len=8).view(tiny_model(mem_len=8, same_length=True)).same_length
 
 
 def test_a_view_reads_so() -> None:

@@ -28,7 +28,7 @@ class Reading:
         ext_len: tokens before each segment that are read again with it instead of being remembered (the authors' extended
             context); their states are as new as the segment's, but they are computed twice.
         batch_size: lanes, or texts, read side by side, at most; fewer lanes where they would be too short to warm up the next.
-        same_length: the same number of keys for every query; None: as the model does. False without memory.
+        same_length: the same number of keys for every query; None: as the model does. Not used without memory.
         clamp_len: largest distance told apart; None: as the model does.
         precision: of the matrix products, and of keys and values; int8 rounds the weights, auto takes what the device
             multiplies natively.
@@ -37,8 +37,8 @@ class Reading:
         ConfigError: sizes below 1, or `ext_len` below 0.
 
     Example:
-        >>> Reading(tgt_len=64, mem_len=128, same_length=True).without_memory()
-        Reading(tgt_len=64, mem_len=0, ext_len=0, batch_size=1, same_length=False, clamp_len=None, precision='fp32')
+        >>> Reading(tgt_len=64, mem_len=128).without_memory()
+        Reading(tgt_len=64, mem_len=0, ext_len=0, batch_size=1, same_length=None, clamp_len=None, precision='fp32')
     """
 
     tgt_len: int = 128
@@ -55,8 +55,6 @@ class Reading:
                 f"tgt_len ({self.tgt_len}) and batch_size ({self.batch_size}) must be at least 1, and ext_len "
                 f"({self.ext_len}) at least 0"
             )
-        if self.mem_len == 0:
-            object.__setattr__(self, "same_length", False)
 
     @classmethod
     def of_run(cls, config: RunConfig, **changes: Any) -> Self:
@@ -96,6 +94,5 @@ class Reading:
 
     def view(self, model: LanguageModel) -> LanguageModel:
         """Return the model with these lengths; ConfigError if it cannot be read with them."""
-        return model.with_context(
-            mem_len=self.mem_len, clamp_len=self.clamp_len, same_length=self.same_length, ext_len=self.ext_len
-        )
+        same_length = False if self.mem_len == 0 else self.same_length
+        return model.with_context(mem_len=self.mem_len, clamp_len=self.clamp_len, same_length=same_length, ext_len=self.ext_len)
