@@ -252,6 +252,7 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
     remedy = "give two sentences a line, the better first, or name them sentence_good and sentence_bad"
     for command, complaint in {
         "empty.txt": "'empty.txt' has no text; give another",
+        "one.tsv --spans empty.txt": "'empty.txt' has no spans; give another",
         "latin.txt": "'latin.txt': byte 12 (0xe9) is not UTF-8; convert it",
         "latin.txt --memory reset": "'latin.txt': byte 12 (0xe9) is not UTF-8; convert it",
         "strange.txt --memory reset": "'strange.txt', from byte 8 on: character 'z' (U+007A) is not in the tokenizer's",

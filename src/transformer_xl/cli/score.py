@@ -118,7 +118,7 @@ def score(
     begin, tally = time.perf_counter(), _Tally()
     _write(job, tally, out, resume=resume, as_json=json_, quiet=quiet)
     if not tally.n:
-        raise CorpusError(f"'{file}' has no text; give another")
+        raise CorpusError(f"'{spans}' has no spans; give another" if spans else f"'{file}' has no text; give another")
     how = f"{chosen}, {time.perf_counter() - begin:.1f} s"
     if not compares:
         mean = f" ({tally.nats / tally.tokens:.4f} per token)" if tally.tokens else ""
