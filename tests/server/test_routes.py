@@ -99,6 +99,8 @@ def test_echo_scores_a_prompt_as_the_harness_sums_it(serve: Serve) -> None:
     only = complete(client, prompt=PROMPT, max_tokens=0, echo=True, logprobs=0)
     assert only["choices"][0]["text"] == PROMPT
     assert only["choices"][0]["logprobs"]["token_logprobs"] == logs["token_logprobs"][:-1]
+    cut = complete(client, prompt=[65, 195], max_tokens=0, echo=True)
+    assert cut["choices"][0]["text"] == "A\ufffd", "a character that the prompt leaves open comes once"
 
 
 def test_stops(serve: Serve) -> None:

@@ -429,7 +429,8 @@ class Engine:
         ticket.n_open -= 1
         self._leave(ticket)
         reason = draft.reason or "interrupted"
-        self._tell(ticket, End(part.index or 0, reason, event.rest, part.n_read + draft.n_read, draft.n_written))
+        rest = event.rest if part.index is not None else ""  # where nothing is written, it belongs to the prompt
+        self._tell(ticket, End(part.index or 0, reason, rest, part.n_read + draft.n_read, draft.n_written))
 
     def _drop(self, draft: Draft) -> None:
         """Let go of a text that is over; its row is to be cleared, unless a session remembers it."""
