@@ -134,6 +134,20 @@ def test_a_session_is_one_text(serve: Serve) -> None:
     assert client.delete(one).status_code == 204 and client.get(one).status_code == 404
 
 
+@pytest.mark.parametrize("refused", [{"stop_token_ids": [999]}, {"logit_bias": {"999": 1}}])
+def test_a_refused_call_leaves_the_random_numbers_of_a_session(serve: Serve, refused: dict[str, Any]) -> None:
+    client, texts = serve(), list[str]()
+    for tries in (False, True):
+        one = session(client, seed=7)
+        client.post(f"{one}/append", json={"text": PROMPT})
+        client.post(f"{one}/generate", json={"max_tokens": 4})
+        if tries:
+            answer = client.post(f"{one}/generate", json={"max_tokens": 4, "seed": 8, **refused})
+            assert answer.status_code == 400 and "outside the vocabulary" in answer.json()["error"]["message"]
+        texts.append(client.post(f"{one}/generate", json={"max_tokens": 9}).json()["choices"][0]["text"])
+    assert texts[0] == texts[1]
+
+
 def test_a_repeated_call_is_told_where_the_text_is(serve: Serve) -> None:
     client = serve()
     one = session(client)

@@ -365,6 +365,8 @@ class Engine:
         if session is not None:
             self._scheduler.submit(draft, row=row, state=session.parked, go_on=session.row is not None)
             session.row, session.parked, self._residents[row] = row, None, session
+            if writing := part.ticket.job.writing:  # only now, so that a refused call leaves the random numbers as they were
+                session.text.draw(draft, on=writing.keeps_drawing)
         else:
             self._scheduler.submit(draft, row=row, state=part.state)
         self._dirty[row] = False
@@ -377,7 +379,7 @@ class Engine:
         before = list(text.tail) if text else []
         if part.shares:  # the prompt was read before
             before += job.prompt[-1024:].tolist()
-        draft = Draft(
+        return Draft(
             part.prompt,
             seed=writing.seeds[part.index or 0],
             sampling=writing.sampling,
@@ -389,9 +391,6 @@ class Engine:
             score_prompt=job.score,
             remember=session is not None,
         )
-        if session is not None and writing is not _NOTHING:
-            session.text.draw(draft, on=writing.keeps_drawing)
-        return draft
 
     def _clear(self, rows: list[int]) -> None:
         """Forget what rows hold of texts that are over."""
