@@ -106,7 +106,10 @@ def test_precision_and_compilation_may_be_left_to_the_machine() -> None:
         ([], {}, TokenizerError, "the prompt is empty; give at least one token"),
         ([1, 13], {}, TokenizerError, r"token id 13 is outside the vocabulary \(13\); is this the model's tokenizer"),
         ([1], {"precision": "fp8"}, ConfigError, "unknown precision 'fp8'; known: auto, bf16, fp16, fp32, int8"),
-        ([1], {"max_new_tokens": -1}, ConfigError, r"max_new_tokens \(-1\) must be at least 0"),
+        *(
+            ([1], {"max_new_tokens": n}, ConfigError, r"max_new_tokens .* must be at least 0")
+            for n in (-1, 2.5, True, None, "9")
+        ),
         (
             [1],
             {"sampling": Sampling(logit_bias={13: 1.0})},

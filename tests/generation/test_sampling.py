@@ -473,6 +473,8 @@ def test_a_small_nucleus_takes_few_proposals(n_tail: int) -> None:
 
 # what is refused
 
+WHOLE, REAL = ("top_k", "repetition_window"), ("temperature", "repetition_penalty")
+
 
 @pytest.mark.parametrize(
     ("options", "match"),
@@ -484,6 +486,8 @@ def test_a_small_nucleus_takes_few_proposals(n_tail: int) -> None:
         *(({"min_p": value}, r"^min_p \(.* must be at least 0 and at most 1") for value in (math.nan, -0.1, 1.5)),
         *(({"repetition_penalty": value}, r"^repetition_penalty \(") for value in (0.0, 1e-10, math.inf, math.nan)),
         ({"repetition_window": 0}, r"^repetition_window \(0\) must be at least 1"),
+        *(({name: value}, rf"^{name} \({value}\) .* a whole number$") for name in WHOLE for value in (2.5, True)),
+        *(({name: value}, rf"^{name} \({value!r}\) must be at") for name in REAL for value in (None, True, "0.8")),
         *(
             ({"logit_bias": bias}, "^logit_bias of token id .* must be a number")
             for bias in ({-1: 2.0}, {3: math.nan}, {3: math.inf})

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.inputs import text_ids
-from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.sampling import Bounds, Sampling
 from transformer_xl.generation.seeds import seeded_generator
 from transformer_xl.generation.stopping import Stopping, Transcript
 
@@ -82,8 +82,8 @@ class Draft:
     def __post_init__(self, prompt: Sequence[int] | np.ndarray | Tensor) -> None:
         self.ids = text_ids(prompt, "prompt").numpy(force=True).copy()  # the caller may change theirs
         self.generator = seeded_generator(self.seed)
-        if self.max_new_tokens < 0:
-            raise ConfigError(f"max_new_tokens ({self.max_new_tokens}) must be at least 0")
+        if not (bounds := Bounds(0, whole=True)).contain(self.max_new_tokens):
+            raise ConfigError(f"max_new_tokens ({self.max_new_tokens!r}) must be {bounds}")
         if self.likeliest is not None and self.likeliest < 0:
             raise ConfigError(f"likeliest ({self.likeliest}) must be at least 0; None reports no log-probabilities")
         if self.stopping.strings and self.tokenizer is None:

@@ -6,7 +6,8 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, NamedTuple, get_args, get_type_hints
+from numbers import Integral, Real
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 from transformer_xl.errors import ConfigError
 
@@ -20,15 +21,21 @@ class Bounds(NamedTuple):
     least: float
     most: float | None = None
     above: bool = False  # the least number is not one of them
+    whole: bool = False
+    optional: bool = False  # None is allowed, too
 
-    def contain(self, value: float) -> bool:
-        """Return whether a number lies within."""
+    def contain(self, value: Any) -> bool:
+        """Return whether a value is a number that lies within, or a None that is allowed."""
+        if value is None:
+            return self.optional
+        if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
+            return False
         least = value > self.least if self.above else value >= self.least
-        return least and (math.isfinite(value) if self.most is None else value <= self.most)
+        return least and (value < math.inf if self.most is None else value <= self.most)
 
     def __str__(self) -> str:
         most = "finite" if self.most is None else f"at most {self.most}"
-        return f"{'above' if self.above else 'at least'} {self.least} and {most}"
+        return f"{'above' if self.above else 'at least'} {self.least} and {most}{', a whole number' if self.whole else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +67,20 @@ class Sampling:
     """
 
     temperature: Annotated[float, Bounds(0)] = 1.0
-    top_k: Annotated[int | None, Bounds(1, _LARGEST)] = None
-    top_p: Annotated[float | None, Bounds(0, 1, above=True)] = None
-    min_p: Annotated[float | None, Bounds(0, 1)] = None
+    top_k: Annotated[int | None, Bounds(1, _LARGEST, whole=True, optional=True)] = None
+    top_p: Annotated[float | None, Bounds(0, 1, above=True, optional=True)] = None
+    min_p: Annotated[float | None, Bounds(0, 1, optional=True)] = None
     # within these, a penalty leaves scores finite
     repetition_penalty: Annotated[float, Bounds(1e-9, 1e9)] = 1.0
-    repetition_window: Annotated[int | None, Bounds(1, _LARGEST)] = 64
+    repetition_window: Annotated[int | None, Bounds(1, _LARGEST, whole=True, optional=True)] = 64
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller may change theirs
         for name, bounds in NUMBERS.items():
             value = getattr(self, name)
-            if not (value is None or bounds.contain(value)):
-                raise ConfigError(f"{name} ({value}) must be {bounds}")
+            if not bounds.contain(value):
+                raise ConfigError(f"{name} ({value!r}) must be {bounds}")
         for token, bias in self.logit_bias.items():
             if token < 0 or not bias < math.inf:
                 raise ConfigError(
