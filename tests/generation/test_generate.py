@@ -117,6 +117,13 @@ def test_precision_and_compilation_may_be_left_to_the_machine() -> None:
             "logit_bias has token id 13, which is outside the vocabulary",
         ),
         ([1], {"stop_tokens": [13]}, ConfigError, "stop token id 13 is outside the vocabulary"),
+        (
+            [1],
+            {"temperature": 0.8, "top_k": 2},
+            TypeError,
+            r"^generate got temperature, top_k; how to draw is a Sampling: .*$",
+        ),
+        ([1], {"sampling": 0.8}, TypeError, r"^generate got a value of type float; how to draw is a Sampling: generate\(.*\)$"),
         *(([1], {"seed": seed}, ConfigError, r"seed .* must be between 0 and 2\^64 - 1") for seed in (-1, 2**64)),
     ],
 )

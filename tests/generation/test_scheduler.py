@@ -387,6 +387,8 @@ def test_what_cannot_begin_is_refused_at_once_and_changes_nothing(
     scheduler.submit(second)
     events += finish(scheduler)
     assert of(events, first) == of(events, second) and len(of(events, first)) == 10
+    with pytest.raises(TypeError, match=r"^a text to write is a Draft, not a list; give Draft\(token_ids, seed=0\)$"):
+        scheduler.submit([1, 2])  # type: ignore
     for _ in range(3):
         scheduler.submit(good())
     with pytest.raises(ValueError, match="tick until a text ends"):

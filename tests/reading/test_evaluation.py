@@ -225,6 +225,13 @@ def test_counts_are_those_given_or_one_character_a_token() -> None:
         ([1, 2], {"tgt_len": 0}, ConfigError, r"tgt_len \(0\) and batch_size \(1\) must be at least 1"),
         ([1, 2], {"batch_size": 0}, ConfigError, r"batch_size \(0\) must be at least 1"),
         ([1, 2], {"mem_len": -1}, ConfigError, r"mem_len \(-1\) must be at least 0"),
+        (
+            [1, 2],
+            {"reading": 64},
+            TypeError,
+            "^evaluate got a value of type int; how to read is a Reading or attributes of it: .*$",
+        ),
+        ([1, 2], {"foo": 1, "bar": 2}, TypeError, "^evaluate got bar, foo; how to read is a Reading"),
         ([1, 2], {"clamp_len": 0}, ConfigError, r"clamp_len \(0\) must be at least 1"),
     ],
 )

@@ -1,7 +1,7 @@
 """Write on from a prompt, token by token."""
 
 from collections.abc import Collection, Iterator
-from typing import Literal
+from typing import Literal, Never
 
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.draft import Chosen, Draft
@@ -25,6 +25,7 @@ def generate(
     mem_len: int | None = None,
     precision: PrecisionName = "fp32",
     compile: bool | Literal["auto"] = False,
+    **unknown: Never,
 ) -> Iterator[int]:
     """Yield the tokens that a model writes after a prompt; `scheduler.write` writes many texts at once.
 
@@ -38,6 +39,7 @@ def generate(
         mem_len: positions of memory; None: the model's.
         precision: of weights and memory.
         compile: compile the reading of single tokens, which takes some seconds and needs a C++ compiler.
+        unknown: nothing else; a setting of `Sampling` belongs in `sampling`.
 
     Yields:
         Token ids, as soon as each is chosen.
@@ -45,8 +47,12 @@ def generate(
     Raises:
         ConfigError: an option out of range, or a bias or a stop token that does not fit the vocabulary.
         TokenizerError: an empty prompt, or ids outside the vocabulary.
+        TypeError: an unknown option, or a sampling that is no `Sampling`.
         ValueError: a prompt that is not integers, or of several texts.
     """
+    if unknown or not isinstance(sampling, Sampling):
+        given = ", ".join(unknown) or f"a value of type {type(sampling).__name__}"
+        raise TypeError(f"generate got {given}; how to draw is a Sampling: generate(model, prompt, Sampling(temperature=0.8))")
     ids = integers(prompt, "prompt")
     draft = Draft(
         ids[0] if ids.ndim == 2 and len(ids) == 1 else ids,  # a batch of one, as tokenizers of other libraries return it

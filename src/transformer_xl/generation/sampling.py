@@ -28,7 +28,7 @@ class Bounds(NamedTuple):
         """Return whether a value is a number that lies within, or a None that is allowed."""
         if value is None:
             return self.optional
-        if isinstance(value, bool) or not isinstance(value, Integral if self.whole else Real):
+        if isinstance(value, bool) or not issubclass(type(value), Integral if self.whole else Real):
             return False
         least = value > self.least if self.above else value >= self.least
         return least and (value < math.inf if self.most is None else value <= self.most)

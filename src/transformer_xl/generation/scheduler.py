@@ -82,9 +82,12 @@ class Scheduler:
         Raises:
             ConfigError: a sampling or a stop token that does not fit the vocabulary.
             TokenizerError: an id outside the vocabulary, or an empty prompt where nothing was read before.
+            TypeError: no draft.
             ValueError: no such free row, none with `go_on`, a draft that has begun before, or a state of another model or
                 decoder. After any of these errors, no text has begun and the other rows are as they were.
         """
+        if not isinstance(draft, Draft):
+            raise TypeError(f"a text to write is a Draft, not a {type(draft).__name__}; give Draft(token_ids, seed=0)")
         if go_on and (row is None or state is not None):
             raise ValueError("go_on continues what the row remembers, and no state; give row, and leave state out")
         free = self.free_rows

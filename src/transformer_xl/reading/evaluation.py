@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +157,7 @@ def evaluate(
             `same_length` that cannot work together, a model that does not read from left to right, or what cannot be done with
             dynamic evaluation or a cache.
         TrainingError: dynamic evaluation diverged.
+        TypeError: an unknown option, or a reading that is no `Reading`.
         ValueError: ids that are not integers, or of another shape; or mean squares of another model.
 
     Example:
@@ -165,6 +166,10 @@ def evaluate(
         >>> evaluate(model, np.array([0, 1, 2, 3, 0, 1]), tgt_len=2).tokens
         5
     """
+    unknown = options.keys() - {attribute.name for attribute in fields(Reading)}
+    if unknown or not isinstance(reading, Reading):
+        given = ", ".join(sorted(unknown)) or f"a value of type {type(reading).__name__}"
+        raise TypeError(f"evaluate got {given}; how to read is a Reading or attributes of it: evaluate(model, ids, tgt_len=64)")
     check_reads_on(model)
     ids, reading, everyone = np.asarray(token_ids), replace(reading, **options), world or World()
     if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
