@@ -18,6 +18,7 @@ from transformer_xl.data.tokenizers import CharTokenizer, Tokenizer, WordTokeniz
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.rows import Borders, Line, ScoredLine, Span, read_spans, rows, span_rows, word_rows
 from transformer_xl.reading.surprisal import alone, carried
@@ -132,6 +133,30 @@ def test_a_text_cut_anywhere_has_the_same_rows(kind: str, monkeypatch: pytest.Mo
         assert [row["text"] for row in parts] == [row["text"] for row in whole]
     else:
         assert parts == whole and len(parts) == len(text.split())
+
+
+@MEMORY
+@pytest.mark.parametrize("kind", ["byte", "word"])
+@pytest.mark.parametrize("attention", ["al_rfou", "transformer_xl"])
+def test_asking_for_the_end_changes_no_token(attention: str, kind: str, memory: str) -> None:
+    """Where positions count from a segment's end, one more token in the last segment would."""
+    tokenizer = TOKENIZERS[kind]
+    how: dict[str, Any] = {"d_model": 12, "mem_len": 8, "max_klen": 16}
+    model = tiny_model(vocab_size=tokenizer.vocab_size, attention=attention, **how)
+    text = TEXT + "the cat"
+    plain = [line.nats for line in scored(model, tokenizer, text, memory)]
+    asked = list(scored(model, tokenizer, text, memory, borders=Borders(tokenizer)))
+    nats = np.concatenate(plain)
+    np.testing.assert_array_equal(np.concatenate([line.nats for line in asked]), nats)
+    going_on = scored(model, tokenizer, text + "x", memory, borders=Borders(tokenizer))
+    ends, longer = (np.concatenate([line.ends for line in lines if line.ends is not None]) for lines in (asked, going_on))
+    assert ends[-1] == pytest.approx(longer[-2], rel=1e-5)
+    assert (ends[-1] > 0) == (kind == "byte")
+    per_word = sum(row["nats_prefix"] or 0.0 for row in words(model, tokenizer, text, memory))
+    assert per_word == pytest.approx(float(np.nansum(nats, dtype=np.float64)), rel=1e-12)
+    if memory == "carried":
+        ids = np.concatenate([line.line.ids for line in asked])
+        np.testing.assert_array_equal(nats[1:], evaluate(model, ids, tgt_len=8, per_token=True).token_nats)
 
 
 def test_no_word_of_a_vocabulary_without_spaces() -> None:

@@ -6,6 +6,7 @@ A text that is scored alone follows a line end (a space if the vocabulary has no
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat, tee
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.rows import Borders, Line, ScoredLine, sum_of
-from transformer_xl.reading.texts import Ending, nats
+from transformer_xl.reading.texts import Ending, Nats, nats
 
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
+_NO_LINE = Line(0, "", *np.zeros((3, 0), np.int64))
+_ANY_TOKEN = np.zeros(1, np.int64)  # after a text, so that the model is asked what follows
 
 
 def carried(
@@ -43,12 +46,10 @@ def carried(
         for line in _lines(cut_chunks(blocks, CHUNK_BYTES), path, tokenizer):  # so tokens are those of `txl eval`
             waiting.append(line)
             yield line.ids
-        if borders:
-            waiting.append(Line(0, "", *np.zeros((3, 0), np.int64)))
-            yield np.zeros(1, np.int64)  # any token: the model is asked what follows the text
 
-    for own in nats(model, parts(), reading, carried=True, event=borders and borders.event):
-        line = waiting.popleft()
+    event = borders and borders.event
+    for own in nats(model, parts(), reading, carried=True, event=event, asks_after=borders is not None):
+        line = waiting.popleft() if waiting else _NO_LINE
         yield ScoredLine(line, own.tokens[: len(line.ids)], _ends(borders, own.event, len(own.tokens)))
 
 
@@ -66,7 +67,8 @@ def alone(
     """Yield the lines of a text, named by `path`, with the nats of their tokens after nothing but a line end.
 
     Lines among the first `skip` may get NaN, unread. `is_ready` tells whether the next line is there without waiting. With
-    `borders` of words also the nats of their ends, before each token and after the last.
+    `borders` of words also the nats of their ends, before each token and after the last, for which lines are read
+    twice by models in which one more token in a segment changes the others.
     """
     waiting: deque[Line] = deque()
 
@@ -82,6 +84,11 @@ def alone(
 def _ends(borders: Borders | None, nats: np.ndarray | None, n: int) -> np.ndarray | None:
     """Return the nats of a word's end at `n` places; 0 where every token begins a word, so that nothing was scored."""
     return np.zeros(n, np.float32) if borders and nats is None else nats
+
+
+def _can_lengthen(model: LanguageModel) -> bool:
+    """Return whether a segment's tokens get the same nats if one more follows; not if positions count from its end."""
+    return model.keeps_keys or model.carries_state
 
 
 def keeps_places(tokenizer: Tokenizer) -> bool:
@@ -140,19 +147,34 @@ def _after_line_end(
     **how: Any,
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Yield the nats (n,) of all tokens of texts; NaN where nothing stands before them. With `borders` also of word ends."""
-    before, after = line_end(tokenizer), np.zeros(1 if borders else 0, np.int64)  # any token, to be asked what follows
+    before, event = line_end(tokenizer), borders and borders.event
+    reads_longer = event is not None and _can_lengthen(model)
+    reads_twice = event is not None and not reads_longer
     missing = np.full(1 - len(before), np.nan, np.float32)
     sizes: deque[int] = deque()
 
-    def filled() -> Iterator[np.ndarray | Ending]:
+    def counted() -> Iterator[np.ndarray]:
         for ids in texts:
             sizes.append(len(ids))
-            yield np.concatenate([before, ids, after]) if len(ids) else Ending(np.zeros(1, np.int64), 0)
+            yield ids
 
-    for own in nats(model, filled(), reading, event=borders and borders.event, **how):
+    def read(texts: Iterable[np.ndarray], *, longer: bool, only_end: bool = False) -> Iterator[Nats]:
+        after = _ANY_TOKEN[: int(longer)]
+
+        def filled() -> Iterator[np.ndarray | Ending]:
+            for ids in texts:
+                whole = np.concatenate([before, ids, after])
+                yield Ending(_ANY_TOKEN, 0) if not len(ids) else Ending(whole, 1) if only_end else whole
+
+        return nats(model, filled(), reading, event=event, **how)
+
+    once, again = tee(counted()) if reads_twice else (counted(), None)
+    ends = repeat(None) if again is None else read(again, longer=True, only_end=True)
+    for own, end in zip(read(once, longer=reads_longer), ends, strict=False):
         n = sizes.popleft()
-        event = None if own.event is None or not n else np.concatenate([missing, own.event])
-        yield np.concatenate([missing, own.tokens])[:n], _ends(borders, event, n + 1)
+        of_event = [x.event for x in (own, end) if x is not None and x.event is not None]
+        costs = np.concatenate([missing, *of_event]) if of_event and n else None
+        yield np.concatenate([missing, own.tokens])[:n], _ends(borders, costs, n + 1)
 
 
 def pair_rows(

@@ -24,7 +24,7 @@ from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.evaluation import Score, divided, over_processes
 from transformer_xl.reading.reading import Reading
-from transformer_xl.reading.segments import Cut, cut, segments_in_parts
+from transformer_xl.reading.segments import NOT_SCORED, Cut, cut, segments_in_parts
 from transformer_xl.reading.stream import Stream, in_order, open_stream, scoring
 from transformer_xl.world import World
 
@@ -32,6 +32,7 @@ WINDOW = 16
 """Batches whose texts are sorted by length: enough to save most of the padding, few enough that answers come soon."""
 
 _T = TypeVar("_T")
+_END = -1  # in place of the id after a text's last token
 _MOST_CHARACTERS = 1 << 24  # of a window's texts, so that long ones do not fill the memory
 _MOST_SCORES = 1 << 25  # held at once
 
@@ -65,6 +66,7 @@ def nats(
     carried: bool = False,
     event: np.ndarray | None = None,
     likeliest: bool = False,
+    asks_after: bool = False,
     skip: int = 0,
     is_ready: Callable[[], bool] | None = None,
 ) -> Iterator[Nats]:
@@ -81,6 +83,8 @@ def nats(
             the last bit. Its very first token has NaN.
         event: ids (E,); also tell the nats of any of them coming in the place of each token, -log Σ p.
         likeliest: also tell whether tokens are the likeliest ones, for which the whole vocabulary is scored.
+        asks_after: yield one more at the end of a text that is carried: the event after its last token, (1,). The other nats
+            stay as they are, to the last bit: the last segment is read again with one token more.
         skip: texts at the beginning that may get NaN, unread, if they stand alone; the others get the same bits.
         is_ready: whether the next text is there already; texts that others still have to write are not waited for while some
             that are there have no nats. None: they all are there.
@@ -101,7 +105,7 @@ def nats(
     looks = _Looks(None if event is None else torch.as_tensor(event, device=model.device), likeliest, chosen)
     endings = (_checked(text, model.config.vocab_size or 0) for text in texts)
     if carried:
-        return _carried(model, (text.ids for text in endings), reading, looks)
+        return _carried(model, (text.ids for text in endings), reading, looks, asks_after)
     return _alone(model, endings, reading, looks, skip, is_ready)
 
 
@@ -151,12 +155,14 @@ class _Looks:
             )
 
 
-def _carried(model: LanguageModel, parts: Iterable[np.ndarray], reading: Reading, looks: _Looks) -> Iterator[Nats]:
-    """Yield the nats of each part of one text."""
+def _carried(
+    model: LanguageModel, parts: Iterable[np.ndarray], reading: Reading, looks: _Looks, asks_after: bool
+) -> Iterator[Nats]:
+    """Yield the nats of each part of one text, and of what follows it."""
     sizes: deque[int] = deque()
 
     def counted() -> Iterator[np.ndarray]:
-        for part in parts:
+        for part in chain(parts, [np.array([_END])] if asks_after and looks.event is not None else []):
             sizes.append(len(part))
             yield part
 
@@ -166,6 +172,8 @@ def _carried(model: LanguageModel, parts: Iterable[np.ndarray], reading: Reading
         while sizes and sizes[0] <= known.shape[1]:
             part, known = np.split(known, [sizes.popleft()], axis=1)
             yield looks.named(part)
+    if asks_after and looks.event is None:
+        yield looks.named(looks.unread(1))
 
 
 def _in_segments(model: LanguageModel, parts: Iterable[np.ndarray], reading: Reading, looks: _Looks) -> Iterator[np.ndarray]:
@@ -177,12 +185,20 @@ def _in_segments(model: LanguageModel, parts: Iterable[np.ndarray], reading: Rea
         with scoring(model):
             if looks.only_nats:
                 return stream.score(segment.ids, segment.labels)
-            h_BTD = stream.read(segment.ids.to(model.device))
-            return looks.at(stream, h_BTD[0], segment.labels[0].to(model.device))
+            ids, labels = segment.ids.to(model.device), segment.labels[0].to(model.device)
+            if segment.labels[0, -1] != _END:
+                return looks.at(stream, stream.read(ids)[0], labels)
+            # a segment of its own, because positions may count from the end, and longer products round differently
+            before, numbers = stream.take(0), torch.from_numpy(looks.unread(len(labels) - 1))
+            if segment.is_scored.any():
+                numbers = looks.at(stream, stream.read(ids[:, :-1])[0], labels[:-1])
+                stream.put(0, before)
+            end = looks.at(stream, stream.read(ids)[0, -1:], labels.new_zeros(1))  # any label
+            return torch.cat([numbers, end], dim=1)
 
     segments = segments_in_parts(parts, tgt_len=reading.tgt_len, ext_len=reading.ext_len)
     for segment, numbers in in_order(segments, score, model.device):
-        own = numbers[:, segment.is_scored[0]].float()
+        own = numbers[:, segment.labels[0] != NOT_SCORED].float()
         looks.check(own)
         yield own.numpy()
 
