@@ -23,9 +23,9 @@ from transformer_xl.analysis.explain.explanation import explain
 from transformer_xl.analysis.explain.page import write_explanation
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.console import say, table
-from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading.reading import Reading
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SIZES: dict[str, Any] = {"n_layer": 4, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128, "mem_len": 128}

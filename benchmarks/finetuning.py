@@ -29,8 +29,8 @@ import transformer_xl as txl
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.console import say, table
 from transformer_xl.data.labelled import Example
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.model.build import make_model
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.finetune import TaskOutcome
 

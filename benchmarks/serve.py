@@ -34,7 +34,7 @@ from common.report import facts
 from long_session import MIDDLE, TINY, Sizes, make_model
 
 from transformer_xl.console import say, table
-from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 PAPER = Sizes(n_layer=12, d_model=512, n_head=8, mem_len=2100)
 TXL = [sys.executable, "-c", "from transformer_xl.cli import main; main()"]

@@ -25,7 +25,7 @@ except ImportError as error:
 
 import transformer_xl as txl
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import train_tokenizer
+from transformer_xl.tokenizers.kinds import train_tokenizer
 
 TEXT = "The memory of a stream has a fixed size, whatever was read before.\n" * 50
 

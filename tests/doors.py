@@ -14,7 +14,7 @@ from tests.helpers import TINY, tiny_model
 from tests.refuse_child import TEXT_FILE
 from transformer_xl.config.run import DataConfig
 from transformer_xl.data.prepare import prepare
-from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 Write = Callable[[Path], object]  # writes the one hostile file
 

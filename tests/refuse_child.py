@@ -22,7 +22,7 @@ from transformer_xl.conversion.readers.tensors import read_safetensors
 from transformer_xl.conversion.readers.unpickle import unpickle
 from transformer_xl.data.prepare import prepare
 from transformer_xl.data.task_texts import read_task
-from transformer_xl.data.tokenizers import ByteTokenizer, load_tokenizer
+from transformer_xl.tokenizers.kinds import ByteTokenizer, load_tokenizer
 
 MAX_BYTES = 8 * 2**30
 

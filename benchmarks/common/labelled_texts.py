@@ -5,7 +5,7 @@ import lzma
 import random
 from pathlib import Path
 
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.tokenizers.base import Tokenizer
 
 MARKS = ("north", "south")
 _FILLERS = ("the", "of", "and", "to", "a", "in", "that", "it", "was", "he", "for", "his", "with", "as", "I", "on")

@@ -1,15 +1,22 @@
-"""Files that others may have written: weights and pickles that are opened, and JSON that is read."""
+"""What others may have written: weights and pickles that are opened, JSON that is read, and bytes that should be text."""
 
+import codecs
 import json
 import os
 import stat
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformer_xl.errors import CheckpointError, one_line
 
 REMEDY = "restore it from a copy"
+
+CONVERT = "convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8)"
+"""The remedy for text in another encoding than UTF-8."""
+
+_LOOKED_AT = 1 << 12  # bytes that show what a file is
+_CONTROL = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
 
 
 def open_regular(path: Path) -> tuple[FileIO, int]:
@@ -61,6 +68,33 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def kind_of_bytes(data: bytes) -> Literal["UTF-8", "another encoding", "binary"]:
+    r"""Tell by its beginning whether a file is text.
+
+    Text of any encoding but UTF-16 and UTF-32 has no NUL bytes and hardly any other control bytes. One byte in ten is one where
+    all are equally likely, as in compressed data.
+
+    Example:
+        >>> [kind_of_bytes(data) for data in (b"caf\xc3\xa9", b"caf\xe9 noir", b"\x1f\x8b\x08\x02\xff", b"a\0")]
+        ['UTF-8', 'another encoding', 'binary', 'binary']
+    """
+    data = data[:_LOOKED_AT]
+    if b"\0" in data:
+        return "binary"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(data)  # a character that is cut at the end is no error
+    except UnicodeDecodeError:
+        return "binary" if len(data) - len(data.translate(None, _CONTROL)) > len(data) // 50 else "another encoding"
+    return "UTF-8"
+
+
+def not_utf8(error: UnicodeDecodeError, *, offset: int = 0) -> str:
+    """Return where bytes are not UTF-8, and what to do about it; `offset` bytes stand before them."""
+    data = error.object[error.start :]
+    remedy = "it is binary, not text: give another file" if kind_of_bytes(data) == "binary" else CONVERT
+    return f"byte {offset + error.start} (0x{data[0]:02x}) is not UTF-8; {remedy}"
 
 
 def _no_number(name: str) -> Any:

@@ -7,8 +7,8 @@ import pytest
 
 from transformer_xl.analysis.comparison import ComparedRun, check_units, check_validations
 from transformer_xl.config.run import RunConfig
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import ConfigError
+from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 
 BYTES, CHARS, WORDS = ByteTokenizer(), CharTokenizer("abc"), WordTokenizer(["<unk>", "<eos>", "the"])
 

@@ -14,11 +14,11 @@ from transformer_xl.analysis.curves import by_position, memory_line, open_texts,
 from transformer_xl.checkpoint.open_run import Opened
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.text import Text
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.build import make_model
 from transformer_xl.reading.evaluation import Score, evaluate
+from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer
 
 IDS = np.random.default_rng(0).integers(0, 11, 131)
 HEADS = {name: MODEL[name] for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")}

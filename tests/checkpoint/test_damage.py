@@ -13,8 +13,8 @@ from tests.helpers import TINY, tiny_model
 from transformer_xl.checkpoint.run_directory import RunDirectory, copies, load
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config.run import RunConfig, TokenizerConfig
-from transformer_xl.data.tokenizers import train_tokenizer
 from transformer_xl.errors import TxlError
+from transformer_xl.tokenizers.kinds import train_tokenizer
 
 SIZES = [pytest.param(100, id="100"), pytest.param(1_000, id="1000", marks=pytest.mark.faults)]
 

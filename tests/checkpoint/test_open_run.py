@@ -20,10 +20,10 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data.prepare import prepare
 from transformer_xl.data.text import Text, file_text, split_text, text_difference
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading.reading import Reading
+from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, train_tokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
 

@@ -19,8 +19,8 @@ from tests.helpers import TINY, tiny_model
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, copies, load
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config.run import RunConfig, TokenizerConfig
-from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError
+from transformer_xl.tokenizers.kinds import Tokenizer, train_tokenizer
 
 CONFIG = RunConfig(name="mine", model=TINY)  # pyright: ignore[reportArgumentType]
 

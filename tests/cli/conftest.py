@@ -15,8 +15,8 @@ import torch
 from tests.helpers import with_settings
 from tests.training.helpers import write_recipe, write_text
 from transformer_xl.cli import main
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.model.base import SequenceModel
+from transformer_xl.tokenizers.base import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,9 @@ from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli import app, main
 from transformer_xl.config.model import HeadConfig, TransformerXLConfig
 from transformer_xl.data.text import Text, beginning
-from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.generation.sampling import NUMBERS
 from transformer_xl.model.build import make_model
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 from transformer_xl.training.trainer import Trainer
 
 

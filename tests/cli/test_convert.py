@@ -12,8 +12,8 @@ import torch
 
 from tests.cli.conftest import Txl
 from tests.conversion.examples import fine_tuned_by_the_authors
-from tests.data.test_spiece import GOLDENS as PIECES
 from tests.helpers import tiny_model, tiny_xlnet
+from tests.tokenizers.test_unigram import GOLDENS as PIECES
 from transformer_xl import onnx
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.model.transformer_xl import TransformerXL

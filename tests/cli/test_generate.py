@@ -28,11 +28,11 @@ from transformer_xl.cli.arriving import open_pipe
 from transformer_xl.cli.printers import BeamPrinter
 from transformer_xl.cli.prompts import Prompt
 from transformer_xl.console import Bar
-from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.seeds import text_seed
 from transformer_xl.generation.session_file import describe_session
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 
 def figures(err: str) -> str:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.cli import prompts
-from transformer_xl.data.tokenizers import ByteTokenizer, IdTokenizer
 from transformer_xl.errors import CorpusError
+from transformer_xl.tokenizers.kinds import ByteTokenizer, IdTokenizer
 
 
 def test_a_first_line_that_begins_as_json_is_no_text(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from tests.tasks.test_predict import task_model
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import TransformerXLConfig, XLNetConfig
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, train_tokenizer
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
+from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, train_tokenizer
 
 TEXT = "The cat sat.\n\n\n  A \tdog \\ ran, é 日本\r\nand ran\n" * 4 + "to the end"
 EXACT = ("--precision", "fp32")

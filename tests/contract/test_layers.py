@@ -13,6 +13,7 @@ LAYERS = [
     {"world", "pictures", "hub", "manifest"},
     {"tensor_file", "kernels"},
     {"config"},
+    {"tokenizers"},
     {"model", "data"},
     {"inference"},
     {"reading"},

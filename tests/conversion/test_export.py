@@ -20,16 +20,16 @@ from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.export import Target, export, load_model
 from transformer_xl.conversion.key_maps import authors
 from transformer_xl.conversion.sources import open_source
-from transformer_xl.data.tokenizers import (
+from transformer_xl.errors import CheckpointError
+from transformer_xl.model.task_model import TaskModel
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.xlnet import XLNet
+from transformer_xl.tokenizers.kinds import (
     SymbolTokenizer,
     Tokenizer,
     WordTokenizer,
     load_tokenizer,
 )
-from transformer_xl.errors import CheckpointError
-from transformer_xl.model.task_model import TaskModel
-from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.xlnet import XLNet
 from transformer_xl.training.run import train
 
 WORDS = ["<eos>", "<unk>", *"abcdefghijk"]

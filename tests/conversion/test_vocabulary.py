@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conversion.examples import VALUES, copy
-from tests.data.test_spiece import GOLDENS
 from tests.helpers import TINY, random_weights
+from tests.tokenizers.test_unigram import GOLDENS
 from transformer_xl.config.model import XLNetConfig
 from transformer_xl.conversion import programs
 from transformer_xl.conversion.convert import convert
@@ -18,10 +18,10 @@ from transformer_xl.conversion.export import export
 from transformer_xl.conversion.readers.unpickle import unpickle
 from transformer_xl.conversion.sources import open_source
 from transformer_xl.conversion.vocabulary import read_vocabulary
-from transformer_xl.data.spiece import SentencePieceTokenizer
-from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.xlnet import XLNet
+from transformer_xl.tokenizers.kinds import WordTokenizer, load_tokenizer
+from transformer_xl.tokenizers.unigram import SentencePieceTokenizer
 
 
 def test_a_vocabulary_is_found_beside_the_weights(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.conversion.vocabulary import from_vocab_state, from_vocab_txt, to_vocab_state
-from transformer_xl.data.tokenizers import (
+from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.kinds import (
     ByteTokenizer,
     CharTokenizer,
     SymbolTokenizer,
@@ -16,7 +17,6 @@ from transformer_xl.data.tokenizers import (
     WordTokenizer,
     train_tokenizer,
 )
-from transformer_xl.errors import TokenizerError
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens" / "tokenization"
 AUTHORS = json.loads((GOLDENS / "authors.json").read_text(encoding="ascii"))

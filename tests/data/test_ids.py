@@ -21,11 +21,12 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data import ids as id_files
 from transformer_xl.data.corpora import choose_tokenizer, find_corpus
-from transformer_xl.data.ids import PACKED, IdTokenizer, document_border, id_file_size, is_id_file, read_ids
+from transformer_xl.data.ids import PACKED, document_border, id_file_size, is_id_file, read_ids
 from transformer_xl.data.named import SPLITS
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.data.text_files import FileRange
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TxlError
+from transformer_xl.tokenizers.ids import IdTokenizer
 
 DOCUMENTS = [[5, 0, 2], [7], [1, 1, 1, 6]]
 Documents = list[list[int]]

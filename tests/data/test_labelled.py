@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import unigram
+from tests.tokenizers.cases import unigram
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import (
@@ -19,8 +19,8 @@ from transformer_xl.data.labelled import (
     batch_of,
     labels_of,
 )
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, train_tokenizer
 
 BYTES = Layout(ByteTokenizer(), "transformer_xl")
 NAMED = HeadConfig(kind="classification", labels=("bad", "good"))

@@ -17,8 +17,8 @@ from transformer_xl.data import prepare as prepare_module
 from transformer_xl.data.corpora import Corpus
 from transformer_xl.data.named import NAMED, SPLITS, SplitFiles
 from transformer_xl.data.prepare import PreparedCorpus, prepare
-from transformer_xl.data.tokenizers import CharTokenizer, WordTokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.tokenizers.kinds import CharTokenizer, WordTokenizer
 
 _DATA = Path(os.environ.get("TXL_DATA", "no such directory"))
 TEXT = "".join(f"The {i}th line, naïve and 東京.\n" for i in range(2000))

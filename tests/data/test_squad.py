@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import TOKENIZERS
 from tests.helpers import examples
+from tests.tokenizers.cases import TOKENIZERS
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import LabelledStream, Layout
-from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.data.squad import (
     GoldAnswer,
     LabelledWindows,
@@ -23,8 +22,9 @@ from transformer_xl.data.squad import (
     held_out,
     read_squad,
 )
-from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.tokenizers.kinds import ByteTokenizer, Tokenizer, WordTokenizer, train_tokenizer
+from transformer_xl.tokenizers.unigram import SentencePieceTokenizer
 
 PASSAGE = "Ann went to the café in May 1984. There she met Bo, who sold 12 naïve cats."
 QUESTION: dict[str, Any] = {"id": "q1", "question": "Who went?", "answers": [{"text": "Ann", "answer_start": 0}]}

@@ -16,13 +16,13 @@ from transformer_xl.data.text_files import (
     code_point_border,
     content_size,
     cut_chunks,
-    kind_of_bytes,
     kind_of_file,
     read_blocks,
     read_chunks,
     read_lines,
 )
 from transformer_xl.errors import CorpusError
+from transformer_xl.untrusted import kind_of_bytes
 
 zstandard = pytest.importorskip("zstandard", reason="zstandard is not installed; it comes with the extra zstd")
 

@@ -10,7 +10,6 @@ import torch
 
 from tests.generation.test_decoder_rows import TEXT, feed, model_of
 from tests.helpers import tiny_model
-from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation import scheduler as scheduler_module
 from transformer_xl.generation import scores as scores_module
@@ -22,6 +21,7 @@ from transformer_xl.generation.scheduler import Scheduler, write
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 KINDS = ["transformer_xl", "shaw", "vaswani", "al_rfou", "rotary", "lstm", "adaptive"]
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, tiny_model
-from transformer_xl.data.tokenizers import CharTokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.generation.choice import choose
 from transformer_xl.generation.decoder import Decoder
@@ -17,6 +16,7 @@ from transformer_xl.generation.seeds import seeded_generator
 from transformer_xl.generation.session import TextSession, TextState
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.tokenizers.kinds import CharTokenizer
 
 LETTERS = CharTokenizer("abcdefghijklm")
 

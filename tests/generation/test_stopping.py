@@ -6,9 +6,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.stopping import Stopping, StopStream, Transcript
+from transformer_xl.tokenizers.kinds import ByteTokenizer, Tokenizer, WordTokenizer
 
 
 def passed_on(stream: StopStream, pieces: list[str]) -> list[str]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, tiny_model
-from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.generation.choice import choose
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.draft import Chosen, Draft, Ended, Event, Read
@@ -20,6 +19,7 @@ from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.stream import KeptKeys
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 PROMPTS = [[1, 2, 3], [4] * 9, [5], [6, 7], [8, 9, 10, 11, 12, 0], [3, 1]]
 LENGTHS = [7, 2, 11, 0, 5, 20]

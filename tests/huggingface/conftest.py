@@ -11,8 +11,8 @@ import pytest
 
 from tests.helpers import tiny_model
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.tokenizers.kinds import Tokenizer, train_tokenizer
 
 TEXT = "hello, wörld\nthis is a text of several words\n"
 

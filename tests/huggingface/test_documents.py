@@ -10,8 +10,8 @@ import pytest
 from tests.helpers import tiny_model
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import train_tokenizer
 from transformer_xl.model.task_model import TaskModel
+from transformer_xl.tokenizers.kinds import train_tokenizer
 
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 pytest.importorskip("accelerate", reason="the extra 'hf' is not installed")

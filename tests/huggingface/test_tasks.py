@@ -14,10 +14,10 @@ from tests.huggingface.conftest import TEXT, edit
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import Example, Layout, batch_of
-from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.heads import TextHead
 from transformer_xl.model.task_model import TaskModel
+from transformer_xl.tokenizers.kinds import Tokenizer, train_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.huggingface.conftest import TEXT, Saved
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.kinds import WordTokenizer, load_tokenizer, train_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 

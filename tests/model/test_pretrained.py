@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from tests.helpers import tiny_model
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import train_tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.pretrained import fitting_blueprint, read_config
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.tensor_file import TensorFile
+from transformer_xl.tokenizers.kinds import train_tokenizer
 
 SIZES: dict[str, Any] = {"vocab_size": 13, "n_layer": 2, "d_model": 10}
 IDS = torch.arange(12).view(2, 6)

@@ -22,7 +22,6 @@ from transformer_xl.config.model import (
     XLNetConfig,
     model_config,
 )
-from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.base import LanguageModel, SequenceModel
@@ -33,6 +32,7 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.reading.evaluation import evaluate
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 T = 4
 IDS = torch.zeros(2, 3, 4, dtype=torch.int64)

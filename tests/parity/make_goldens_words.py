@@ -13,11 +13,12 @@ from typing import Any
 
 import pandas
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 from wordsprobability.main import agg_surprisal_per_word
 from wordsprobability.models import bow_lm
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 GOLDEN = Path(__file__).resolve().parent / "goldens" / "words" / "expected.json"
 VOCAB_SIZE, WIDTH = 290, 4

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.data.bpe import BPETokenizer
 from transformer_xl.inference.softmax import FrozenSoftmax
 from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
 from transformer_xl.reading.rows import Borders, Line, ScoredLine, word_rows
+from transformer_xl.tokenizers.bpe import BPETokenizer
 
 GOLDEN = json.loads((Path(__file__).parent / "goldens" / "words" / "expected.json").read_text(encoding="utf-8"))
 

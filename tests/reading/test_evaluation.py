@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.helpers import AtOnce, examples, random_weights, tiny_model
 from transformer_xl.config.model import LstmConfig, TransformerXLConfig
 from transformer_xl.config.recipes import load_recipe
-from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.generation.choice import probabilities
 from transformer_xl.generation.sampling import Sampling
@@ -29,6 +28,7 @@ from transformer_xl.reading.cache import Cache
 from transformer_xl.reading.dynamic import Dynamic
 from transformer_xl.reading.evaluation import TEMPERATURES, Score, best_temperature, evaluate, write_token_nats
 from transformer_xl.reading.reading import Reading
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 
 def some_ids(n: int, seed: int = 0) -> np.ndarray:

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.tokenizer_cases import TOKENIZERS
 from tests.helpers import tiny_model
-from transformer_xl.data.tokenizers import CharTokenizer, Tokenizer, WordTokenizer
+from tests.tokenizers.cases import TOKENIZERS
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -22,6 +21,7 @@ from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.rows import Borders, Line, ScoredLine, Span, read_spans, rows, span_rows, word_rows
 from transformer_xl.reading.surprisal import alone, carried
+from transformer_xl.tokenizers.kinds import CharTokenizer, Tokenizer, WordTokenizer
 
 TEXT = "the cat sat on\nit's the mat, naïve x 東京\nthe end\n"
 MEMORY = pytest.mark.parametrize("memory", ["carried", "reset"])

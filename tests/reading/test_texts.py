@@ -14,7 +14,6 @@ import torch
 from tests.helpers import tiny_model
 from tests.reading.test_stream import KINDS, model_of
 from transformer_xl.config.model import LstmConfig
-from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CorpusError, TokenizerError, TrainingError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.base import LanguageModel
@@ -22,6 +21,7 @@ from transformer_xl.model.lstm import Lstm
 from transformer_xl.reading.evaluation import evaluate, write_token_nats
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.texts import Ending, Nats, nats, score_answers
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 from transformer_xl.world import World
 
 TEXTS = [np.array([(7 * i * i + 3 * i + n) % 13 for i in range(n)], np.int64) for n in (1, 2, 30, 5, 9, 2, 17, 4)]

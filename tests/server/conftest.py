@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from transformer_xl.config.model import TransformerXLConfig
-from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 

@@ -17,12 +17,12 @@ from transformer_xl.config.model import HeadConfig, TransformerXLConfig, XLNetCo
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import Example, Layout
 from transformer_xl.data.squad import Question, WindowLayout, batch_of_windows
-from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.tasks.answers import WindowScores, best_answers
 from transformer_xl.tasks.metrics import Answer, Prediction, TaskScore, best_threshold, exact_and_f1
 from transformer_xl.tasks.predict import predictions
+from transformer_xl.tokenizers.kinds import ByteTokenizer, Tokenizer, train_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "parity" / "goldens" / "squad" / "scores.json"
 GOLDENS: dict[str, list[dict[str, Any]]] = json.loads(GOLDEN.read_text(encoding="ascii"))

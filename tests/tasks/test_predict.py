@@ -17,13 +17,13 @@ from transformer_xl.config.model import HeadConfig, TransformerXLConfig, XLNetCo
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import Layout, batch_of
 from transformer_xl.data.labels import Example, Label, labels_of
-from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading import texts as texts_module
 from transformer_xl.reading.texts import windows
 from transformer_xl.tasks.metrics import Prediction, TaskScore, matthews, pearson, ranks
 from transformer_xl.tasks.predict import predictions
+from transformer_xl.tokenizers.kinds import ByteTokenizer, Tokenizer, train_tokenizer
 
 LINE = "the cat sat on the mat and the dog sat on the cat "
 HEADS: dict[str, dict[str, Any]] = {

@@ -15,12 +15,12 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config.model import model_config
 from transformer_xl.conversion.export import export
 from transformer_xl.data.task_texts import read_task
-from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.build import make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.tasks.metrics import TaskScore
 from transformer_xl.tasks.predict import predictions
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 from transformer_xl.training.finetune import TaskOutcome, finetune
 from transformer_xl.training.run import train
 

@@ -9,10 +9,10 @@ from transformer_xl.checkpoint.open_run import Opened, open_run
 from transformer_xl.checkpoint.run_directory import RunDirectory, short_names
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.text import Text, text_difference
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.reading.evaluation import Score, evaluate
 from transformer_xl.reading.reading import Reading
+from transformer_xl.tokenizers.base import Tokenizer
 
 Unit = Literal["nats", "bpc"]
 

@@ -14,11 +14,11 @@ from transformer_xl.console import warn
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.text import Text, file_text, split_text
 from transformer_xl.data.text_files import EVERY_LINE
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import choose_device
 from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.reading.reading import Reading
+from transformer_xl.tokenizers.base import Tokenizer
 
 Which = Literal["best", "last", "average"]
 """Which weights of a run: those with the best validation loss, the last ones, or the last average."""

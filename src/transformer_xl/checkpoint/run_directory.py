@@ -21,7 +21,6 @@ from typing import Any, Literal
 
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore, averaged_weights
 from transformer_xl.config.run import RunConfig
-from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer, read_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, beside, one_line
 from transformer_xl.files import locked, make_directories, replace_file, stray_name
 from transformer_xl.model.adapters import merged
@@ -36,6 +35,7 @@ from transformer_xl.model.pretrained import (
     read_config,
     resolve,
 )
+from transformer_xl.tokenizers.kinds import Tokenizer, load_tokenizer, read_tokenizer
 from transformer_xl.untrusted import parse_json
 
 CHECKPOINTS = "checkpoints"

@@ -19,8 +19,8 @@ from transformer_xl.generation.sampling import NUMBERS, Sampling
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
-    from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.generation.stopping import Stopping
+    from transformer_xl.tokenizers.base import Tokenizer
 
 _MayBeginWithHyphen = Parameter(allow_leading_hyphen=True)
 _RepeatedText = Annotated[list[str] | None, Parameter(negative="", consume_multiple=False, allow_leading_hyphen=True)]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from transformer_xl.cli.prompts import Prompt
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.draft import Draft, Ended, Event
 from transformer_xl.generation.sampling import Sampling
@@ -14,6 +13,7 @@ from transformer_xl.generation.scheduler import write
 from transformer_xl.generation.seeds import text_seed
 from transformer_xl.generation.session import TextSession
 from transformer_xl.generation.stopping import Stopping
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.world import World
 
 

@@ -15,10 +15,10 @@ from transformer_xl.files import check_file, naming, replace_file, whole_file
 
 if TYPE_CHECKING:
     from transformer_xl.cli.prompts import Prompt
-    from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.generation.beam import Hypothesis
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.draft import Chosen, Ended, Event
+    from transformer_xl.tokenizers.base import Tokenizer
     from transformer_xl.world import World
 
 _BAR_FROM = 4096

@@ -17,7 +17,7 @@ from transformer_xl.untrusted import parse_json
 if TYPE_CHECKING:
     import numpy as np
 
-    from transformer_xl.data.tokenizers import Tokenizer
+    from transformer_xl.tokenizers.base import Tokenizer
 
 STDIN = Path("-")
 """The name of standard input."""
@@ -46,8 +46,9 @@ def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
     """
     import numpy as np
 
-    from transformer_xl.data.ids import PACKED, IdTokenizer, is_id_file, read_ids
+    from transformer_xl.data.ids import PACKED, is_id_file, read_ids
     from transformer_xl.data.text_files import FileRange
+    from transformer_xl.tokenizers.ids import IdTokenizer
 
     if isinstance(tokenizer, IdTokenizer) and path.is_file() and is_id_file(path):
         packed = b"".join(chunk.data for chunk in read_ids(FileRange(path), tokenizer))
@@ -67,7 +68,7 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
     Raises:
         CorpusError: as for `from_file`, or a line is not a prompt.
     """
-    from transformer_xl.data.text_files import not_utf8
+    from transformer_xl.untrusted import not_utf8
 
     try:
         text = _content(path).decode("utf-8")

@@ -14,12 +14,12 @@ from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps.entries import Part
 from transformer_xl.conversion.programs import Kind
 from transformer_xl.conversion.sources import ForeignCheckpoint, open_source
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import write_file
 from transformer_xl.model.build import make_blueprint
 from transformer_xl.model.pretrained import WEIGHTS_FILE, config_values, write_settings
 from transformer_xl.tensor_file import TensorSpec, encode_lazily
+from transformer_xl.tokenizers.base import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from transformer_xl.config.run import TrainConfig
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface, pytorch, xlnet_huggingface
 from transformer_xl.conversion.vocabulary import to_vocab_state
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
 from transformer_xl.files import write_file
 from transformer_xl.hub import CARD_FILE, model_card
@@ -26,6 +25,7 @@ from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.tensor_file import TensorSpec, encode_lazily
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.version import __version__
 
 Target = Literal["native", "huggingface", "authors"]

@@ -13,9 +13,9 @@ from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.programs import HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Contents, Kind, read_any
 from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.vocabulary import find_tokenizer
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.model.pretrained import CONFIG_FILE, is_native
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.untrusted import read_json_object
 
 _TENSORFLOW = re.compile(r".*\.(index|meta|data-\d+-of-\d+)")

@@ -15,10 +15,10 @@ from pydantic import Field
 
 from transformer_xl.config.settings import Settings
 from transformer_xl.conversion.readers.unpickle import Stub, unpickle
-from transformer_xl.data.characters import is_byte
-from transformer_xl.data.spiece import read_spiece
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, shown
+from transformer_xl.tokenizers.characters import is_byte
+from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
+from transformer_xl.tokenizers.unigram import read_spiece
 from transformer_xl.untrusted import is_unicode, read_json_object
 
 _NAMES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl", "spiece.model")

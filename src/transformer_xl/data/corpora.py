@@ -22,13 +22,14 @@ from transformer_xl.config.recipes import parse_override
 from transformer_xl.config.run import DataConfig, RunConfig, merge
 from transformer_xl.console import say
 from transformer_xl.data.downloads import download, unpack
-from transformer_xl.data.ids import IdTokenizer, is_array_file, is_id_file, read_ids
+from transformer_xl.data.ids import is_array_file, is_id_file, read_ids
 from transformer_xl.data.named import NAMED, SPLITS, Download, NamedCorpus, SplitFiles, SplitName
 from transformer_xl.data.splits import ABOUT_THE_CORPUS, Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.data.text_files import COMPRESSED, Chunk, FileRange, kind_of_file, read_blocks, read_chunks
 from transformer_xl.errors import ConfigError, CorpusError, beside, did_you_mean
 from transformer_xl.files import files_below, locked, make_directories
 from transformer_xl.process import is_reporter
+from transformer_xl.tokenizers.ids import IdTokenizer
 
 PYTHON_STDLIB = "python-stdlib"
 

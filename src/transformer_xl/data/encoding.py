@@ -15,8 +15,8 @@ import numpy as np
 
 from transformer_xl.data.ids import PACKED
 from transformer_xl.data.text_files import Chunk
-from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
+from transformer_xl.tokenizers.kinds import Tokenizer, load_tokenizer
 
 BATCH_BYTES = 1 << 20
 """Chunks are encoded in batches of about this size, so that many small documents cost no more than a few large ones."""

@@ -17,18 +17,10 @@ from typing import Any, BinaryIO, cast
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.columns import ColumnFinder, Columns, PairFinder, counted
 from transformer_xl.data.labels import Example, Label, label_number
-from transformer_xl.data.text_files import (
-    BLOCK_BYTES,
-    COMPRESSED,
-    MAX_LINE_BYTES,
-    FileRange,
-    not_utf8,
-    numbered_lines,
-    read_blocks,
-)
+from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, MAX_LINE_BYTES, FileRange, numbered_lines, read_blocks
 from transformer_xl.errors import CorpusError, one_line, shown
 from transformer_xl.files import files_below
-from transformer_xl.untrusted import is_unicode, parse_json
+from transformer_xl.untrusted import is_unicode, not_utf8, parse_json
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".ndjson", ".txt")
 """Endings of files with examples, before those of compressed files."""

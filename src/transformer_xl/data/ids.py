@@ -1,6 +1,6 @@
-"""Ids as their own text, which needs no vocabulary but its size, and files of them, read in bounded memory.
+"""Files of ids, read in bounded memory.
 
-Files are arrays of numpy (.npy, .npz) and lines of JSON (.jsonl). A row of a 2-D array is a document, and so is a 1-D array or
+They are arrays of numpy (.npy, .npz) and lines of JSON (.jsonl). A row of a 2-D array is a document, and so is a 1-D array or
 a line. A `FileRange` counts bytes: of arrays, those of their ids one after another, without headers; of another file, its own.
 An id belongs to the piece in which its first byte lies.
 """
@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -26,64 +26,14 @@ from transformer_xl.data.text_files import (
     numbered_lines,
     read_blocks,
 )
-from transformer_xl.data.tokenizer_base import PieceTokenizer, require
-from transformer_xl.errors import CorpusError, TokenizerError, one_line, shown
+from transformer_xl.errors import CorpusError, one_line, shown
+from transformer_xl.tokenizers.ids import MOST_IDS, IdTokenizer
 from transformer_xl.untrusted import parse_json
 
 PACKED = np.dtype("<u4")
 """How the chunks of `read_ids` hold ids."""
 
-MOST_IDS = 2**31 - 1
-"""The largest vocabulary."""
-
 _BEGINS_WITH_IDS = re.compile(rb'(\xef\xbb\xbf)?\s*(\{[^\n]*"ids"\s*:\s*)?\[\s*-?[0-9]')
-
-
-class _Numbers(Sequence[bytes]):
-    """The pieces, made when they are asked for, because a vocabulary may be large."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def __len__(self) -> int:
-        return self._n
-
-    def __getitem__(self, index: int) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride] - no slices
-        return b"%d " % index
-
-
-class IdTokenizer(PieceTokenizer):
-    r"""Ids that come from elsewhere. Their text is decimal numbers, each followed by a space.
-
-    Example:
-        >>> tokenizer = IdTokenizer(100)
-        >>> tokenizer.encode("12 7\n9").tolist(), tokenizer.decode([12, 7, 9])
-        ([12, 7, 9], '12 7 9 ')
-    """
-
-    kind = "ids"
-    counts = "id"
-
-    def __init__(self, vocab_size: int) -> None:
-        require(0 < vocab_size < 2**31, "vocab_size is not from 1 to 2,147,483,647")
-        super().__init__(_Numbers(vocab_size))
-
-    def begins_word(self) -> np.ndarray:
-        return np.ones(self.vocab_size, bool)
-
-    def encode(self, text: str) -> np.ndarray:
-        return self.encode_with_offsets(text)[0]
-
-    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        found = [(match.group(), *match.span()) for match in re.finditer(r"\S+", text)]
-        for number, start, _ in found:
-            if not (number.isascii() and number.isdigit() and len(number) < 20 and int(number) < self.vocab_size):
-                raise TokenizerError(
-                    f"{shown(number)} at character {start} is no id of this vocabulary (0 … {self.vocab_size - 1}); "
-                    "write numbers with spaces between them"
-                )
-        columns = np.array([(int(number), start, end) for number, start, end in found], np.int64).reshape(-1, 3)
-        return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
 class _Array(NamedTuple):

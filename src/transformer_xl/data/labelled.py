@@ -20,8 +20,8 @@ from transformer_xl.data.labels import NOT_SCORED, Example, labels_of
 from transformer_xl.data.order import ORDER, permutation
 from transformer_xl.data.pairs import shortened
 from transformer_xl.data.streams import EndlessStream
-from transformer_xl.data.tokenizers import SentencePieceTokenizer, Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.tokenizers.kinds import SentencePieceTokenizer, Tokenizer
 
 CHOICE_LEN = 128
 """Of a choice, the last so many tokens are read: the end of a question and its answer. XLNet's `run_race.py` has the same."""
@@ -76,7 +76,7 @@ class Layout:
         max_len: the most tokens of a row, special ones included; None: any number.
 
     Example:
-        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> from transformer_xl.tokenizers.kinds import ByteTokenizer
         >>> layout = Layout(ByteTokenizer(), "transformer_xl", max_len=8)
         >>> bytes(layout.row(layout.encode("a text"), layout.encode("four")).ids.tolist())
         b'a t\nfou\n'

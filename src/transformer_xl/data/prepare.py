@@ -29,15 +29,16 @@ from transformer_xl import console
 from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data.corpora import Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
-from transformer_xl.data.ids import PACKED, IdTokenizer
+from transformer_xl.data.ids import PACKED
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.splits import is_cut_inside
-from transformer_xl.data.text_files import COMPRESSED, CONVERT, EVERY_LINE, content_sha256, kind_of_file
-from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
+from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha256, kind_of_file
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.files import locked, make_directories, replace_file
 from transformer_xl.process import cores, is_reporter
-from transformer_xl.untrusted import read_json
+from transformer_xl.tokenizers.ids import IdTokenizer
+from transformer_xl.tokenizers.kinds import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
+from transformer_xl.untrusted import CONVERT, read_json
 
 FORMAT = 3
 """Version of the directory's layout and of the places at which text is cut."""

@@ -31,8 +31,8 @@ from transformer_xl.config.model import ModelConfig
 from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import NOT_SCORED, Example
 from transformer_xl.data.text_files import FileRange, read_blocks
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, shown
+from transformer_xl.tokenizers.base import Tokenizer
 
 Item = TypeVar("Item")
 
@@ -226,7 +226,7 @@ class WindowLayout:
         max_query_len: tokens of a question that are read.
 
     Example:
-        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> from transformer_xl.tokenizers.kinds import ByteTokenizer
         >>> layout = WindowLayout(Layout(ByteTokenizer(), "lstm"), tgt_len=14, doc_stride=4, max_query_len=4)
         >>> question = Question("1", "who?", "it was Ann.", (GoldAnswer("Ann", 7),))
         >>> [bytes(window.row.ids.tolist()) for window in layout.windows(question)]

@@ -11,12 +11,14 @@ from transformer_xl.config.run import DataConfig, RunConfig
 from transformer_xl.console import warn
 from transformer_xl.data.corpora import CHUNK_BYTES, choose_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
-from transformer_xl.data.ids import IdTokenizer, is_array_file, read_ids
+from transformer_xl.data.ids import is_array_file, read_ids
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
-from transformer_xl.data.text_files import CONVERT, Chunk, FileRange, kind_of_file, read_chunks
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.text_files import Chunk, FileRange, kind_of_file, read_chunks
 from transformer_xl.errors import CorpusError
+from transformer_xl.tokenizers.base import Tokenizer
+from transformer_xl.tokenizers.ids import IdTokenizer
+from transformer_xl.untrusted import CONVERT
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Reading text files, plain or compressed, as blocks and chunks of bytes, in bounded memory."""
 
-import codecs
 import gzip
 import hashlib
 import lzma
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from transformer_xl.errors import CorpusError
+from transformer_xl.untrusted import kind_of_bytes, not_utf8
 
 COMPRESSED = (".gz", ".xz", ".zst")
 """Name endings of compressed files; all other files are read as they are."""
@@ -21,16 +21,11 @@ COMPRESSED = (".gz", ".xz", ".zst")
 EVERY_LINE = "\n"
 """The separator that makes each line a document and leaves nothing out."""
 
-CONVERT = "convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8)"
-"""The remedy for text in another encoding than UTF-8."""
-
 MAX_LINE_BYTES = 1 << 26
 """The longest line: what is longer, such as an endless device, has no lines."""
 
 BLOCK_BYTES = 1 << 18
 _PAIRS = 1 << 10  # lines joined at once
-_LOOKED_AT = 1 << 12  # bytes that show what a file is
-_CONTROL = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
 _ZST_INPUT_BYTES = 1 << 10  # small, because a malicious file may fill 32 kB with a byte
 
 
@@ -197,36 +192,9 @@ def code_point_border(path: Path, position: int) -> int:
     return position + inside
 
 
-def kind_of_bytes(data: bytes) -> Literal["UTF-8", "another encoding", "binary"]:
-    r"""Tell by its beginning whether a file is text.
-
-    Text of any encoding but UTF-16 and UTF-32 has no NUL bytes and hardly any other control bytes. One byte in ten is one where
-    all are equally likely, as in compressed data.
-
-    Example:
-        >>> [kind_of_bytes(data) for data in (b"caf\xc3\xa9", b"caf\xe9 noir", b"\x1f\x8b\x08\x02\xff", b"a\0")]
-        ['UTF-8', 'another encoding', 'binary', 'binary']
-    """
-    data = data[:_LOOKED_AT]
-    if b"\0" in data:
-        return "binary"
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(data)  # a character that is cut at the end is no error
-    except UnicodeDecodeError:
-        return "binary" if len(data) - len(data.translate(None, _CONTROL)) > len(data) // 50 else "another encoding"
-    return "UTF-8"
-
-
 def kind_of_file(path: Path) -> Literal["UTF-8", "another encoding", "binary"]:
     """Tell by its beginning whether a file is text; see `kind_of_bytes`."""
     return kind_of_bytes(next(read_blocks(FileRange(path)), b""))
-
-
-def not_utf8(error: UnicodeDecodeError, *, offset: int = 0) -> str:
-    """Return where bytes are not UTF-8, and what to do about it; `offset` bytes stand before them."""
-    data = error.object[error.start :]
-    remedy = "it is binary, not text: give another file" if kind_of_bytes(data) == "binary" else CONVERT
-    return f"byte {offset + error.start} (0x{data[0]:02x}) is not UTF-8; {remedy}"
 
 
 def _cut_point(buffer: bytes, start: int, limit: int) -> int:

@@ -9,12 +9,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.inputs import text_ids
 from transformer_xl.generation.sampling import Bounds, Sampling
 from transformer_xl.generation.seeds import seeded_generator
 from transformer_xl.generation.stopping import Stopping, Transcript
+from transformer_xl.tokenizers.base import Tokenizer
 
 FinishReason = Literal["length", "stop", "interrupted", "failed"]
 """Why a text ended: all tokens were written, a stop token or string came, somebody ended it, or it could not be written."""

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.draft import Chosen, Draft, Event, Read
 from transformer_xl.generation.scheduler import write
 from transformer_xl.generation.session_file import RowState
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.untrusted import parse_json
 
 _TAIL = 512

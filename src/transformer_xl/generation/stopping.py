@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
+from transformer_xl.tokenizers.base import Tokenizer
 
 _CONTEXT = 512
 """Tokens before a text that may decide how it begins: with or without a space, or within a character."""
@@ -95,7 +95,7 @@ class Transcript:
     r"""The text of tokens that come one by one after the tokens `before`; only the last few of these matter.
 
     Example:
-        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> from transformer_xl.tokenizers.kinds import ByteTokenizer
         >>> text = Transcript(ByteTokenizer(), [195], Stopping(strings=["."]))
         >>> [text.push(token) for token in b"\xa9t. No"[:4]], text.stopped_by
         (['é', 't', '', ''], '.')

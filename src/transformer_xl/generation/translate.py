@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from transformer_xl.data.text_files import not_utf8
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.generation.beam import beam_search
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.reading.texts import windows
+from transformer_xl.tokenizers.base import Tokenizer
+from transformer_xl.untrusted import not_utf8
 
 _LONGER, _MORE = 2, 20  # a target has at most so many times the tokens of the longest source beside it, and so many more
 

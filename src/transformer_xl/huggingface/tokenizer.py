@@ -11,10 +11,10 @@ from transformers.utils.hub import cached_file
 
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.data.labelled import Layout, Row
-from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import TokenizerError
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.model.pretrained import CONFIG_FILE, TOKENIZER_FILE, is_native, manifest_of, read_config
+from transformer_xl.tokenizers.kinds import Tokenizer, load_tokenizer
 from transformer_xl.untrusted import read_json_object
 
 
@@ -37,7 +37,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         TokenizerError: a file that cannot be read, or neither file nor tokenizer.
 
     Example:
-        >>> from transformer_xl.data.tokenizers import CharTokenizer
+        >>> from transformer_xl.tokenizers.kinds import CharTokenizer
         >>> tokenizer = TransformerXLTokenizer(tokenizer=CharTokenizer("banana"))
         >>> tokenizer(["nab", "a"], padding=True)["input_ids"]
         [[2, 0, 1], [3, 3, 0]]

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.files import whole_file
 from transformer_xl.kernels.device import precision_of_segments
@@ -28,6 +27,7 @@ from transformer_xl.reading.dynamic import Dynamic, LearningState, precision_of_
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
 from transformer_xl.reading.stream import Stream, in_order, open_stream, scoring
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.world import World
 
 

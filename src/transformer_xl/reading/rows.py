@@ -25,8 +25,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from transformer_xl.data.text_files import FileRange, read_lines
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, shown
+from transformer_xl.tokenizers.base import Tokenizer
 
 Per = Literal["line", "word", "char", "token"]
 """What has a row."""

@@ -15,12 +15,12 @@ import numpy as np
 from transformer_xl.data.corpora import CHUNK_BYTES
 from transformer_xl.data.labels import Example
 from transformer_xl.data.text_files import Chunk, cut_chunks, numbered_lines
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.rows import Borders, Line, ScoredLine, sum_of
 from transformer_xl.reading.texts import Ending, Nats, nats
+from transformer_xl.tokenizers.base import Tokenizer
 
 _LINES = re.compile(r"[^\n]*\n|[^\n]+")
 _NO_LINE = Line(0, "", *np.zeros((3, 0), np.int64))

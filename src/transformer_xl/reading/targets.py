@@ -17,8 +17,6 @@ from torch import Tensor
 from transformer_xl.config.model import XLNetConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.pairs import PairSegment, PairStream
-from transformer_xl.data.spiece import SentencePieceTokenizer
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.call import Execution
@@ -26,6 +24,8 @@ from transformer_xl.model.xlnet import Order, XLNet
 from transformer_xl.reading.evaluation import Score
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.stream import scoring
+from transformer_xl.tokenizers.base import Tokenizer
+from transformer_xl.tokenizers.unigram import SentencePieceTokenizer
 from transformer_xl.world import World
 
 _CONTEXT = 10  # tokens shown before a gap, and half as many after it

@@ -21,7 +21,6 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.draft import Chosen, Draft, Ended, Event, Read
 from transformer_xl.generation.sampling import Sampling
@@ -44,6 +43,7 @@ from transformer_xl.server.jobs import (
 )
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.sessions import Session
+from transformer_xl.tokenizers.base import Tokenizer
 
 T = TypeVar("T")
 

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation.seeds import seeded_generator
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState
@@ -22,6 +21,7 @@ from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progres
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.sessions import ID, Session, Sessions, Store, note_of, number_of
 from transformer_xl.server.wire import SessionAnswer, SessionSource, ids_of
+from transformer_xl.tokenizers.base import Tokenizer
 
 T = TypeVar("T")
 

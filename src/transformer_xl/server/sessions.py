@@ -17,12 +17,12 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, make_directory, sync_directory
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState, SessionFormat, describe_session
 from transformer_xl.server.jobs import RefusalError, Ticket
+from transformer_xl.tokenizers.base import Tokenizer
 
 ID = re.compile(r"[A-Za-z0-9]{1,16}-[0-9a-f]{32}")
 

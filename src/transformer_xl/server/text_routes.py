@@ -9,7 +9,6 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation.draft import Chosen
 from transformer_xl.generation.seeds import fresh_seed
 from transformer_xl.reading.rows import whole_characters
@@ -30,6 +29,7 @@ from transformer_xl.server.wire import (
     seeds_of,
     token_text,
 )
+from transformer_xl.tokenizers.base import Tokenizer
 
 router = APIRouter(responses=ERRORS)
 

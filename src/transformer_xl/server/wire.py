@@ -7,7 +7,6 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_type_hints
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import one_line
 from transformer_xl.generation.draft import Chosen
 from transformer_xl.generation.sampling import NUMBERS, Bounds, Sampling
@@ -15,6 +14,7 @@ from transformer_xl.generation.seeds import fresh_seed, text_seed
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.server.jobs import LONGEST_SECONDS, RefusalError, Writing
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.untrusted import is_unicode
 
 T = TypeVar("T")

@@ -19,7 +19,6 @@ import torch
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.data.labels import Example
 from transformer_xl.data.squad import Question, Window, WindowLayout, batch_of_windows
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, shown
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.call import Execution
@@ -27,6 +26,7 @@ from transformer_xl.model.heads import SpanScores
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading.stream import scoring
 from transformer_xl.tasks.metrics import Answer, Prediction
+from transformer_xl.tokenizers.base import Tokenizer
 
 N_START, N_END, N_BEST = 5, 5, 5
 """Starts of a window, ends of each, and answers that are kept of a question; the authors' numbers."""

@@ -24,7 +24,6 @@ from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import Example, labels_of
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import FileRange, read_blocks
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, shown
 from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_device, choose_precision
 from transformer_xl.model.call import Execution
@@ -33,6 +32,7 @@ from transformer_xl.reading.stream import scoring
 from transformer_xl.reading.texts import windows
 from transformer_xl.tasks.answers import SpanPredictor
 from transformer_xl.tasks.metrics import Prediction
+from transformer_xl.tokenizers.base import Tokenizer
 
 _FLOATS = ("auto", "fp32", "bf16", "fp16")
 

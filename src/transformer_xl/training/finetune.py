@@ -26,7 +26,6 @@ from transformer_xl.console import clock
 from transformer_xl.data.labelled import LabelledRows, LabelledStream, LabelledTexts, Layout
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, TrainingError, message_of
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_blueprint, make_model
@@ -36,6 +35,7 @@ from transformer_xl.pictures import can_draw
 from transformer_xl.process import restarts
 from transformer_xl.tasks.metrics import TaskScore, tally_of
 from transformer_xl.tasks.predict import predictions
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.confusion import draw_confusion
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch

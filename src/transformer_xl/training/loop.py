@@ -16,11 +16,11 @@ import torch
 from transformer_xl.checkpoint.run_directory import RunDirectory, copies
 from transformer_xl.checkpoint.store import Checkpoint
 from transformer_xl.config.run import RunConfig
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, lacks_memory, message_of, no_memory
 from transformer_xl.kernels.device import Precision
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.process import stop_signals
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import computing_with, deterministic, last_threads, write_environment
 from transformer_xl.training.feed import AnyStream

@@ -12,7 +12,6 @@ from rich.console import Console
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.generate import generate
 from transformer_xl.generation.sampling import Sampling
@@ -21,6 +20,7 @@ from transformer_xl.model.pretrained import RUNS
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.process import restarts
 from transformer_xl.reading.targets import filled_in, scored_stream
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch
 from transformer_xl.training.loop import conduct, open_files, save

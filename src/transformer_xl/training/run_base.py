@@ -12,9 +12,9 @@ from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TrainingError
 from transformer_xl.reading.evaluation import Score
+from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.record import Record
 from transformer_xl.training.trainer import StepResult, Trainer

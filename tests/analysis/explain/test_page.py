@@ -18,7 +18,7 @@ from tests.analysis.explain.models import make, reading
 from transformer_xl.analysis.explain import attention
 from transformer_xl.analysis.explain.explanation import explain
 from transformer_xl.analysis.explain.page import page, write_explanation
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
+from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u2028\u2029\u202e}{{data}}{{policy}}'\"`${1}-->\0"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from transformer_xl.analysis.explain.token_text import label, labels, text_of
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
+from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, WordTokenizer
 
 
 def shown(tokenizer, data):

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformer_xl.analysis.explain.attention import AttentionWatch, Details, DistanceBins
 from transformer_xl.analysis.explain.token_text import text_of
 from transformer_xl.config.model import AttentionConfig, ModelConfig
-from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, CorpusError
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.base import LanguageModel
@@ -24,6 +23,7 @@ from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.segments import Cut, segments
 from transformer_xl.reading.stream import CarriedState, scoring
+from transformer_xl.tokenizers.base import Tokenizer
 
 _SCORES_AT_ONCE = 1 << 24  # of tokens times vocabulary: 64 MB
 

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.tokenizers.base import Tokenizer
 
 _LONGEST_LABEL = 80
 
@@ -23,7 +23,7 @@ def text_of(tokenizer: Tokenizer, ids: np.ndarray) -> tuple[str, np.ndarray]:
     A token that completes no character adds 0. A lone surrogate becomes U+FFFD.
 
     Example:
-        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> from transformer_xl.tokenizers.kinds import ByteTokenizer
         >>> text_of(ByteTokenizer(), np.array([110, 195, 169]))
         ('né', array([1, 0, 1]))
     """
@@ -40,7 +40,7 @@ def label(tokenizer: Tokenizer, token_id: int) -> str:
     r"""Return a token's text, or \xNN for each byte if it is not text, or its number if it is empty.
 
     Example:
-        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> from transformer_xl.tokenizers.kinds import ByteTokenizer
         >>> label(ByteTokenizer(), 65), label(ByteTokenizer(), 0xC3)
         ('A', '\\xc3')
     """

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import EXACT, TOKENIZERS, check_stream
 from tests.helpers import examples
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
+from tests.tokenizers.cases import EXACT, TOKENIZERS, check_stream
 from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer
 
 
 @settings(max_examples=examples(1000))

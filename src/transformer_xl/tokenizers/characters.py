@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizer_base import (
+from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.base import (
     BYTES,
     PieceTokenizer,
     ids_of,
@@ -21,7 +22,6 @@ from transformer_xl.data.tokenizer_base import (
     require_members,
     with_line_feeds,
 )
-from transformer_xl.errors import TokenizerError
 
 _LEFT_OUT, _UNSEEN = -1, -2
 """Used in place of an id, for text that is dropped and for text that is an error."""

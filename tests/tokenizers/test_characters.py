@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import LETTERS, TOKENIZERS, WITH_SURROGATES
+from tests.tokenizers.cases import LETTERS, TOKENIZERS, WITH_SURROGATES
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import ByteTokenizer, SymbolTokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.kinds import ByteTokenizer, SymbolTokenizer, train_tokenizer
 
 
 @pytest.mark.parametrize("kind", ["byte", "char"])

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples
-from transformer_xl.data.normalization import xlnet_aligned, xlnet_text
+from transformer_xl.tokenizers.normalization import xlnet_aligned, xlnet_text
 
 TEXT = st.text(
     st.sampled_from("ab A\t\n\u2028\xa0`'\"éÅﬁ½İΣσς\u0301\u0345\u0308가ㄱ\u1100\u1161ｶﾞ東🙂\u2581…")

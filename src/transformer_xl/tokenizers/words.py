@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.moses import MosesSpacing, PlainSpacing, moses_splitter
-from transformer_xl.data.tokenizer_base import (
+from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.base import (
     StreamDecoder,
     Tokenizer,
     ids_of,
@@ -23,7 +23,7 @@ from transformer_xl.data.tokenizer_base import (
     require_members,
     with_line_feeds,
 )
-from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.moses import MosesSpacing, PlainSpacing, moses_splitter
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 

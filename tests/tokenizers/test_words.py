@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import MIXED, TOKENIZERS, UNICODE, WORDS, check_stream
 from tests.helpers import examples
+from tests.tokenizers.cases import MIXED, TOKENIZERS, UNICODE, WORDS, check_stream
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import WordTokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.kinds import WordTokenizer, train_tokenizer
 
 
 @given(text=UNICODE)

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import EXACT, MIXED, TEXT, TOKENIZERS, TRAINED, UNICODE, WITH_SURROGATES, WORDS, check_stream
 from tests.helpers import examples
+from tests.tokenizers.cases import EXACT, MIXED, TEXT, TOKENIZERS, TRAINED, UNICODE, WITH_SURROGATES, WORDS, check_stream
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.text_files import cut_chunks
-from transformer_xl.data.tokenizers import (
+from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.kinds import (
     CharTokenizer,
     SymbolTokenizer,
     Tokenizer,
@@ -19,7 +20,6 @@ from transformer_xl.data.tokenizers import (
     tokenizer_from_dict,
     train_tokenizer,
 )
-from transformer_xl.errors import TokenizerError
 
 ALL = pytest.mark.parametrize("name", list(TOKENIZERS))
 

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.bpe import BPETokenizer, train_bpe
-from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
-from transformer_xl.data.ids import IdTokenizer
-from transformer_xl.data.spiece import SentencePieceTokenizer
-from transformer_xl.data.tokenizer_base import FORMAT, Tokenizer, require
-from transformer_xl.data.unigram_files import read_unigram
-from transformer_xl.data.unigram_training import train_unigram
-from transformer_xl.data.words import WordTokenizer, train_words
 from transformer_xl.errors import TokenizerError, did_you_mean, one_line, shown
 from transformer_xl.manifest import Manifest
+from transformer_xl.tokenizers.base import FORMAT, Tokenizer, require
+from transformer_xl.tokenizers.bpe import BPETokenizer, train_bpe
+from transformer_xl.tokenizers.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
+from transformer_xl.tokenizers.ids import IdTokenizer
+from transformer_xl.tokenizers.unigram import SentencePieceTokenizer
+from transformer_xl.tokenizers.unigram_files import read_unigram
+from transformer_xl.tokenizers.unigram_training import train_unigram
+from transformer_xl.tokenizers.words import WordTokenizer, train_words
 from transformer_xl.untrusted import parse_json
 
 _CLASSES = (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, SentencePieceTokenizer, SymbolTokenizer, IdTokenizer)

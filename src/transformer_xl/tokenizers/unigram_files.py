@@ -8,8 +8,8 @@ from base64 import b64decode, b64encode
 from typing import Any, Literal
 
 from transformer_xl.config.settings import Settings
-from transformer_xl.data.spiece import SentencePieceTokenizer
 from transformer_xl.errors import ConfigError, TokenizerError, one_line
+from transformer_xl.tokenizers.unigram import SentencePieceTokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # types of pieces
 _UNIGRAM = 1

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from transformer_xl.data.normalization import Aligned, xlnet_aligned, xlnet_text
-from transformer_xl.data.tokenizer_base import PieceDecoder, PieceTokenizer, StreamDecoder, join_as_sentence, require
 from transformer_xl.errors import TokenizerError, did_you_mean, one_line, shown
+from transformer_xl.tokenizers.base import PieceDecoder, PieceTokenizer, StreamDecoder, join_as_sentence, require
+from transformer_xl.tokenizers.normalization import Aligned, xlnet_aligned, xlnet_text
 from transformer_xl.untrusted import is_unicode
 
 SPACE = "\u2581"

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from transformer_xl.data.text_files import not_utf8
 from transformer_xl.errors import TokenizerError
 from transformer_xl.files import json_sha256, whole_file
+from transformer_xl.untrusted import not_utf8
 
 FORMAT = 1
 """Version of the JSON files."""

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import TEXT, TOKENIZERS, UNICODE
 from tests.helpers import examples
+from tests.tokenizers.cases import TEXT, TOKENIZERS, UNICODE
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import BPETokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.kinds import BPETokenizer, train_tokenizer
 
 
 def test_a_vocabulary_beyond_any_text_is_refused() -> None:

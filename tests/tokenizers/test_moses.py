@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples
-from transformer_xl.data.moses import JOINS, MosesSpacing, PlainSpacing
+from transformer_xl.tokenizers.moses import JOINS, MosesSpacing, PlainSpacing
 
 SIGNS = ["'", '"', "``", "''", "„", "“", "`", ",", ".", "?!", ")", "(", "[", "$", "£", "¿", "%", "...", "-", "'s", "n't", "'t"]
 WORDS = ["the", "dogs", "is", "5", "000", "isn", "東京", "は", "한국", "É", "…", "<unk>", "@", "a'", "'5"]

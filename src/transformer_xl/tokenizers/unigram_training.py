@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from io import BytesIO
 
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.bpe import first_bytes
-from transformer_xl.data.normalization import xlnet_text
-from transformer_xl.data.spiece import SentencePieceTokenizer, lines_of
 from transformer_xl.errors import TokenizerError, one_line
+from transformer_xl.tokenizers.bpe import first_bytes
+from transformer_xl.tokenizers.normalization import xlnet_text
+from transformer_xl.tokenizers.unigram import SentencePieceTokenizer, lines_of
 
 DEFAULT_UNIGRAM_SIZE = 8192
 """Vocabulary size of a Unigram tokenizer if the configuration has none."""

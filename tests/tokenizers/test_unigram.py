@@ -16,14 +16,14 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import TEXT, TOKENIZERS, UNICODE, check_stream, unigram
 from tests.helpers import examples
 from tests.parity.make_goldens_sentencepiece import xlnet_ids, xlnet_text
+from tests.tokenizers.cases import TEXT, TOKENIZERS, UNICODE, check_stream, unigram
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.spiece import SPACE, SentencePieceTokenizer, read_spiece
-from transformer_xl.data.tokenizers import load_tokenizer, tokenizer_from_dict, train_tokenizer
-from transformer_xl.data.unigram_files import _field as field
 from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers.kinds import load_tokenizer, tokenizer_from_dict, train_tokenizer
+from transformer_xl.tokenizers.unigram import SPACE, SentencePieceTokenizer, read_spiece
+from transformer_xl.tokenizers.unigram_files import _field as field
 
 GOLDENS = Path(__file__).resolve().parents[1] / "parity" / "goldens" / "sentencepiece"
 NAMES = ("xlnet", "bytes", "phrases")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizer_base import BYTES, PieceTokenizer, require
 from transformer_xl.errors import TokenizerError, one_line
+from transformer_xl.tokenizers.base import BYTES, PieceTokenizer, require
 
 DEFAULT_BPE_SIZE = 8192
 """Vocabulary size of a BPE tokenizer if the configuration has none."""

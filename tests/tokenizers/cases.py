@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.tokenizers import (
+from transformer_xl.tokenizers.kinds import (
     ByteTokenizer,
     CharTokenizer,
     SentencePieceTokenizer,

@@ -3,13 +3,13 @@ import sys
 
 import pytest
 
-from tests.data.tokenizer_cases import TEXT
+from tests.tokenizers.cases import TEXT
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data import unigram_training
-from transformer_xl.data.spiece import SentencePieceTokenizer
-from transformer_xl.data.tokenizers import train_tokenizer
-from transformer_xl.data.unigram_training import CONTROL, USER_DEFINED
 from transformer_xl.errors import TokenizerError
+from transformer_xl.tokenizers import unigram_training
+from transformer_xl.tokenizers.kinds import train_tokenizer
+from transformer_xl.tokenizers.unigram import SentencePieceTokenizer
+from transformer_xl.tokenizers.unigram_training import CONTROL, USER_DEFINED
 
 
 def train(text: str = TEXT, **settings) -> SentencePieceTokenizer:
@@ -29,7 +29,7 @@ def test_the_same_text_gives_the_same_pieces() -> None:
     """In another process, too, where sets have another order."""
     code = (
         "import sys; from transformer_xl.config.run import TokenizerConfig\n"
-        "from transformer_xl.data.tokenizers import train_tokenizer\n"
+        "from transformer_xl.tokenizers.kinds import train_tokenizer\n"
         "print(train_tokenizer(TokenizerConfig(kind='unigram', vocab_size=120), [sys.argv[1]]).fingerprint)"
     )
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}

@@ -1,0 +1,1 @@
+"""Text to ids and back: one file for each kind of vocabulary."""
