@@ -67,9 +67,9 @@ class TestFindFiles:
 
     def test_squad(self, tmp_path):
         def squad(*titles):
-            answer = {"text": "cat", "answer_start": 2}
             articles = []
             for title in titles:
+                answer = {"text": "dog" if title == "lost" else "cat", "answer_start": 2}
                 question = {"id": title, "question": "What?", "answers": [answer]}
                 articles.append({"title": title, "paragraphs": [{"context": "a cat", "qas": [question]}]})
             return json.dumps({"data": articles})
@@ -80,7 +80,11 @@ class TestFindFiles:
         (tmp_path / "dev-v1.1.json").write_text(squad("C"))
         texts = read_task(_task(tmp_path, "span"), seed=0)
         assert [len(each or ()) for each in (texts.train, texts.valid, texts.test)] == [2, 1, 0]
-        assert texts.labels == ()
+        assert texts.labels == () == texts.notes
+        (tmp_path / "train-v1.1.json").write_text(squad("A", "lost"))
+        texts = read_task(_task(tmp_path, "span"), seed=0)
+        assert [each.id for each in texts.train] == ["A"]
+        assert [note[-38:] for note in texts.notes] == ["1 questions without others are skipped"]
 
     @pytest.mark.parametrize(
         ("files", "message"),

@@ -72,6 +72,29 @@ def test_scores_are_those_of_the_script_for_version_2(golden: dict[str, Any]) ->
     assert score.metrics == pytest.approx(official_metrics(golden["scores"]), abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("said", "gold", "exact", "f1"),
+    [
+        ("1994年被", "1994年", 0, 10 / 11),
+        ("《红楼梦》", "红楼梦", 1, 1),
+        ("河内。", "河内", 1, 1),
+        ("“1994－1996年”", "1994-1996年", 1, 1),
+        ("Apple公司", "apple ＋公司", 1, 1),
+        ("Apple公司", "Apple", 0, 2 / 4),
+        ("こんにちは、", "こんばんは", 0, 3 * 2 / 10),
+        ("A座", "B座", 0, 1 / 2),  # articles are English
+        ("河　内", "河内", 1, 1),
+        ("——", "河内", 0, 0),
+        ("서울 시", "서울", 0, 2 / 3),  # has spaces
+        ("theatre-東", "the theatre-東!", 1, 1),  # a character in English text, as the official scripts have it
+    ],
+)
+def test_text_without_spaces_is_compared_by_characters(said: str, gold: str, exact: float, f1: float) -> None:
+    for version in ("1.1", "2.0"):
+        assert exact_and_f1(said, ["x", gold], version) == (exact, pytest.approx(f1)), version
+        assert exact_and_f1(gold, [said, "x"], version)[1] == pytest.approx(f1)
+
+
 def test_questions_with_the_same_probability_of_no_answer_are_not_parted() -> None:
     scores, no_answer = np.array([1.0, 0.0, 0.0]), np.array([0.5, 0.5, 0.5])
     assert best_threshold(scores, no_answer, np.array([False, True, True])) == (pytest.approx(2 / 3), 0.0)

@@ -15,6 +15,7 @@ is a part of the passage as it was written, not text put together from pieces.
 Reference: Rajpurkar et al. 2016 and 2018 for the files; zihangdai/xlnet `run_squad.py` for windows and their best context.
 """
 
+import re
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
@@ -38,7 +39,7 @@ Item = TypeVar("Item")
 
 
 class GoldAnswer(NamedTuple):
-    """A part of a passage: its text, and the character at which it begins."""
+    """A right answer: its text, and the character of the passage at which it begins, or -1 if it stands nowhere there."""
 
     text: str
     start: int
@@ -61,12 +62,18 @@ class Question:
     is_labelled: bool = True  # whether the file says what the answer is, or that there is none
     article: int = 0  # number of the article that the passage is from
     place: str = ""  # where it comes from, for messages
+    n_moved: int = 0  # answers that stand elsewhere in the passage than the file says
 
     @property
     def example(self) -> Example:
         """The passage and the question as a text and its pair, with the texts of all right answers as the label."""
         label = tuple(answer.text for answer in self.answers) if self.is_labelled else None
         return Example(self.passage, self.text, label=label, place=self.place, id=self.id)
+
+    @property
+    def place_of_answer(self) -> GoldAnswer | None:
+        """The first answer that stands in the passage."""
+        return next((answer for answer in self.answers if answer.start >= 0), None)
 
 
 class _Entry(BaseModel):
@@ -78,7 +85,7 @@ _Text = Annotated[str, StringConstraints(pattern=r"\S")]
 
 class _Answer(_Entry):
     text: _Text
-    answer_start: NonNegativeInt
+    answer_start: int
 
 
 class _Question(_Entry):
@@ -131,15 +138,36 @@ def _question(entry: _Question, passage: str, article: int, path: Path, *, label
         raise CorpusError(f"{place}: it has answers although is_impossible is true; remove one of the two")
     if labelled and not entry.is_impossible and not entry.answers:
         raise CorpusError(f"{place}: it has no answers; add one, or set is_impossible to true")
-    answers = tuple(GoldAnswer(answer.text, answer.answer_start) for answer in entry.answers)
-    for answer in answers:
-        if (stands := passage[answer.start : answer.end]) != answer.text:
-            raise CorpusError(
-                f"{place}: answer {shown(answer.text)} is not in its passage at character {answer.start}, where "
-                f"{shown(stands)} stands; correct answer_start"
-            )
+    answers = tuple(GoldAnswer(answer.text, _nearest(answer, passage)) for answer in entry.answers)
+    n_moved = sum(0 <= ours.start != theirs.answer_start for ours, theirs in zip(answers, entry.answers, strict=True))
     is_labelled = bool(answers) or entry.is_impossible
-    return Question(entry.id, entry.question, passage, answers, entry.is_impossible, is_labelled, article, place)
+    return Question(entry.id, entry.question, passage, answers, entry.is_impossible, is_labelled, article, place, n_moved)
+
+
+def _nearest(answer: _Answer, passage: str) -> int:
+    """Return where an answer stands, as near as can be to where its file says it does; -1 if it stands nowhere."""
+    if answer.answer_start >= 0 and passage.startswith(answer.text, answer.answer_start):
+        return answer.answer_start
+    starts = [match.start() for match in re.finditer(f"(?={re.escape(answer.text)})", passage)]
+    return min(starts, key=lambda start: abs(start - answer.answer_start), default=-1)
+
+
+def learnable(questions: Sequence[Question], path: Path) -> tuple[list[Question], tuple[str, ...]]:
+    """Return the questions of a file that a place in their passage can be learned from, and sentences about the others."""
+    kept = [question for question in questions if question.is_impossible or question.place_of_answer]
+    n_absent = sum(answer.start < 0 for question in questions for answer in question.answers)
+    n_moved = sum(question.n_moved for question in questions)
+    if n_absent and not any(question.answers for question in kept):
+        raise CorpusError(f"no answer of '{path}' is in its passage; give the file whose answers are copied from its passages")
+    notes = []
+    if n_moved:
+        notes.append(f"{n_moved:,} answers of '{path}' are not where answer_start says; they are taken from the nearest place")
+    if n_absent:
+        n_left = len(questions) - len(kept)
+        notes.append(
+            f"{n_absent:,} answers of '{path}' are not in their passages; {n_left:,} questions without others are skipped"
+        )
+    return kept, tuple(notes)
 
 
 def held_out(questions: Sequence[Question], share: float, *, seed: int) -> tuple[list[Question], list[Question]]:
@@ -294,7 +322,7 @@ class WindowLayout:
         return question.passage[start:end]
 
     def windows(self, question: Question) -> list[Window]:
-        """Return the windows of a question's passage, in their order. Their label is the first of the question's answers."""
+        """Return the windows of a question's passage, in their order, labeled with the first answer that is in it."""
         pieces, asked = self.pieces(question), self.asked(question)
         cuts = self.cuts(question, pieces, len(asked))
         best = _most_context(cuts, len(pieces.ids))
@@ -309,7 +337,8 @@ class WindowLayout:
         """Return the windows of a question's passage as places of pieces."""
         room, n_piece = self._tgt_len - self._n_special - n_asked, len(pieces.ids)
         begins = [0, *range(self._doc_stride, max(0, n_piece - room) + self._doc_stride, self._doc_stride)]
-        answer = pieces.covering(question.answers[0].start, question.answers[0].end) if question.answers else None
+        gold = question.place_of_answer
+        answer = gold and pieces.covering(gold.start, gold.end)
         cuts = []
         for begin in begins:
             end = min(begin + room, n_piece)
@@ -388,8 +417,8 @@ class LabelledWindows:
             self._asked.append(asked)
             cuts = layout.cuts(question, pieces, len(asked))
             windows += [(number, len(self._asked) - 1, cut) for cut in cuts]
-            if question.answers:
-                self.n_lost += layout.recovered(question, question.answers[0]) != question.answers[0].text
+            if gold := question.place_of_answer:
+                self.n_lost += layout.recovered(question, gold) != gold.text
         self._windows = np.array([(passage, asked, *cut) for passage, asked, cut in windows], np.int64)
         sizes = self._windows[:, 3] - self._windows[:, 2]
         self.lengths = np.array(

@@ -21,7 +21,7 @@ from transformer_xl.data.examples import (
 )
 from transformer_xl.data.labels import Example, label_names, labels_of
 from transformer_xl.data.order import permutation
-from transformer_xl.data.squad import Question, divide, held_out, read_squad
+from transformer_xl.data.squad import Question, divide, held_out, learnable, read_squad
 from transformer_xl.data.text_files import COMPRESSED
 from transformer_xl.errors import CorpusError, beside
 
@@ -87,6 +87,9 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
     files, is_span = find_files(task), task.kind == "span"
     notes = list(files.notes)
     train = _read(files.train, task)
+    if is_span:
+        train, about_places = learnable(train, files.train)
+        notes += about_places
     labels = () if is_span else label_names(task, train)
     if files.valid:
         valid = _read(files.valid, task)

@@ -1,12 +1,14 @@
 """What a model says of a text (`Prediction`), and how right that is of many: metrics by kind of task.
 
 Scores of answers are those of the official scripts `evaluate-v1.1.py` and `evaluate-v2.0.py`, as shares (Rajpurkar et al. 2016,
-section 6.1, and 2018).
+section 6.1, and 2018). Text of a script that puts no spaces between words is counted by characters, as the scripts of CMRC 2018
+and MLQA do; unlike them, digits count one by one there, too: 1994年 is nearer to 1995年 than to 红楼梦.
 """
 
 import math
 import re
 import string
+import unicodedata
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
@@ -23,6 +25,14 @@ Version = Literal["1.1", "2.0"]
 
 _ARTICLES = re.compile(r"\b(?:an?|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_WIDE_PUNCTUATION = {chr(ord(sign) + 0xFEE0) for sign in string.punctuation}  # which Unicode calls symbols in part: ＋ ＝ ～
+_SPACELESS = (  # characters that no spaces divide into words
+    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    r"\u2e80-\u2fff\u3001-\u312f\u31a0-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese and Japanese
+    r"\uff00-\uff9f"  # full-width signs
+)
+_IS_SPACELESS = re.compile(rf"[{_SPACELESS}][\w{_SPACELESS}]|\w[{_SPACELESS}]")
+_CHARACTERS = re.compile(rf"[{_SPACELESS}]|\d|[^\s\d{_SPACELESS}]+")
 
 
 @dataclass(frozen=True)
@@ -373,14 +383,26 @@ def ranks(x: np.ndarray) -> np.ndarray:
     return (counts.cumsum() - (counts - 1) / 2)[place]
 
 
-def normalized(text: str) -> str:
-    """Return an answer as it is compared: in lower case, without punctuation and articles, with single spaces.
+def compared_words(*texts: str) -> list[list[str]]:
+    """Return the words by which answers are compared: in lower case, without punctuation and articles.
+
+    If characters of a script without spaces touch others in one of the texts, all texts are taken apart: into such characters,
+    digits, and what else stands between spaces. Then all of Unicode's punctuation is left out, and articles stay. A Chinese
+    character alone among English words is a word, as in the official scripts.
 
     Example:
-        >>> normalized("The  cat's (a) hat.")
-        'cats hat'
+        >>> compared_words("The  cat's (a) hat.")
+        [['cats', 'hat']]
+        >>> compared_words("《红楼梦》 VR版", "“19”")
+        [['红', '楼', '梦', 'vr', '版'], ['1', '9']]
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+    if not any(map(_IS_SPACELESS.search, texts)):
+        return [_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split() for text in texts]
+    return [_CHARACTERS.findall("".join(sign for sign in text.lower() if not _is_punctuation(sign))) for text in texts]
+
+
+def _is_punctuation(sign: str) -> bool:
+    return unicodedata.category(sign).startswith("P") or sign in string.punctuation or sign in _WIDE_PUNCTUATION
 
 
 def exact_and_f1(said: str, answers: Sequence[str], version: Version = "2.0") -> tuple[float, float]:
@@ -395,14 +417,15 @@ def exact_and_f1(said: str, answers: Sequence[str], version: Version = "2.0") ->
     Example:
         >>> exact_and_f1("the cat sat", ["A cat", "dog"])
         (0.0, 0.6666666666666666)
+        >>> exact_and_f1("1994年被", ["1994年"])
+        (0.0, 0.9090909090909091)
     """
-    words = normalized(said).split()
-    golds = [normalized(answer).split() for answer in answers]
+    pairs = [compared_words(said, answer) for answer in answers]
     if version == "2.0":
-        golds = [gold for gold in golds if gold] or [[]]
-    if not golds:
+        pairs = [pair for pair in pairs if pair[1]] or [[*compared_words(said), []]]
+    if not pairs:
         return 0.0, 0.0
-    return float(any(gold == words for gold in golds)), max(_f1(words, gold, version) for gold in golds)
+    return float(any(words == gold for words, gold in pairs)), max(_f1(words, gold, version) for words, gold in pairs)
 
 
 def _f1(words: list[str], gold: list[str], version: Version) -> float:
