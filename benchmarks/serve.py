@@ -5,6 +5,7 @@
 - cancel: 500 calls that are left at random instants, and how long the next answer takes after each;
 - overload: how fast requests are refused while ten times as many come as there is room for;
 - sessions: 1,000 sessions through 8 rows; 100 of them fit into memory;
+- prefixes: a prompt of 5,000 bytes, and others that differ from it in the last one, with and without kept beginnings;
 - soak: clients that do everything at random, for `--minutes`.
 
 Server and clients share this machine, so clients take a part of what is measured.
@@ -235,6 +236,24 @@ async def victim(options: argparse.Namespace) -> dict[str, Any]:
     return {"quiet_ms": quiet_ms, "loud_ms": loud_ms, "resident_mb": [before, after], "seconds": seconds, "session_bytes": size}
 
 
+async def prefixes(options: argparse.Namespace) -> dict[str, Any]:
+    """Ask for a token after prompts that differ in the last byte."""
+    prompt = random.Random(0).randbytes(500 if options.tiny else 5000).hex()[::2]
+    found: dict[str, list[float]] = {}
+    for kept, more in (("kept", ()), ("not kept", ("--prefix-memory", "0"))):
+        async with served(*more) as server:
+            await server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
+            for last in "abcd":
+                begin = time.perf_counter()
+                made = await server.post("/v1/completions", {"prompt": prompt[:-1] + last, "max_tokens": 1, "seed": 0})
+                found.setdefault(kept, []).append(time.perf_counter() - begin)
+                found.setdefault("cached", []).append(made["usage"]["prompt_tokens_details"]["cached_tokens"])
+    rows = [[kept, f"{1000 * found[kept][0]:,.0f}", f"{1000 * min(found[kept][1:]):,.1f}"] for kept in ("kept", "not kept")]
+    print(f"\n{table([['beginnings', 'first prompt, ms', 'the next, ms'], *rows])}")
+    print(f"of {len(prompt):,} tokens, {max(found['cached']):,} were not read again")
+    return found
+
+
 async def cancel(options: argparse.Namespace) -> dict[str, Any]:
     """Leave calls at random instants, and ask for a token after each."""
     draw, waits = random.Random(0), list[float]()
@@ -403,6 +422,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "cancel": cancel,
     "overload": overload,
     "sessions": sessions,
+    "prefixes": prefixes,
     "soak": soak,
 }
 

@@ -343,7 +343,7 @@ def test_generate(tmp_path):
 @pytest.mark.benchmarks
 def test_serve():
     small = ["--tiny", "--repeats", 1, "--tokens", 2000, "--calls", 5, "--sessions", 40, "--minutes", 0.05]
-    done = run("serve.py", *small, "--parts", "streams", "victim", "cancel", "overload", "sessions", "soak")
+    done = run("serve.py", *small, "--parts", "streams", "victim", "cancel", "overload", "sessions", "prefixes", "soak")
     assert "rows busy" in done.stdout and "0 of 100 came back with another text; 0 tokens were read again" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(" calls of 12 clients, 0 errors")
 

@@ -355,6 +355,8 @@ def test_a_draft_is_written_once() -> None:
         ({"prompt": []}, {}, TokenizerError, "the prompt is empty; give at least one token"),
         ({"prompt": []}, {"go_on": True, "row": 1}, TokenizerError, "the prompt is empty"),  # the row has read nothing
         ({"prompt": []}, {"state": "empty"}, TokenizerError, "the prompt is empty"),
+        ({}, {"n_read": 1}, ValueError, r"^n_read \(1\) must leave some .*, and needs a state"),
+        *(({"prompt": [1, 2]}, {"state": "empty", "n_read": n}, ValueError, "must leave some of the 2") for n in (-1, 2)),
         ({"prompt": [1, 13]}, {}, TokenizerError, "token id 13 is outside the vocabulary"),
         ({"prompt": [1.5]}, {}, ValueError, r"prompt, \[1.5\], must be integers"),
         ({"prompt": [[1, 2]]}, {}, ValueError, "must be the token ids of one text"),

@@ -62,10 +62,11 @@ def start(model: TransformerXL, tmp_path: Path) -> Iterator[Start]:
         per_owner: int | None = None,
         quota: int | None = None,
         precision: str = "fp32",
+        n_prefix: int = 0,
         **more: Any,
     ) -> Service:
-        metrics = Metrics()
-        engine = Engine(decoder_of(model, precision), BYTES, queue=queue, per_owner=per_owner, metrics=metrics)
+        metrics, decoder = Metrics(), decoder_of(model, precision)
+        engine = Engine(decoder, BYTES, queue=queue, per_owner=per_owner, n_prefix=n_prefix, metrics=metrics)
         each = most_bytes(engine.format)
         store = Store(tmp_path / "sessions", engine.format, BYTES, who="test") if stored else None
         sessions = Sessions(

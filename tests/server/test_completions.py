@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.server.conftest import PIECE
 from tests.server.test_routes import PROMPT, Serve, complete, events
 
 MESSAGES: list[dict[str, Any]] = [
@@ -26,6 +27,18 @@ def test_a_chat_is_a_completion_of_its_lines(serve: Serve) -> None:
     assert made["system_fingerprint"] == plain["system_fingerprint"] + "-chat-plain", (
         "the client can see that a template was used"
     )
+
+
+def test_a_chat_goes_on_from_what_was_read_of_it_before(serve: Serve) -> None:
+    client = serve(chats=True, n_prefix=10)
+    body: dict[str, Any] = {"messages": list(MESSAGES), "max_tokens": 5}
+    first = client.post("/v1/chat/completions", json=body).json()
+    said = {"role": "assistant", "content": first["choices"][0]["message"]["content"]}
+    body["messages"] += [said, {"role": "user", "content": "Go on."}]
+    second = client.post("/v1/chat/completions", json=body).json()
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (first, second)]
+    assert cached == [0, first["usage"]["prompt_tokens"] // PIECE * PIECE]
+    assert second["usage"]["prompt_tokens"] > first["usage"]["prompt_tokens"]
 
 
 def test_a_chat_streams(serve: Serve) -> None:

@@ -193,6 +193,49 @@ def test_texts_of_a_prompt_are_those_of_the_scheduler_alone(start: Start) -> Non
     assert sum(end.n_read for end in ends) == 16 and [end.n_written for end in ends] == [6] * 5
 
 
+@pytest.mark.parametrize("n_prefix", [2, 100])
+def test_prompts_that_begin_alike_have_the_texts_of_prompts_read_whole(n_prefix: int, start: Start) -> None:
+    """Some at once and some one after another, with several texts each, and with more beginnings than are kept."""
+    plain, keeping, draw = start().engine, start(n_prefix=n_prefix).engine, np.random.default_rng(n_prefix)
+    stems = [draw.integers(0, 256, 45) for _ in range(2)]
+    kept = 0
+    for seed in range(12):
+        stem = stems[int(draw.integers(2))][: int(draw.integers(1, 46))]
+        prompt = np.concatenate([stem, draw.integers(0, 256, int(draw.integers(1, 20)))])
+        job = Job(
+            owner=OWNER, prompt=prompt, writing=writing(4, seeds=(seed, seed + 50)[: 1 + seed % 2], repetition_penalty=1.3)
+        )
+        pairs = [(Waiter(plain, job), Waiter(keeping, job)) for _ in range(1 + seed % 3)]
+        for expected, waiter in pairs:
+            for index in range(waiter.ticket.n_text):
+                assert waiter.tokens(index) == expected.tokens(index)
+            ends, without = ([each for each in side.answers if isinstance(each, End)] for side in (waiter, expected))
+            assert sum(each.n_read for each in ends) == sum(each.n_read for each in without) == len(prompt)
+            kept += sum(each.n_kept for each in ends)
+    assert kept >= 4 * PIECE
+
+
+def test_the_next_prompt_is_read_from_where_it_differs(start: Start) -> None:
+    """The last whole piece of a prompt, and the place where two of them part, are kept; of the same owner only."""
+    engine, text = start(n_prefix=10).engine, ids("0123456701234567012345670123456")
+    other = np.concatenate([text[:17], ids("and now for something else")])
+
+    def kept(prompt: np.ndarray, owner: str = OWNER, **more: Any) -> int:
+        answers = Waiter(engine, Job(owner=owner, prompt=prompt, **more)).wait()
+        n_read = sum(each.n for each in answers if isinstance(each, Progress))
+        (end,) = (each for each in answers if isinstance(each, End))
+        assert end.n_read == len(prompt) == n_read + end.n_kept
+        return end.n_kept
+
+    assert kept(text) == 0
+    assert kept(np.append(text[:-1], 5)) == 24, "the last piece and no more is read"
+    assert kept(np.concatenate([text, text])) == 24, "and what comes after it"
+    assert [kept(other), kept(np.append(other[:20], 5))] == [0, 16], "where it left the first, from the second time on"
+    assert kept(text, owner="b" * 64) == 0, "keys share nothing"
+    assert kept(text, score=True) == 0, "each of its tokens has a score"
+    assert [kept(text[:n]) for n in (9, 9, 8)] == [0, 8, 0], "some tokens are read, so that what follows is known"
+
+
 def test_scores_of_a_prompt_are_those_of_a_decoder(start: Start, model: TransformerXL) -> None:
     engine, text = start().engine, ids("a text that is longer than a piece")
     waiter = Waiter(engine, Job(owner=OWNER, prompt=text, score=True, likeliest=3))

@@ -81,6 +81,7 @@ def test_what_keeps_it_from_starting(folder: Path) -> None:
     )
     assert complaint("serve", "tiny", "--session-memory", "inf") == "--session-memory (inf) must be from 0 to 1,000,000,000"
     assert "holds no session, which takes" in complaint("serve", "tiny", "--session-memory", "0.0000001")
+    assert "holds no beginning, which takes" in complaint("serve", "tiny", "--prefix-memory", "0.0000001")
     Path("tiny/model.safetensors").write_bytes(b"damaged")
     assert complaint("serve", "tiny").startswith("'tiny/model.safetensors'")
 

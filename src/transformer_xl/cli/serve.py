@@ -30,6 +30,7 @@ def serve(
     public_name: Repeated = None,
     sessions: Path | None = None,
     session_memory: Annotated[float | None, Parameter(name="--session-memory")] = None,
+    prefix_memory: float | None = None,
     ttl: float = 86_400,
     save_every: Positive = 65_536,
     queue: Positive | None = None,
@@ -62,6 +63,8 @@ def serve(
         public_name: name by which clients call the server, besides localhost; may be repeated.
         sessions: directory for sessions, which then outlive the server. Its parent must exist.
         session_memory: gigabytes that sessions may take in memory. Default: a quarter of what is free.
+        prefix_memory: gigabytes that hold what prompts begin with, so that the next one is read from where it differs; 0: none.
+            Default: a quarter of --session-memory.
         ttl: seconds without use after which a session is deleted.
         save_every: tokens after which a session in use is saved.
         queue: requests that wait for a row. Default: four for each row.
@@ -77,7 +80,8 @@ def serve(
         raise ConfigError(f"--worker '{worker[:40]}' must be 1 to 16 letters and digits")
     if port > 65_535:
         raise ConfigError(f"--port ({port}) must be at most 65535")
-    numbers = {"ttl": ttl, "grace": grace, "session-memory": session_memory, "key-quota": key_quota}
+    numbers = {"ttl": ttl, "grace": grace, "session-memory": session_memory, "prefix-memory": prefix_memory}
+    numbers |= {"key-quota": key_quota}
     for option, value in numbers.items():
         if value is not None and not 0 <= value <= _MOST:
             raise ConfigError(f"--{option} ({value:g}) must be from 0 to {_MOST:,.0f}")
@@ -106,18 +110,22 @@ def serve(
 
     opened = opening.open(run)
     decoder = Decoder(opened.model, batch_size=rows, mem_len=mem_len, precision=precision)
+    each = most_bytes(decoder.session_format())
+    limit = int(session_memory * 1e9) if session_memory is not None else (free_bytes(torch.device("cpu")) or 4 << 30) // 4
+    if limit < each:
+        raise ConfigError(f"--session-memory ({limit:,} bytes) holds no session, which takes {each:,} bytes; raise it")
+    for_prefixes = limit // 4 if prefix_memory is None else int(prefix_memory * 1e9)
+    if prefix_memory and for_prefixes < each:
+        raise ConfigError(f"--prefix-memory ({for_prefixes:,} bytes) holds no beginning, which takes {each:,} bytes; raise it")
     metrics = Metrics(log=None if quiet else sys.stderr)
     engine = Engine(
         decoder,
         opened.tokenizer,
         queue=queue or 4 * rows,
         per_owner=max(8, 2 * rows) if keys else None,
+        n_prefix=for_prefixes // each,
         metrics=metrics,
     )
-    each = most_bytes(engine.format)
-    limit = int(session_memory * 1e9) if session_memory is not None else (free_bytes(torch.device("cpu")) or 4 << 30) // 4
-    if limit < each:
-        raise ConfigError(f"--session-memory ({limit:,} bytes) holds no session, which takes {each:,} bytes; raise it")
     quota = None if key_quota is None else int(key_quota * 1e9)
     if quota is not None and quota < each:
         raise ConfigError(f"--key-quota ({quota:,} bytes) holds no session, which takes {each:,} bytes; raise it")
@@ -160,6 +168,7 @@ def serve(
     say(
         f"{own_model}: {parameters:,} parameters, {decoder.precision} on {opened.device}, memory {decoder.mem_len:,} tokens\n"
         f"a session takes {each:,} bytes, however much it reads: {rows} in rows, {kept.most:,} in memory, {where}\n"
+        f"beginnings of prompts that are kept, so that they are read once: {engine.n_prefix:,}\n"
         f"ready at {server.address} for a browser, or for example:\n"
         f"  curl {server.address}/v1/completions -H 'Content-Type: application/json' "
         + ('-H "Authorization: Bearer $KEY" ' if keys else "")

@@ -99,8 +99,8 @@ class Draft:
         """The tokens that a repetition penalty looks at: the last ones, or each token once, so that it does not grow."""
         return list(self._seen)
 
-    def begin(self, row: int) -> None:
-        """Take a row, before the prompt is read."""
+    def begin(self, row: int, *, n_read: int = 0) -> None:
+        """Take a row, which has read the first `n_read` tokens of the prompt."""
         context = np.concatenate([np.array(self.before, np.int64), self.ids])
         window = self.sampling.repetition_window
         if self.sampling.repetition_penalty == 1:
@@ -110,7 +110,7 @@ class Draft:
         else:
             self._seen = deque[int](context[-window:].tolist(), window)
         self._transcript = None if self.tokenizer is None else Transcript(self.tokenizer, context, self.stopping)
-        self.row, self._since = row, time.perf_counter()
+        self.row, self.n_read, self._since = row, n_read, time.perf_counter()
 
     def read(self, n: int) -> None:
         """Count `n` more tokens of the prompt as read."""

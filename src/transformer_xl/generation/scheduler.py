@@ -65,7 +65,9 @@ class Scheduler:
         """Rows without a text."""
         return [row for row, draft in enumerate(self._drafts) if draft is None]
 
-    def submit(self, draft: Draft, *, row: int | None = None, state: RowState | None = None, go_on: bool = False) -> int:
+    def submit(
+        self, draft: Draft, *, row: int | None = None, state: RowState | None = None, n_read: int = 0, go_on: bool = False
+    ) -> int:
         """Begin a text in a free row; `tick` reads and writes it.
 
         The row forgets what it has read, unless `state` or `go_on` is given. The prompt may be empty only with one of them.
@@ -74,6 +76,7 @@ class Scheduler:
             draft: what to write.
             row: a free row; None: the first one, which `go_on` does not allow.
             state: what the text continues, as `Decoder.take` returned it.
+            n_read: tokens of the prompt that the state has read already, so that its pieces are counted on from there.
             go_on: the text continues what the row remembers.
 
         Returns:
@@ -83,8 +86,9 @@ class Scheduler:
             ConfigError: a sampling or a stop token that does not fit the vocabulary.
             TokenizerError: an id outside the vocabulary, or an empty prompt where nothing was read before.
             TypeError: no draft.
-            ValueError: no such free row, none with `go_on`, a draft that has begun before, or a state of another model or
-                decoder. After any of these errors, no text has begun and the other rows are as they were.
+            ValueError: no such free row, none with `go_on`, a draft that has begun before, a state of another model or decoder,
+                or more tokens read than the prompt has. After any of these errors, no text has begun and the other rows are
+                as they were.
         """
         if not isinstance(draft, Draft):
             raise TypeError(f"a text to write is a Draft, not a {type(draft).__name__}; give Draft(token_ids, seed=0)")
@@ -97,6 +101,10 @@ class Scheduler:
         if draft.row >= 0:
             raise ValueError("a draft is written once, and this one has begun; make another one")
         vocab_size = self._decoder.model.config.vocab_size or 0
+        if n_read and (state is None or not 0 < n_read < len(draft.ids)):
+            raise ValueError(
+                f"n_read ({n_read}) must leave some of the {len(draft.ids)} tokens of the prompt, and needs a state"
+            )
         draft.sampling.check(vocab_size)
         draft.stopping.check(vocab_size)
         check_ids(torch.from_numpy(draft.ids), vocab_size=vocab_size)
@@ -110,7 +118,7 @@ class Scheduler:
             self._scores = self._decoder.scores
             if np.isnan(self._scores.row(row).cluster(0)).any():
                 raise TokenizerError(EMPTY_PROMPT)
-        draft.begin(row)
+        draft.begin(row, n_read=n_read)
         self._drafts[row], self._last_read[row] = draft, 0
         return row
 

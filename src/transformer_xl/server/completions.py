@@ -47,10 +47,17 @@ class ChatChoice(Reply):
     finish_reason: str | None
 
 
+class PromptDetails(Reply):
+    """What of the prompts had been read before."""
+
+    cached_tokens: int
+
+
 class Usage(Reply):
     """How many tokens were read and written."""
 
     prompt_tokens: int
+    prompt_tokens_details: PromptDetails
     completion_tokens: int
     total_tokens: int
 
@@ -89,7 +96,7 @@ class Completion:
         self._service, self._body, self._jobs, self._echoes = service, body, jobs, echoes or []
         self._n = [len(job.writing.seeds) if job.writing else 1 for job in jobs]
         self._first = [sum(self._n[:i]) for i in range(len(jobs))]
-        self._n_read = self._n_written = 0
+        self._n_read = self._n_kept = self._n_written = 0
 
     async def whole(self) -> dict[str, Any]:
         """Return the choices and the usage."""
@@ -116,9 +123,15 @@ class Completion:
         """Return what is new of a choice as it is shown in a stream."""
         return choice
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         read, written = self._n_read, self._n_written
-        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        details = {"cached_tokens": self._n_kept}
+        return {
+            "prompt_tokens": read,
+            "prompt_tokens_details": details,
+            "completion_tokens": written,
+            "total_tokens": read + written,
+        }
 
     async def _choices(self) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Yield what is new of any text, of as many jobs side by side as there are rows."""
@@ -178,6 +191,7 @@ class Completion:
                     yield _choice(first + each.index, whole_characters(each.text), logprobs)
                 elif isinstance(each, End):
                     self._n_read += each.n_read
+                    self._n_kept += each.n_kept
                     self._n_written += each.n_written
                     reason = "stop" if each.reason == "stop" else "length"
                     yield _choice(first + each.index, whole_characters(each.rest), None, reason)

@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -42,6 +42,7 @@ from transformer_xl.server.jobs import (
     refusal_of,
 )
 from transformer_xl.server.metrics import Metrics
+from transformer_xl.server.prefixes import Prefixes
 from transformer_xl.server.sessions import Session
 from transformer_xl.tokenizers.base import Tokenizer
 
@@ -68,6 +69,9 @@ class _Part:
     draft: Draft | None = None  # what the scheduler writes, once it has a row
     n_read: int = 0  # tokens that an earlier part of the ticket has read
     shares: bool = False  # it is one of several texts of a prompt that was read for all of them
+    n_kept: int = 0  # tokens of the prompt that an earlier one had read already
+    path: list[bytes] = field(default_factory=list)  # of its prompt, see `Prefixes`
+    due: set[int] = field(default_factory=set)  # places of the prompt at which what the row remembers is kept
     before: TextState | None = None  # what a copy of a session is a copy of
 
     @property
@@ -80,6 +84,7 @@ class _Part:
 class Engine:
     """Runs jobs on the rows of a decoder, which nobody else may use; `queue` jobs may wait, `per_owner` of each owner.
 
+    Prompts without a session go on from the nearest of `n_prefix` places that earlier ones of their owner came by.
     `submit`, `cancel` and `call` may be called by any thread.
     """
 
@@ -91,6 +96,7 @@ class Engine:
         queue: int,
         metrics: Metrics,
         per_owner: int | None = None,
+        n_prefix: int = 0,
     ) -> None:
         self.decoder, self.tokenizer, self.metrics = decoder, tokenizer, metrics
         self.queue, self.per_owner = queue, queue if per_owner is None else per_owner
@@ -98,6 +104,8 @@ class Engine:
         self.last_tick = time.monotonic()
         self.n_failed = 0  # ticks one after another
         self._scheduler = Scheduler(decoder)
+        self.n_prefix = n_prefix
+        self._prefixes = Prefixes(piece=decoder.tgt_len, most=n_prefix)
         self._residents: list[Session | None] = [None] * decoder.batch_size
         self._dirty = [False] * decoder.batch_size  # holds a text that is over
         self._parts: dict[Draft, _Part] = {}
@@ -367,10 +375,20 @@ class Engine:
             session.row, session.parked, self._residents[row] = row, None, session
             if writing := part.ticket.job.writing:  # only now, so that a refused call leaves the random numbers as they were
                 session.text.draw(draft, on=writing.keeps_drawing)
+        elif part.state is None and not part.ticket.job.score:
+            self._submit_after_prefix(part, draft, row)
         else:
             self._scheduler.submit(draft, row=row, state=part.state)
         self._dirty[row] = False
         self._parts[draft] = part
+
+    def _submit_after_prefix(self, part: _Part, draft: Draft, row: int) -> None:
+        """Go on from where an earlier prompt began like this one, and note where this one is worth keeping."""
+        part.path = self._prefixes.path(part.ticket.job.owner, part.prompt)
+        part.n_kept, state = self._prefixes.longest(part.path)
+        self._scheduler.submit(draft, row=row, state=state, n_read=part.n_kept)
+        part.due = self._prefixes.due(part.path)
+        self.metrics.kept.inc(part.n_kept)
 
     def _draft(self, part: _Part) -> Draft:
         job, session = part.ticket.job, part.session
@@ -409,6 +427,8 @@ class Engine:
             if part.session is not None:
                 part.session.text.add(event)
             if isinstance(event, Read):
+                if event.draft.n_read in part.due:
+                    self._prefixes.keep(part.path, event.draft.n_read, self.decoder.take(event.draft.row))
                 self._tell(part.ticket, Progress(event.n, event.scored))
             elif isinstance(event, Chosen):
                 self._tell(part.ticket, Piece(part.index or 0, event, event.piece))
@@ -429,7 +449,7 @@ class Engine:
         self._leave(ticket)
         reason = draft.reason or "interrupted"
         rest = event.rest if part.index is not None else ""  # where nothing is written, it belongs to the prompt
-        self._tell(ticket, End(part.index or 0, reason, rest, part.n_read + draft.n_read, draft.n_written))
+        self._tell(ticket, End(part.index or 0, reason, rest, part.n_read + draft.n_read, draft.n_written, part.n_kept))
 
     def _drop(self, draft: Draft) -> None:
         """Let go of a text that is over; its row is to be cleared, unless a session remembers it."""
@@ -442,8 +462,9 @@ class Engine:
         with self._wake:
             queue = self._waiting.setdefault(ticket.job.owner, deque())
             for index in reversed(range(ticket.n_text)):
-                n_read = 0 if index else prompt.n_read
-                queue.appendleft(_Part(ticket, none, index, state, n_read=n_read, shares=True, before=part.before))
+                n_read, n_kept = (0, 0) if index else (prompt.n_read, part.n_kept)
+                shared = _Part(ticket, none, index, state, shares=True, before=part.before, n_read=n_read, n_kept=n_kept)
+                queue.appendleft(shared)
 
     def _lose(self, part: _Part, error: Exception) -> None:
         """End a ticket one of whose texts has failed; a session whose row was emptied has lost what no file holds."""

@@ -96,8 +96,9 @@ class End:
     index: int
     reason: FinishReason
     rest: str
-    n_read: int
+    n_read: int  # tokens of the prompt
     n_written: int
+    n_kept: int = 0  # of those read, tokens that an earlier prompt had read already
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ class Metrics:
         self.between = Histogram("txl_inter_token_seconds", "between two tokens of a text", buckets=_SECONDS, **own)
         self._tick = Histogram("txl_tick_seconds", "a turn of the engine", ["with_piece"], buckets=_SECONDS, **own)
         self._read = Counter("txl_tokens_read", "tokens read", **own)
+        self.kept = Counter("txl_tokens_kept", "tokens of prompts that an earlier one had read already", **own)
         self._written = Counter("txl_tokens_written", "tokens written", **own)
         self.evictions = Counter("txl_evictions", "sessions that left a row or memory", ["to"], **own)
         self.restores = Histogram("txl_restore_seconds", "to read a session from its file", buckets=_SECONDS, **own)
