@@ -144,6 +144,9 @@ def test_answers_have_their_place(txl: Txl, workbench: Path) -> None:
     (prediction,) = transformer_xl.predict((saved, BYTES), (LINE, "who?"))
     assert (found["id"], found["answer"]) == ("7", prediction.label)
     assert LINE[found["start"] : found["end"]] == found["answer"] != ""
+    scores = [answer.score for answer in prediction.answers]
+    assert [each["score"] for each in found["answers"]] == pytest.approx(scores, abs=1e-5)
+    assert found["score"] == found["answers"][0]["score"]
     assert len(found["answers"]) == len(prediction.answers) and found["no_answer"] == pytest.approx(
         prediction.no_answer, abs=1e-5
     )

@@ -235,6 +235,12 @@ def test_windows_cover_the_passage_and_share_each_piece_to_the_one_that_shows_mo
             assert own_context == max(shown)
 
 
+def test_a_chinese_alphabet_has_no_latin_letters() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["胡志明在河内。\n谁？\n"])
+    (window,) = window_layout(tokenizer, False, tgt_len=200).windows(asked("胡志明在河内。", "河内", text="谁？"))
+    assert tokenizer.decode(window.row.ids[window.labels[0] : window.labels[1] + 1].tolist()) == "河内"
+
+
 @pytest.mark.parametrize("name", ["byte", "char", "bpe", "word", "lines", "sentences"])
 def test_answers_come_back_where_pieces_end_with_them(name: str) -> None:
     passage = "The cat's naïve\nhat. The é x 1 sat"

@@ -308,6 +308,10 @@ def test_states_of_a_window_are_those_of_its_one_segment() -> None:
     assert found.ends.shape == (1, 5, 5)
     for key, value in vars(expected).items():
         assert torch.equal(getattr(found, key), value), key
+    head: Any = model.head
+    start, end = found.starts[0, 1], found.ends[0, 1, 2]
+    of_end = head.end(head.end_norm(head.end_inner(torch.cat([h[0, end], h[0, start]])).tanh()))
+    assert_close("score", found.scores[0, 1, 2], (head.start(h[0, start]) + of_end)[0], 1e-6)
     labels = torch.tensor([[0, 3, 0]])
     nll = model(row, segments=text, may_answer=may_answer, labels=labels).nll
     assert model.span_scores(row, segments=text, n_start=2, n_end=3).ends.shape == (1, 2, 3)

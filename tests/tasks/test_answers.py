@@ -35,7 +35,7 @@ def predicted(question: dict[str, Any], threshold: float | None) -> Prediction:
     example = Example("passage", "question", label=tuple(question["answers"]))
     said, no_answer = question["said"], question["no_answer"]
     label = "" if threshold is not None and no_answer > threshold else said
-    answers = (Answer(said, 0, 1, 0.5), Answer("no", 1, 2, 0.1)) if said else ()
+    answers = (Answer(said, 0, 1, 0.5, 2.0), Answer("no", 1, 2, 0.1, 1.0)) if said else ()
     return Prediction(example, label, answers=answers, no_answer=no_answer)
 
 
@@ -107,7 +107,7 @@ def test_questions_with_the_same_probability_of_no_answer_are_not_parted() -> No
 
 
 def test_a_score_in_words() -> None:
-    said = [Prediction(Example("a", "?", label=("cat",)), "cat", answers=(Answer("cat", 0, 3, 0.9),), no_answer=0.1)]
+    said = [Prediction(Example("a", "?", label=("cat",)), "cat", answers=(Answer("cat", 0, 3, 0.9, 2.0),), no_answer=0.1)]
     assert TaskScore.of("span", (), said).in_words() == "exact match 1.000, F1 1.000 (1 text)"
     with pytest.raises(CorpusError, match="no text has a label"):
         TaskScore.of("span", (), [Prediction(Example("a", "?"), "cat")])
@@ -132,7 +132,8 @@ def test_the_best_spans_are_those_that_loops_find(data: st.DataObject) -> None:
         ends = np.stack([rng.choice(n_row, j, replace=False) for _ in range(k)])
         start_log_probs, end_log_probs = -rng.exponential(2, k), -rng.exponential(2, (k, j))
         start_log_probs[rng.random(k) < 0.1] = -math.inf
-        scores.append(WindowScores(starts, start_log_probs, ends, end_log_probs, float(rng.normal())))
+        shifted = start_log_probs[:, None] + end_log_probs + 10 * w
+        scores.append(WindowScores(starts, start_log_probs, ends, end_log_probs, float(rng.normal()), shifted))
         for a, b in itertools.product(range(k), range(j)):
             first, last = int(starts[a]) - 5, int(ends[a, b]) - 5  # "who?\n" stands before the passage
             in_passage = 0 <= first < sizes[w] and 0 <= last < sizes[w]
@@ -149,11 +150,12 @@ def test_the_best_spans_are_those_that_loops_find(data: st.DataObject) -> None:
                 if not PASSAGE[slice(*span)].strip():
                     continue
                 log_prob = start_log_probs[a] + end_log_probs[a, b]
-                expected[span] = max(expected.get(span, -math.inf), log_prob)
+                expected[span] = max(expected.get(span, (-math.inf, 0)), (log_prob, shifted[a, b]))
     found, no_answer = best_answers(PASSAGE, windows, scores, max_answer_len=most)
-    best = sorted(expected.items(), key=lambda item: -item[1])[:5]
+    best = sorted(expected.items(), key=lambda item: -item[1][0])[:5]
     assert [(each.start, each.end) for each in found] == [span for span, _ in best]
-    assert [each.probability for each in found] == pytest.approx([math.exp(log_prob) for _, log_prob in best])
+    assert [each.probability for each in found] == pytest.approx([math.exp(log_prob) for _, (log_prob, _) in best])
+    assert [each.score for each in found] == pytest.approx([score for _, (_, score) in best])
     assert all(each.text == PASSAGE[each.start : each.end] for each in found)
     assert no_answer == pytest.approx(1 / (1 + math.exp(-min(score.no_answer for score in scores))))
 
@@ -163,7 +165,7 @@ def test_starts_belong_to_their_own_ends() -> None:
     layout = WindowLayout(Layout(BYTES, "lstm"), tgt_len=100, doc_stride=10, max_query_len=10)
     windows = layout.windows(Question("1", "who?", "Ann met Bo.", is_labelled=False))
     starts, ends = np.array([5, 13]), np.array([[7, 14], [14, 7]])  # of "Ann" and of "Bo"
-    scores = WindowScores(starts, np.log([0.6, 0.4]), ends, np.log([[0.9, 0.1], [0.8, 0.2]]), -800.0)
+    scores = WindowScores(starts, np.log([0.6, 0.4]), ends, np.log([[0.9, 0.1], [0.8, 0.2]]), -800.0, np.zeros((2, 2)))
     found, no_answer = best_answers("Ann met Bo.", windows, [scores], max_answer_len=10)
     assert [(each.text, round(each.probability, 6)) for each in found] == [("Ann", 0.54), ("Bo", 0.32), ("Ann met Bo", 0.06)]
     assert no_answer == 0.0
@@ -172,7 +174,7 @@ def test_starts_belong_to_their_own_ends() -> None:
 def test_nothing_is_answered_where_no_end_comes_after_a_start() -> None:
     layout = WindowLayout(Layout(BYTES, "lstm"), tgt_len=100, doc_stride=10, max_query_len=10)
     windows = layout.windows(Question("1", "who?", "Ann", is_labelled=False))
-    scores = WindowScores(np.array([7, 8]), np.zeros(2), np.array([[5], [8]]), np.zeros((2, 1)), 800.0)
+    scores = WindowScores(np.array([7, 8]), np.zeros(2), np.array([[5], [8]]), np.zeros((2, 1)), 800.0, np.zeros((2, 1)))
     assert best_answers("Ann", windows, [scores], max_answer_len=10) == ([], 1.0)
 
 

@@ -264,7 +264,7 @@ class WindowLayout:
     """
 
     def __init__(self, layout: Layout, *, tgt_len: int, doc_stride: int = 128, max_query_len: int = 64) -> None:
-        layout.tokenizer.encode_with_offsets("a")
+        layout.tokenizer.encode_with_offsets("")  # an error if it does not keep places
         if not len(layout.sep):
             raise TokenizerError(
                 f"this tokenizer (kind {layout.tokenizer.kind}) has no token for a line end or a space, which divides "

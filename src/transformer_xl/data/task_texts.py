@@ -86,7 +86,7 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
     """Read all examples of a task, and cut off a share to validate on if there is no file for it."""
     files, is_span = find_files(task), task.kind == "span"
     notes = list(files.notes)
-    train = _read(files.train, task)
+    train: list[Any] = _read(files.train, task)
     if is_span:
         train, about_places = learnable(train, files.train)
         notes += about_places

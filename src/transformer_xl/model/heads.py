@@ -39,6 +39,7 @@ class SpanScores:
         ends: int64 (B, K, J), last tokens of answers that begin at each start.
         end_log_probs: (B, K, J), logarithms of their probabilities, given the start.
         no_answer: (B,), a score that is high where there is no answer, before the sigmoid.
+        scores: (B, K, J), the sums of both scores before the softmax over a window, which can be compared between windows.
     """
 
     starts: Tensor
@@ -46,6 +47,7 @@ class SpanScores:
     ends: Tensor
     end_log_probs: Tensor
     no_answer: Tensor
+    scores: Tensor
 
 
 class TextHead(nn.Module):
@@ -114,8 +116,8 @@ class SpanHead(nn.Module):
             allowed_BL = _allowed(may_answer)
             scored_B = labels[:, 0] >= 0
             start_B1, end_B1 = labels[:, :1].clamp(min=0), labels[:, 1:2].clamp(min=0)
-            start_BL = self._starts(h_BLD, allowed_BL)
-            end_BKL = self._ends(h_BLD, start_B1, allowed_BL)
+            start_BL = self._starts(h_BLD, allowed_BL).log_softmax(-1)
+            end_BKL = self._ends(h_BLD, start_B1, allowed_BL).log_softmax(-1)
             none_B = self._no_answer(h_BLD, start_BL)
             nats_B = -start_BL.gather(1, start_B1).squeeze(1) - end_BKL.squeeze(1).gather(1, end_B1).squeeze(1)
             is_none_B = labels[:, 2].clamp(min=0).to(none_B.dtype)
@@ -128,25 +130,28 @@ class SpanHead(nn.Module):
         with torch.autocast(h_BLD.device.type, enabled=False):
             h_BLD = h_BLD.to(self.start.weight.dtype)
             allowed_BL = _allowed(may_answer)
-            start_BL = self._starts(h_BLD, allowed_BL)
-            n_token = start_BL.shape[1]
+            score_BL = self._starts(h_BLD, allowed_BL)
+            start_BL, n_token = score_BL.log_softmax(-1), score_BL.shape[1]
             start_log_probs, starts_BK = start_BL.topk(min(n_start, n_token))
-            end_log_probs, ends_BKJ = self._ends(h_BLD, starts_BK, allowed_BL).topk(min(n_end, n_token))
-            return SpanScores(starts_BK, start_log_probs, ends_BKJ, end_log_probs, self._no_answer(h_BLD, start_BL))
+            score_BKL = self._ends(h_BLD, starts_BK, allowed_BL)
+            end_log_probs, ends_BKJ = score_BKL.log_softmax(-1).topk(min(n_end, n_token))
+            scores_BKJ = score_BL.gather(1, starts_BK).unsqueeze(-1) + score_BKL.gather(2, ends_BKJ)
+            none_B = self._no_answer(h_BLD, start_BL)
+            return SpanScores(starts_BK, start_log_probs, ends_BKJ, end_log_probs, none_B, scores_BKJ)
 
     def _starts(self, h_BLD: Tensor, allowed_BL: Tensor) -> Tensor:
-        """Return the log-probability that an answer begins at each token, (B, L)."""
-        return _log_probs(linear(h_BLD, self.start.weight, self.start.bias).squeeze(-1), allowed_BL)
+        """Return the score of an answer that begins at each token, (B, L)."""
+        return _masked(linear(h_BLD, self.start.weight, self.start.bias).squeeze(-1), allowed_BL)
 
     def _ends(self, h_BLD: Tensor, starts_BK: Tensor, allowed_BL: Tensor) -> Tensor:
-        """Return the log-probability that an answer that begins at each start ends at each token, (B, K, L)."""
+        """Return the score of an answer that begins at each start and ends at each token, (B, K, L)."""
         D = h_BLD.shape[-1]
         start_BKD = h_BLD.gather(1, starts_BK.unsqueeze(-1).expand(-1, -1, D))
         # the product of [h ; h_start] in two parts, so that neither is computed for all pairs
         own, of_start = self.end_inner.weight.split(D, dim=1)
         inner_BKLD = linear(h_BLD, own).unsqueeze(1) + linear(start_BKD, of_start, self.end_inner.bias).unsqueeze(2)
         normed = self.end_norm(inner_BKLD.tanh())
-        return _log_probs(linear(normed, self.end.weight, self.end.bias).squeeze(-1), allowed_BL.unsqueeze(1))
+        return _masked(linear(normed, self.end.weight, self.end.bias).squeeze(-1), allowed_BL.unsqueeze(1))
 
     def _no_answer(self, h_BLD: Tensor, start_BL: Tensor) -> Tensor:
         """Return a score that is high where there is no answer, (B,)."""
@@ -187,6 +192,6 @@ def _allowed(may_answer: Tensor) -> Tensor:
     return may_answer | is_last
 
 
-def _log_probs(score: Tensor, allowed: Tensor) -> Tensor:
-    """Return log-probabilities over the last axis, at least in fp32; -inf where it is not allowed."""
-    return at_least_fp32(score).masked_fill(~allowed, float("-inf")).log_softmax(dim=-1)
+def _masked(score: Tensor, allowed: Tensor) -> Tensor:
+    """Return scores at least in fp32; -inf where it is not allowed."""
+    return at_least_fp32(score).masked_fill(~allowed, float("-inf"))

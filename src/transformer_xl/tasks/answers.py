@@ -14,7 +14,6 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.data.labels import Example
@@ -40,6 +39,7 @@ class WindowScores(NamedTuple):
     ends: np.ndarray
     end_log_probs: np.ndarray
     no_answer: float
+    scores: np.ndarray
 
 
 def best_answers(
@@ -57,30 +57,28 @@ def best_answers(
     Returns:
         Answers at different places of the passage. None if no start that was looked at has an end at or after it.
     """
-    found: dict[tuple[int, int], float] = {}
-    for window, score in zip(windows, scores, strict=True):
-        for first, last, log_prob in _spans(window, score, max_answer_len):
+    likeliest: dict[tuple[int, int], tuple[float, float]] = {}
+    for window, window_scores in zip(windows, scores, strict=True):
+        for first, last, log_prob, score in _spans(window, window_scores, max_answer_len):
             place = int(window.starts[first]), int(window.ends[last])
-            if not passage[slice(*place)].strip():  # a piece may stand for a space
-                continue
-            found[place] = max(log_prob, found.get(place, -math.inf))
-    best = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:n_best]
-    answers = [Answer(passage[start:end], start, end, math.exp(log_prob)) for (start, end), log_prob in best]
+            if passage[slice(*place)].strip():  # a piece may stand for a space
+                likeliest[place] = max((log_prob, score), likeliest.get(place, (-math.inf, 0.0)))
+    best = sorted(likeliest.items(), key=lambda item: (-item[1][0], item[0]))[:n_best]
+    answers = [Answer(passage[start:end], start, end, math.exp(log_prob), score) for (start, end), (log_prob, score) in best]
     return answers, _sigmoid(min(score.no_answer for score in scores))
 
 
-def _spans(window: Window, score: WindowScores, max_answer_len: int) -> Iterator[tuple[int, int, float]]:
-    """Yield the spans that a window may answer with: first and last of its pieces, and the log-probability of both."""
+def _spans(window: Window, of: WindowScores, max_answer_len: int) -> Iterator[tuple[int, int, float, float]]:
+    """Yield the spans that a window may answer with: first and last of its pieces, their log-probability and their score."""
     n_piece = len(window.starts)
-    for start, start_log_prob, ends, end_log_probs in zip(
-        score.starts - window.begin, score.start_log_probs, score.ends - window.begin, score.end_log_probs, strict=True
-    ):
+    starts, ends = of.starts - window.begin, of.ends - window.begin
+    log_probs = of.start_log_probs[:, None] + of.end_log_probs
+    for k, start in enumerate(starts.tolist()):
         if not 0 <= start < n_piece or not window.has_most_context[start]:
             continue
-        for end, end_log_prob in zip(ends, end_log_probs, strict=True):
-            log_prob = float(start_log_prob) + float(end_log_prob)
-            if start <= end < min(n_piece, start + max_answer_len) and log_prob > -math.inf:
-                yield int(start), int(end), log_prob
+        for j, end in enumerate(ends[k].tolist()):
+            if start <= end < min(n_piece, start + max_answer_len) and log_probs[k, j] > -math.inf:
+                yield start, end, float(log_probs[k, j]), float(of.scores[k, j])
 
 
 def _sigmoid(score: float) -> float:
@@ -150,11 +148,10 @@ class SpanPredictor:
         arrays = {field.name: getattr(scores, field.name).cpu() for field in fields(scores)}
         if any(each.isnan().any() for each in arrays.values()) or not arrays["no_answer"].isfinite().all():
             raise ConfigError(f"the model's scores in {self.precision} are not finite numbers; use --precision fp32")
-        starts, start_log_probs, ends, end_log_probs, no_answer = (
-            arrays[name].numpy() if arrays[name].dtype == torch.int64 else arrays[name].double().numpy() for name in arrays
-        )
+        numbers = {name: (each.double() if each.is_floating_point() else each).numpy() for name, each in arrays.items()}
         for i, pad in enumerate(n_pad):
-            yield WindowScores(starts[i] - pad, start_log_probs[i], ends[i] - pad, end_log_probs[i], float(no_answer[i]))
+            own = {name: array[i] for name, array in numbers.items()}
+            yield WindowScores(**own)._replace(starts=own["starts"] - pad, ends=own["ends"] - pad)
 
 
 def question_of(example: Example) -> Question:

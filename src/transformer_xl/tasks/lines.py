@@ -15,7 +15,7 @@ from transformer_xl.model.base import SequenceModel
 from transformer_xl.tasks.metrics import Prediction
 from transformer_xl.untrusted import read_json_object
 
-_DIGITS = 6  # of probabilities in JSON
+_DIGITS = 6  # of numbers in JSON
 
 
 def as_json(prediction: Prediction, labels: Sequence[str]) -> str:
@@ -29,13 +29,13 @@ def as_json(prediction: Prediction, labels: Sequence[str]) -> str:
     example, label = prediction.example, prediction.label
     line: dict[str, Any] = {"text": example.text, "pair": example.pair} if example.id is None else {"id": example.id}
     if prediction.no_answer is not None:
-        answers = [vars(answer) | {"probability": _rounded(answer.probability)} for answer in prediction.answers]
-        best = answers[0] if answers and label else {"start": None, "end": None}
-        line |= {"answer": label, "start": best["start"], "end": best["end"]}
+        rounded = [{name: _rounded(value) for name, value in vars(answer).items()} for answer in prediction.answers]
+        best = rounded[0] if rounded and label else {}
+        line |= {"answer": label} | {name: best.get(name) for name in ("start", "end", "score")}
         line |= {
             "probability": _rounded(prediction.probability),
             "no_answer": _rounded(prediction.no_answer),
-            "answers": answers,
+            "answers": rounded,
         }
     else:
         shares = [_rounded(p) for p in prediction.probabilities]
@@ -80,8 +80,8 @@ def _chosen(prediction: Prediction) -> str | None:
     return prediction.example.choices[prediction.label] if isinstance(prediction.label, int) else None
 
 
-def _rounded(probability: float | None) -> float | None:
-    return None if probability is None else round(probability, _DIGITS)
+def _rounded(value: Any) -> Any:
+    return round(value, _DIGITS) if isinstance(value, float) else value
 
 
 @contextmanager

@@ -44,12 +44,15 @@ class Answer:
         start: its first character.
         end: the character after its last.
         probability: that it is the answer, as the part of the passage says that was read with it at one time.
+        score: those of its first and last token together, before the softmax over that part. It can be compared between parts
+            and passages, as programs for SQuAD do with `start_logit + end_logit`.
     """
 
     text: str
     start: int
     end: int
     probability: float
+    score: float
 
 
 @dataclass(frozen=True)
