@@ -64,7 +64,7 @@ TOKENIZERS: dict[str, Tokenizer] = {
     "bytes": SymbolTokenizer([*map(str, range(255, -1, -1)), "<eos>"], unit="byte"),
     "bytes without line ends": SymbolTokenizer(["<unk>", *map(str, range(11, 256))], unit="byte", unknown="<unk>"),
     "letters": SymbolTokenizer([*LETTERS, "<unk>"], unit="char", blank="_", lower_case=True, unknown="<unk>"),
-    "characters": SymbolTokenizer([*LETTERS, " ", "<eos>"], unit="char", line_end="<eos>", unknown="!"),
+    "characters": SymbolTokenizer([*LETTERS, " ", "\n"], unit="char", unknown="!"),
 }
 EXACT = ("byte", "char", "bpe")
 TRAINED = (*EXACT, "unigram", "word")

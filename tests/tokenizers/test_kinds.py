@@ -209,7 +209,7 @@ SYMBOL_FIELDS = TOKENIZERS["letters"].to_dict()
         (WORD_FIELDS | {"unknown": "<unk>"}, "not in the form in which tokenizers are saved"),
         (SYMBOL_FIELDS | {"unit": "word"}, "unit 'word' is neither 'byte' nor 'char'"),
         (SYMBOL_FIELDS | {"unit": "byte"}, "bytes have neither case"),
-        (SYMBOL_FIELDS | {"line_end": "x"}, r"line_end \('x'\) stands for text"),
+        (SYMBOL_FIELDS | {"line_end": "x"}, "unexpected keyword argument 'line_end'"),
     ],
 )
 def test_inconsistent_values(values, message: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import unicodedata
 from base64 import b64encode
 from functools import cache
 from io import BytesIO
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sentencepiece
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples
@@ -22,7 +23,8 @@ from tests.tokenizers.cases import TEXT, TOKENIZERS, UNICODE, check_stream, unig
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.errors import TokenizerError
 from transformer_xl.tokenizers.kinds import load_tokenizer, tokenizer_from_dict, train_tokenizer
-from transformer_xl.tokenizers.unigram import SPACE, SentencePieceTokenizer, read_spiece
+from transformer_xl.tokenizers.unigram import SPACE, SentencePieceTokenizer, read_spiece, xlnet_aligned
+from transformer_xl.tokenizers.unigram import xlnet_text as read_as_xlnet
 from transformer_xl.tokenizers.unigram_files import _field as field
 
 GOLDENS = Path(__file__).resolve().parents[1] / "parity" / "goldens" / "sentencepiece"
@@ -340,13 +342,13 @@ def test_a_file_of_0_2_is_saved_as_one_of_0_3(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"pieces": []}, "zip"),
-        ({"scores": ["0"] * 12}, "scores.0 .'0'. must be a valid number"),
+        ({"scores": ["a"] * 12}, "damaged tokenizer: could not convert string to float"),
         ({"unknown": "<UNK>"}, "unk is not defined"),
         ({"rules": "é"}, "damaged tokenizer: .* ASCII"),
         ({"rules": "AAAA"}, "normalization rule is broken"),
         ({"lower_case": True}, "lower_case and keep_accents need 'xlnet'"),
         ({"line_end": "<unk>"}, "line_end stands for unknown text"),
-        ({"more": 1}, "unknown key 'more'"),
+        ({"more": 1}, "unexpected keyword argument 'more'"),
     ],
 )
 def test_inconsistent_values_of_0_2(changes: dict[str, Any], message: str) -> None:
@@ -371,4 +373,29 @@ def test_inconsistent_values(changes: dict[str, Any], message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-# --- real text --------------------------------------------------------------------------------------------------------
+# --- how XLNet changes text -------------------------------------------------------------------------------------------
+
+LINES = st.text(
+    st.sampled_from("ab A\t\n\u2028\xa0`'\"éÅﬁ½İΣσς\u0301\u0345\u0308가ㄱ\u1100\u1161ｶﾞ東🙂\u2581…")
+    | st.characters(exclude_categories=("Cs",))
+)
+
+
+@pytest.mark.parametrize("lower_case", [False, True])
+@pytest.mark.parametrize("keep_accents", [False, True])
+@settings(max_examples=examples(500))
+@given(text=LINES)
+@example(text="aİb")  # its lower case has two characters
+def test_xlnet_reads_a_text_as_its_own_code_does(text: str, lower_case: bool, keep_accents: bool) -> None:
+    expected = " ".join(text.strip().split()).replace("``", '"').replace("''", '"')
+    if not keep_accents:
+        marks = unicodedata.normalize("NFKD", expected)
+        expected = "".join(character for character in marks if not unicodedata.combining(character))
+    expected = expected.lower() if lower_case else expected
+    assert read_as_xlnet(text, lower_case=lower_case, keep_accents=keep_accents) == expected
+    changed, starts, ends = xlnet_aligned(text, lower_case=lower_case, keep_accents=keep_accents)
+    assert changed == expected
+    for character, start, end in zip(changed, starts, ends, strict=True):
+        source = text[start:end]
+        written = read_as_xlnet(f"x{source}x", lower_case=lower_case, keep_accents=keep_accents)[1:-1]
+        assert character in written or (character in "σς" and written in ("σ", "ς")), "the end of a word decides which"

@@ -6,10 +6,9 @@ import pytest
 from tests.tokenizers.cases import TEXT
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.errors import TokenizerError
-from transformer_xl.tokenizers import unigram_training
+from transformer_xl.tokenizers import unigram
 from transformer_xl.tokenizers.kinds import train_tokenizer
-from transformer_xl.tokenizers.unigram import SentencePieceTokenizer
-from transformer_xl.tokenizers.unigram_training import CONTROL, USER_DEFINED
+from transformer_xl.tokenizers.unigram import CONTROL, USER_DEFINED, SentencePieceTokenizer
 
 
 def train(text: str = TEXT, **settings) -> SentencePieceTokenizer:
@@ -79,8 +78,8 @@ def test_settings_of_normalization_are_those_of_the_tokenizer() -> None:
     ("settings", "text", "message"),
     [
         ({}, "", "no words to learn pieces from"),
-        ({"vocab_size": 2**18 + 1}, TEXT, r"must be at most 262,144 for unigram; lower it"),
-        ({"vocab_size": 30}, TEXT, r"vocab_size \(30\) is too small for 17 special pieces and the text's 31 characters"),
+        ({"vocab_size": 300_001}, TEXT, r"must be at most 300,000 for unigram; lower it"),
+        ({"vocab_size": 30}, TEXT, r"vocab_size \(30\) above that of 17 special pieces and the text's 31 characters"),
         ({}, "\u2581\u2581", "sentencepiece learns no pieces from this text"),
         ({}, "a\ud800", "lone surrogate is not Unicode; use tokenizer.kind=byte"),
         ({"lower_case": True}, TEXT, "need tokenizer.normalization=xlnet"),
@@ -92,7 +91,7 @@ def test_training_errors(settings: dict, text: str, message: str) -> None:
 
 
 def test_only_the_beginning_of_a_text_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unigram_training, "UNIGRAM_TRAINING_BYTES", 2300)
+    monkeypatch.setattr(unigram, "LEARNING_BYTES", 2300)
     tokenizer = train_tokenizer(
         TokenizerConfig(kind="unigram", vocab_size=50), ["the cat sat on the mat\n" * 100, "zzz " * 1000]
     )

@@ -4,7 +4,7 @@ import codecs
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.errors import TokenizerError
 from transformer_xl.files import json_sha256, whole_file
 from transformer_xl.untrusted import not_utf8
@@ -20,6 +21,12 @@ FORMAT = 1
 """Version of the JSON files."""
 
 BYTES = [bytes([value]) for value in range(256)]
+
+LEARNING_BYTES = 16 << 20
+"""BPE and Unigram learn their pieces from this many bytes at the beginning of the text."""
+
+_DEFAULT_SIZE = 8192
+_MOST_PIECES = 300_000  # the largest published vocabularies have 262,144
 
 _ERRORS = "transformer_xl.keep_surrogates"
 
@@ -43,13 +50,20 @@ class StreamDecoder(ABC):
     All texts from `push`, followed by the text from `finish`, equal `decode` of the same ids.
     """
 
-    @abstractmethod
+    def __init__(self, tokenizer: "Tokenizer") -> None:
+        self._checked = tokenizer._checked
+
     def push(self, token_id: int) -> str:
         """Take one more id and return the characters that it completes, possibly none."""
+        return self.write(*self._checked([token_id]))
 
     @abstractmethod
+    def write(self, token_id: int) -> str:
+        """Do the same for an id that is known to be in the vocabulary."""
+
     def finish(self) -> str:
         """Return the rest: U+FFFD if the ids ended inside a character, else nothing."""
+        return ""
 
 
 class Tokenizer(ABC):
@@ -147,13 +161,14 @@ class Tokenizer(ABC):
             raise TokenizerError(f"{not_utf8(error)}, or use tokenizer.kind=byte") from None
         return self.encode(text)
 
-    @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD.
 
         Raises:
             TokenizerError: an id outside the vocabulary.
         """
+        decoder = self.stream()
+        return "".join([*map(decoder.write, self._checked(ids)), decoder.finish()])
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes that an id stands for, which need not be whole characters."""
@@ -213,12 +228,12 @@ class PieceDecoder(StreamDecoder):
     """Decodes pieces; keeps the bytes of a character that has not ended."""
 
     def __init__(self, tokenizer: "PieceTokenizer") -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
+        self._pieces = tokenizer._pieces
         self._bytes = codecs.getincrementaldecoder("utf-8")(_ERRORS)
 
-    def push(self, token_id: int) -> str:
-        (token_id,) = self._tokenizer._checked([token_id])
-        return self._bytes.decode(self._tokenizer._pieces[token_id])
+    def write(self, token_id: int) -> str:
+        return self._bytes.decode(self._pieces[token_id])
 
     def finish(self) -> str:
         return self._bytes.decode(b"", final=True)
@@ -243,6 +258,24 @@ class PieceTokenizer(Tokenizer):
 
     def stream(self) -> StreamDecoder:
         return PieceDecoder(self)
+
+
+def first_bytes(texts: Iterable[str], n_bytes: int) -> Iterator[str]:
+    """Yield the texts as far as they have `n_bytes` bytes together."""
+    left = n_bytes
+    for text in texts:
+        yield text[:left]  # counts characters, so the last text may be a little too long
+        left -= len(text.encode("utf-8", "surrogatepass"))
+        if left <= 0:
+            return
+
+
+def learned_size(config: TokenizerConfig) -> int:
+    """Return how many pieces to learn; the libraries allot what they are told, and crash."""
+    size = _DEFAULT_SIZE if config.vocab_size is None else config.vocab_size
+    if size > _MOST_PIECES:
+        raise TokenizerError(f"tokenizer.vocab_size ({size}) must be at most {_MOST_PIECES:,} for {config.kind}; lower it")
+    return size
 
 
 def ids_of(words: Sequence[str]) -> dict[str, int]:

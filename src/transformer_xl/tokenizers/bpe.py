@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -10,15 +10,7 @@ import numpy as np
 
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.errors import TokenizerError, one_line
-from transformer_xl.tokenizers.base import BYTES, PieceTokenizer, require
-
-DEFAULT_BPE_SIZE = 8192
-"""Vocabulary size of a BPE tokenizer if the configuration has none."""
-
-BPE_TRAINING_BYTES = 16 << 20
-"""A BPE tokenizer learns its merges from this many bytes at the beginning of the text."""
-
-_MOST_PIECES = 300_000  # the largest published vocabularies have 262,144; the library allots what it is told, and panics
+from transformer_xl.tokenizers.base import BYTES, LEARNING_BYTES, PieceTokenizer, first_bytes, learned_size, require
 
 # Like GPT-2's, but a run of line ends is a unit of its own, so that no unit reaches across a cut after it.
 _UNITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+|[^\S\n]+(?!\S)|[^\S\n]+"
@@ -56,7 +48,10 @@ class BPETokenizer(PieceTokenizer):
     def __init__(self, library: dict[str, Any]) -> None:
         import tokenizers
 
-        _check(library)
+        model, decoder = library["model"], library["decoder"]
+        is_ours = model["type"] == "BPE" and decoder["type"] == "ByteLevel" and library["pre_tokenizer"] == _PRE_TOKENIZER
+        is_ours = is_ours and not any(map(library.get, _ABSENT)) and not any(map(model.get, _UNSET))
+        require(is_ours, "text might not survive it, because its parts are not those of a bpe tokenizer that txl trained")
         try:
             self._model = tokenizers.Tokenizer.from_str(json.dumps(library))
         except Exception as error:  # the library has no class of its own
@@ -82,40 +77,27 @@ class BPETokenizer(PieceTokenizer):
             raise TokenizerError("text with a lone surrogate is not Unicode; use tokenizer.kind=byte") from None
 
 
-def _check(library: dict[str, Any]) -> None:
-    """Refuse a library's JSON with which text might not survive, or that might never end."""
-    model, decoder = library["model"], library["decoder"]
-    is_ours = model["type"] == "BPE" and decoder["type"] == "ByteLevel" and library["pre_tokenizer"] == _PRE_TOKENIZER
-    is_ours = is_ours and not any(map(library.get, _ABSENT)) and not any(map(model.get, _UNSET))
-    require(is_ours, "text might not survive it, because its parts are not those of a bpe tokenizer that txl trained")
-
-
 def _pieces(vocabulary: dict[str, int]) -> list[bytes]:
     """Return the bytes of each id; the library writes every byte as one printable character."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # these are written as they are,
     others = [value for value in range(256) if value not in printable]  # and these as the characters from U+0100 on
     byte_of = {chr(value): value for value in printable} | {chr(0x100 + i): value for i, value in enumerate(others)}
-    pieces: list[bytes | None] = [None] * len(vocabulary)
-    for token, index in vocabulary.items():
-        require(0 <= index < len(pieces) and pieces[index] is None, f"its ids are not 0 … {len(pieces) - 1}, each once")
-        try:
-            pieces[index] = bytes(byte_of[character] for character in token)
-        except KeyError:
-            raise TokenizerError(f"damaged tokenizer: token {token!r} is not made of bytes; train it again") from None
-    complete = [piece for piece in pieces if piece is not None]
-    require(set(BYTES) <= set(complete), "it lacks some of the 256 bytes")
-    return complete
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    is_whole = [vocabulary[token] for token in tokens] == list(range(len(tokens)))
+    require(is_whole, f"its ids are not 0 … {len(tokens) - 1}, each once")
+    require(set("".join(tokens)) <= byte_of.keys(), "a token is not made of bytes")
+    pieces = [bytes(map(byte_of.__getitem__, token)) for token in tokens]
+    require(set(BYTES) <= set(pieces), "it lacks some of the 256 bytes")
+    return pieces
 
 
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> BPETokenizer:
     """Learn merges from texts: see `train_tokenizer`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    size = DEFAULT_BPE_SIZE if config.vocab_size is None else config.vocab_size
+    size = learned_size(config)
     if size < 256:
         raise TokenizerError(f"tokenizer.vocab_size ({size}) must be at least 256 for bpe, one id per byte; raise it")
-    if size > _MOST_PIECES:
-        raise TokenizerError(f"tokenizer.vocab_size ({size}) must be at most {_MOST_PIECES:,} for bpe; lower it")
     model = Tokenizer(models.BPE())
     model.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -131,15 +113,5 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> BPETokenizer:
         special_tokens=[],
         show_progress=False,
     )
-    model.train_from_iterator(first_bytes(texts, BPE_TRAINING_BYTES), trainer)
+    model.train_from_iterator(first_bytes(texts, LEARNING_BYTES), trainer)
     return BPETokenizer(json.loads(model.to_str()))
-
-
-def first_bytes(texts: Iterable[str], n_bytes: int) -> Iterator[str]:
-    """Yield the texts as far as they have `n_bytes` bytes together."""
-    left = n_bytes
-    for text in texts:
-        yield text[:left]  # counts characters, so the last text may be a little too long
-        left -= len(text.encode("utf-8", "surrogatepass"))
-        if left <= 0:
-            return

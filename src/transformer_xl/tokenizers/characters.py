@@ -107,8 +107,8 @@ def train_characters(config: TokenizerConfig, texts: Iterable[str]) -> CharToken
 class SymbolTokenizer(PieceTokenizer):
     r"""One id per byte or character, from a given list of symbols.
 
-    A line end becomes its own symbol ("10", or a line feed) if the list has it, else `line_end`, else nothing. The authors'
-    enwik8 and text8 have no line ends, because their code encodes the prepared files line by line.
+    A line end becomes its own symbol ("10", or a line feed) if the list has it, else nothing. The authors' enwik8 and text8
+    have no line ends, because their code encodes the prepared files line by line.
 
     Args:
         symbols: the symbols in order of id: decimal numbers from "0" to "255" for bytes, the characters themselves otherwise.
@@ -117,7 +117,6 @@ class SymbolTokenizer(PieceTokenizer):
         lower_case: fold the case of characters.
         blank: the symbol for a space between characters, `_` in text8; other white space is dropped. None: white space is
             encoded as it is, but removed at both ends of each line.
-        line_end: the symbol put after each line if a line end has no symbol of its own.
         unknown: the symbol for bytes or characters outside the list; None: they are an error.
 
     Example:
@@ -135,22 +134,17 @@ class SymbolTokenizer(PieceTokenizer):
         unit: str,
         lower_case: bool = False,
         blank: str | None = None,
-        line_end: str | None = None,
         unknown: str | None = None,
     ) -> None:
         self._ids = ids_of(symbols)
         self.symbols = tuple(symbols)
         require(unit in ("byte", "char"), f"unit {unit!r} is neither 'byte' nor 'char'")
         require(unit == "char" or (blank is None and not lower_case), "bytes have neither case nor a symbol for blanks")
-        self.unit, self.lower_case, self.blank, self.line_end, self.unknown = unit, lower_case, blank, line_end, unknown
+        self.unit, self.lower_case, self.blank, self.unknown = unit, lower_case, blank, unknown
         self.reads_bytes = unit == "byte"
-        require_members(self._ids, blank=blank, line_end=line_end, unknown=unknown)
-        if line_end not in (None, "10" if unit == "byte" else "\n"):
-            is_text = is_byte(line_end) if unit == "byte" else len(line_end) == 1
-            require(not is_text, f"line_end ({line_end!a}) stands for text, which would become line ends")
+        require_members(self._ids, blank=blank, unknown=unknown)
         super().__init__([self._piece(symbol) for symbol in self.symbols])
-        line_feed = self._ids.get("10" if unit == "byte" else "\n", self._ids.get(line_end) if line_end is not None else None)
-        self._line_feed = _LEFT_OUT if line_feed is None else line_feed
+        self._line_feed = self._ids.get("10" if unit == "byte" else "\n", _LEFT_OUT)
         self._other = _UNSEEN if unknown is None else self._ids[unknown]
         if unit == "byte":
             self._of_byte = np.array([self._ids.get(str(value), self._other) for value in range(256)], np.int64)
@@ -193,8 +187,6 @@ class SymbolTokenizer(PieceTokenizer):
         return ids[ids != _LEFT_OUT]
 
     def _piece(self, symbol: str) -> bytes:
-        if symbol == self.line_end:
-            return b"\n"
         if symbol == self.blank:
             return b" "
         return bytes([int(symbol)]) if self.unit == "byte" and is_byte(symbol) else symbol.encode("utf-8", "surrogatepass")

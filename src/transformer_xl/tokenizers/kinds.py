@@ -21,9 +21,8 @@ from transformer_xl.tokenizers.base import FORMAT, Tokenizer, require
 from transformer_xl.tokenizers.bpe import BPETokenizer, train_bpe
 from transformer_xl.tokenizers.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
 from transformer_xl.tokenizers.ids import IdTokenizer
-from transformer_xl.tokenizers.unigram import SentencePieceTokenizer
-from transformer_xl.tokenizers.unigram_files import read_unigram
-from transformer_xl.tokenizers.unigram_training import train_unigram
+from transformer_xl.tokenizers.unigram import SentencePieceTokenizer, train_unigram
+from transformer_xl.tokenizers.unigram_files import unigram_model
 from transformer_xl.tokenizers.words import WordTokenizer, train_words
 from transformer_xl.untrusted import parse_json
 
@@ -65,7 +64,6 @@ def read_tokenizer(data: bytes, path: Path) -> Tokenizer:
     try:
         values = parse_json(data)
         require(isinstance(values, dict), "it is not a JSON object")
-        values.pop("checksum", None)  # version 0.2 wrote one
         return tokenizer_from_dict(values)
     except ValueError as error:  # of JSON, or a TokenizerError
         raise TokenizerError(f"tokenizer '{path}': {one_line(error)}") from None
@@ -77,19 +75,31 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
     Raises:
         TokenizerError: unknown kind or format, or values that do not fit together.
     """
-    values = {name: value for name, value in values.items() if name != "events"}  # the meaning of ids in music, up to 0.2
-    fields = dict(values)
-    kind, file_format = fields.pop("kind", None), fields.pop("format", None)
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise TokenizerError(f"unknown tokenizer kind {shown(kind)}; {did_you_mean(str(kind)[:100], _KINDS)}")
-    if type(file_format) is not int or file_format != FORMAT:
-        raise TokenizerError(f"tokenizer format {shown(file_format)} is not {FORMAT}; use the version of txl that wrote it")
-    if kind == "unigram" and "pieces" in fields:
-        return read_unigram(values)
     try:
+        values = _of_0_2(values)
+        fields = dict(values)
+        kind, file_format = fields.pop("kind", None), fields.pop("format", None)
+        if not isinstance(kind, str) or kind not in _KINDS:
+            raise TokenizerError(f"unknown tokenizer kind {shown(kind)}; {did_you_mean(str(kind)[:100], _KINDS)}")
+        if type(file_format) is not int or file_format != FORMAT:
+            raise TokenizerError(f"tokenizer format {shown(file_format)} is not {FORMAT}; use the version of txl that wrote it")
         tokenizer = _KINDS[kind](**fields)
-        is_same = tokenizer.to_dict() == values
-    except (TypeError, AttributeError, LookupError) as error:  # a field is missing, unknown, or of another type
+        require(tokenizer.to_dict() == values, "it is not in the form in which tokenizers are saved")
+    except TokenizerError:
+        raise
+    except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
+        # a field is missing, unknown, or of another type
         raise TokenizerError(f"damaged tokenizer: {one_line(error)}; restore it from a copy") from None
-    require(is_same, "it is not in the form in which tokenizers are saved")
     return tokenizer
+
+
+def _of_0_2(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values without what only 0.2 wrote: a checksum, what ids mean in music, and an option that nothing set."""
+    values = {name: value for name, value in values.items() if name not in ("checksum", "events")}
+    if values.get("kind") == "symbols" and values.get("line_end", "") is None:
+        del values["line_end"]
+    if values.get("kind") == "unigram" and "pieces" in values:
+        kept = ("kind", "format", "normalization", "lower_case", "keep_accents", "line_end")
+        kept = {name: values.pop(name) for name in kept}
+        values = {**kept, "model": unigram_model(**values)}
+    return values

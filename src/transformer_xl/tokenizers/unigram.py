@@ -1,26 +1,52 @@
-"""Pieces of words that a model of SentencePiece makes, such as XLNet's `spiece.model`.
+"""Pieces of words that a model of SentencePiece makes, such as XLNet's `spiece.model`, and learning such a model.
 
-The library cuts text and says where the pieces are. Ours is what XLNet does before and after it, and decoding id by id.
+The library learns pieces, cuts text and says where the pieces are. Ours is what XLNet does before and after it, and decoding
+id by id.
 
-Reference: Kudo and Richardson 2018, "SentencePiece"; zihangdai/xlnet `prepro_utils.py`, `encode_pieces`.
+Reference: Kudo 2018, "Subword Regularization", section 3.2; Kudo and Richardson 2018, "SentencePiece"; zihangdai/xlnet
+`prepro_utils.py`, `preprocess_text` and `encode_pieces`.
 """
 
 import re
+import unicodedata
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.errors import TokenizerError, did_you_mean, one_line, shown
-from transformer_xl.tokenizers.base import PieceDecoder, PieceTokenizer, StreamDecoder, join_as_sentence, require
-from transformer_xl.tokenizers.normalization import Aligned, xlnet_aligned, xlnet_text
+from transformer_xl.tokenizers.base import (
+    LEARNING_BYTES,
+    PieceDecoder,
+    PieceTokenizer,
+    StreamDecoder,
+    Tokenizer,
+    first_bytes,
+    join_as_sentence,
+    learned_size,
+    require,
+)
 from transformer_xl.untrusted import is_unicode
 
 SPACE = "\u2581"
 """What stands for a space inside of pieces."""
 
+CONTROL = ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>")
+LINE_END = "<eop>"
+USER_DEFINED = (LINE_END, ".", "(", ")", '"', "-", "–", "£", "€")
+"""XLNet's special pieces: these are the ids from 0 on, unknown text first, then control pieces."""
+
+_COVERAGE = 0.99995  # of the text by characters that get a piece, as XLNet's
+_LINE = re.compile(r".{1,1000}(?: |$)|.{1000}")  # at most 4,000 bytes: of more than 4,192, the library skips a line
+_RESERVED = "\u2585"  # a line with it is skipped, too
+_UNKNOWN = "<unk>"  # is cut out of a text, so its characters would become unknown
+
+_QUOTES = re.compile("``|''")
+_PARTS = re.compile(r"``|''|\s+|\S")
 _ASCII_STARTS = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')  # ' = > are not among them in XLNet's own code
 _SPACES = re.compile(r"\s")
 _PLACE_IN_LIBRARY = re.compile(r"^[A-Z_]+: (src/\S+ \[.*\] ?)?")
@@ -136,11 +162,11 @@ class SentencePieceTokenizer(PieceTokenizer):
         for line in lines_of(text):
             if offset:
                 rows += [(token_id, offset - 1, offset) for token_id in self._line_end.tolist()]
-            changed = self._aligned(line)
-            places = [*changed.starts.tolist(), len(line)]
-            for token_id, start, end in self._spans(changed.text):
+            changed, begins, stops = self._aligned(line)
+            places = [*begins.tolist(), len(line)]
+            for token_id, start, end in self._spans(changed):
                 # up to where the next one begins: dropped characters belong to the piece beside them
-                stop = int(changed.ends[end - 1]) if end > start else places[start]
+                stop = int(stops[end - 1]) if end > start else places[start]
                 rows.append((token_id, offset + places[start], offset + stop))
             offset += len(line) + 1
         ids, starts, ends = np.array(rows, np.int64).reshape(-1, 3).T
@@ -151,10 +177,10 @@ class SentencePieceTokenizer(PieceTokenizer):
             return xlnet_text(line, lower_case=self.lower_case, keep_accents=self.keep_accents)
         return _SPACES.sub(" ", line) if self.normalization == "spaces" else line
 
-    def _aligned(self, line: str) -> Aligned:
+    def _aligned(self, line: str) -> tuple[str, np.ndarray, np.ndarray]:
         if self.normalization == "xlnet":
             return xlnet_aligned(line, lower_case=self.lower_case, keep_accents=self.keep_accents)
-        return Aligned(self._changed(line), np.arange(len(line)), np.arange(1, len(line) + 1))
+        return self._changed(line), np.arange(len(line)), np.arange(1, len(line) + 1)
 
     def _spans(self, line: str) -> list[tuple[int, int, int]]:
         """Return the pieces of a line after XLNet's changes: id, and the places of its characters in that line."""
@@ -188,8 +214,7 @@ class SentencePieceTokenizer(PieceTokenizer):
         return [(self._ids.get(text, self._unknown), text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        decoder = _Decoder(self)
-        return "".join([*map(decoder.write, self._checked(ids)), decoder.finish()])
+        return Tokenizer.decode(self, ids)  # a piece may mean another text at the beginning of a line
 
     def stream(self) -> StreamDecoder:
         return _Decoder(self)
@@ -203,13 +228,8 @@ class _Decoder(PieceDecoder):
         self._owner = tokenizer
         self._at_start = True
 
-    def push(self, token_id: int) -> str:
-        (token_id,) = self._owner._checked([token_id])
-        return self.write(token_id)
-
     def write(self, token_id: int) -> str:
-        """Return the text that an id of the vocabulary adds."""
-        owner, piece, data = self._owner, self._owner.pieces[token_id], self._owner._pieces[token_id]
+        owner, piece, data = self._owner, self._owner.pieces[token_id], self._pieces[token_id]
         if self._at_start and data and token_id != owner._unknown:
             data = data[1:] if piece.startswith(SPACE) and owner.drops_first_space else data
             self._at_start = not data and owner.drops_first_spaces
@@ -218,6 +238,26 @@ class _Decoder(PieceDecoder):
         if piece == owner.line_end:
             self._at_start = True
         return self._bytes.decode(data)
+
+
+def xlnet_text(text: str, *, lower_case: bool = False, keep_accents: bool = False) -> str:
+    """Return a text as XLNet reads it: single spaces, plain quotes, no accents."""
+    text = _QUOTES.sub('"', " ".join(text.split()))
+    if not keep_accents and not text.isascii():
+        text = "".join([sign for sign in unicodedata.normalize("NFKD", text) if not unicodedata.combining(sign)])
+    return text.lower() if lower_case else text
+
+
+def xlnet_aligned(text: str, *, lower_case: bool = False, keep_accents: bool = False) -> tuple[str, np.ndarray, np.ndarray]:
+    """Return the same as `xlnet_text`, and the place of each of its characters in the original: starts and ends."""
+    parts = list(_PARTS.finditer(text, len(text) - len(text.lstrip()), len(text.rstrip())))
+    written = [xlnet_text(part.group(), keep_accents=keep_accents) if part.group().strip() else " " for part in parts]
+    changed, sizes = "".join(written), np.array([len(each) for each in written], np.int64)
+    places = np.repeat(np.array([part.span() for part in parts], np.int64).reshape(-1, 2), sizes, axis=0)
+    if lower_case:  # that of a sigma depends on its neighbors, but not how many characters it has
+        sizes = np.array([len(sign.lower()) for sign in changed], np.int64)
+        changed, places = changed.lower(), np.repeat(places, sizes, axis=0)
+    return changed, places[:, 0], places[:, 1]
 
 
 def read_spiece(
@@ -276,3 +316,55 @@ def _without_space(line: str, piece: str, start: int, end: int) -> tuple[int, in
     while has_text and piece.isprintable() and end < len(line) and not any(map(str.isprintable, line[start:end])):
         end += 1
     return start, end
+
+
+def train_unigram(config: TokenizerConfig, texts: Iterable[str]) -> SentencePieceTokenizer:
+    """Learn pieces from texts: see `train_tokenizer`. The same text gives the same pieces."""
+    from sentencepiece import SentencePieceTrainer
+
+    size = learned_size(config)
+    if config.normalization != "xlnet" and (config.lower_case or config.keep_accents):
+        raise TokenizerError("tokenizer.lower_case and keep_accents of unigram need tokenizer.normalization=xlnet; set it")
+    lines = list(_lines(config, first_bytes(texts, LEARNING_BYTES)))
+    if not lines:
+        raise TokenizerError("no words to learn pieces from; give a corpus that is not empty")
+    model = BytesIO()
+    try:
+        SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=size,
+            hard_vocab_limit=False,  # a short text has fewer pieces
+            character_coverage=_COVERAGE,
+            byte_fallback=config.byte_fallback,
+            control_symbols=list(CONTROL[3:]),
+            user_defined_symbols=list(USER_DEFINED),
+            normalization_rule_name="identity",
+            split_by_unicode_script=False,  # words are cut into fewer pieces so
+            num_threads=1,  # each number of threads gives other pieces
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        n_special = len(CONTROL) + len(USER_DEFINED) + 256 * config.byte_fallback
+        n_characters = len(set("".join(lines)) - set(USER_DEFINED))
+        raise TokenizerError(
+            f"sentencepiece learns no pieces from this text ({one_line(error)}); give more of it, or a tokenizer.vocab_size "
+            f"({size}) above that of {n_special} special pieces and the text's {n_characters} characters"
+        ) from None
+    return SentencePieceTokenizer(
+        b64encode(model.getvalue()).decode(),
+        normalization=config.normalization,
+        lower_case=config.lower_case,
+        keep_accents=config.keep_accents,
+        line_end=LINE_END,
+    )
+
+
+def _lines(config: TokenizerConfig, texts: Iterable[str]) -> Iterator[str]:
+    """Yield lines as the tokenizer will change them, long ones in pieces."""
+    for text in texts:
+        for line in lines_of(text):
+            if config.normalization == "xlnet":
+                line = xlnet_text(line, lower_case=config.lower_case, keep_accents=config.keep_accents)
+            yield from _LINE.findall(" ".join(line.replace(_RESERVED, " ").replace(_UNKNOWN, "<unk >").split()))

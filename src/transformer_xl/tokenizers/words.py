@@ -4,6 +4,7 @@ Reference: kimiyoung/transformer-xl `pytorch/utils/vocabulary.py` counts words a
 end. Both order ids by descending frequency; words of equal frequency are in order of spelling here, unlike there.
 """
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -30,22 +31,12 @@ UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 _WORDS_AND_LINE_FEEDS = re.compile(r"\S+|\n")
 _WORDS_OF_LINES = re.compile(r"\S+|\r\n|\r|\n")
 
-_DEFAULTS = {
-    "line_start": None,
-    "line_end": END_OF_LINE,
-    "unknown": UNKNOWN,
-    "any_line_end": False,
-    "undo_joins": False,
-    "moses": None,
-    "never_split": [],
-}
-"""Arguments that are written to JSON only if they differ from these, which training uses."""
-
 
 class _WordDecoder(StreamDecoder):
     """Writes words as lines of text."""
 
     def __init__(self, tokenizer: "WordTokenizer") -> None:
+        super().__init__(tokenizer)
         self._tokenizer = tokenizer
         self._begin_line()
 
@@ -54,21 +45,14 @@ class _WordDecoder(StreamDecoder):
         language = self._tokenizer.moses
         self._spacing = MosesSpacing(language) if language else PlainSpacing(undo_joins=self._tokenizer.undo_joins)
 
-    def push(self, token_id: int) -> str:
-        (token_id,) = self._tokenizer._checked([token_id])
-        return self.write(self._tokenizer.words[token_id])
-
-    def write(self, word: str) -> str:
-        """Return the text that one more word adds. One word may both start and end lines."""
+    def write(self, token_id: int) -> str:
+        word = self._tokenizer.words[token_id]
         line_start, line_end = self._tokenizer.line_start, self._tokenizer.line_end
-        if word == line_end and (self._in_line or word != line_start):
+        if word == line_end and (self._in_line or word != line_start):  # one word may both start and end lines
             self._begin_line()
             return "\n"
         at_start, self._in_line = not self._in_line, True
         return "" if at_start and word == line_start else self._spacing.push(word)
-
-    def finish(self) -> str:
-        return ""
 
 
 class WordTokenizer(Tokenizer):
@@ -181,16 +165,14 @@ class WordTokenizer(Tokenizer):
         assert self.moses is not None
         return moses_splitter(self.moses, self.never_split, lower_case=self.lower_case)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        decoder = _WordDecoder(self)
-        return "".join([decoder.write(self.words[i]) for i in self._checked(ids)])
-
     def stream(self) -> StreamDecoder:
         return _WordDecoder(self)
 
     def to_dict(self) -> dict[str, Any]:
+        arguments = inspect.signature(type(self)).parameters  # those with their defaults are left out, but lower_case is not
+        defaults = {name: argument.default for name, argument in arguments.items() if name != "lower_case"}
         values = super().to_dict()
-        return {name: value for name, value in values.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+        return {name: value for name, value in values.items() if name not in defaults or getattr(self, name) != defaults[name]}
 
 
 def _separate(words: Sequence[str]) -> bool:
