@@ -1,9 +1,15 @@
 """Vocabularies of other programs are found, told by their content, and taken or refused."""
 
+import io
 import json
+import re
+import sys
+from collections import Counter, OrderedDict
+from types import ModuleType
 from typing import Any
 
 import pytest
+import sentencepiece
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,6 +188,84 @@ def test_pieces_of_sentencepiece_are_read_as_xlnet_reads_them(tmp_path):
     path.write_bytes(b"\x0a\xff")
     with pytest.raises(CheckpointError, match=r"spiece.model': unusable tokenizer: sentencepiece cannot read it"):
         read_vocabulary(path)
+
+
+def write_vocab(path, **attributes: Any) -> None:
+    """Write an object of the authors' class with torch.save, as they do."""
+    module = ModuleType("vocabulary")
+    vocab = type("Vocab", (), {"__module__": module.__name__})
+    vars(module)["Vocab"] = vocab
+    foreign = vocab()
+    vars(foreign).update(attributes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        torch.save(foreign, path)
+
+
+EVENTS = ["WT_1", "WT_2", "P1_NOTEOFF", *(f"P1_NOTEON_{i}" for i in range(33, 60))]
+
+
+def test_a_directory_of_lakhnes_whose_vocabulary_lacks_its_first_word(tmp_path):
+    """A model.pt of 31 words beside the 30 events that it was taught, one a line; id 0 is `<S>`, at both ends of a piece."""
+    folder = copy("authors/plain", tmp_path)
+    (folder / "cache.pt").unlink(missing_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(EVENTS) + "\n")
+    convert(folder, tmp_path / "native")
+    tokenizer = load_tokenizer(tmp_path / "native" / "tokenizer.json")
+    assert tokenizer.vocab_size == 31
+    piece = "<S>\nP1_NOTEON_59\nWT_2\nP1_NOTEOFF\n<S>\n"
+    assert tokenizer.encode(piece).tolist() == [0, 30, 2, 3, 0]
+    assert tokenizer.decode([0, 30, 2, 3]) == "<S> P1_NOTEON_59 WT_2 P1_NOTEOFF"
+    write_vocab(tmp_path / "cache.pt", idx2sym=["<S>", *EVENTS], dataset="nesmdb")
+    assert read_vocabulary(tmp_path / "cache.pt").to_dict() == tokenizer.to_dict()
+    (folder / "vocab.txt").write_text("\n".join(["<eos>", *EVENTS[1:]]))
+    with pytest.raises(CheckpointError, match=r"vocab.txt' has 30 tokens, the model 31"):
+        open_source(folder)
+
+
+def test_bytes_of_enwik8_are_text_again(tmp_path):
+    """Its words are numbers of bytes, several for some characters; line ends, which the preparation drops, have none."""
+    text = "naïve 東京 café\n[[Anarchism]] &amp;"
+    numbers = dict.fromkeys(str(value) for value in text.encode() if value != 10)
+    write_vocab(tmp_path / "cache.pt", idx2sym=[*numbers], lower_case=True, dataset="enwik8", counter=Counter(numbers))
+    tokenizer = read_vocabulary(tmp_path / "cache.pt")
+    ids = tokenizer.encode(text)
+    assert [*numbers][ids[0]] == str(ord("n"))
+    assert len(ids) == len(text.encode()) - 1
+    assert tokenizer.decode(ids) == text.replace("\n", "")
+
+
+def test_a_vocab_pkl_that_keeps_its_words_by_id(tmp_path):
+    """transformers 4.35 writes `idx2sym` empty, beside rules of splitting that are objects."""
+    words = ["<eos>", "<unk>", "the", "cat"]
+    state = {"idx2sym": [], "sym2idx": OrderedDict(zip(words, range(4), strict=True)), "language": "en", "unk_idx": 1}
+    state |= {"lower_case": False, "delimiter": None, "never_split": words[:2], "punctuation": re.compile("[,.]")}
+    torch.save(state, tmp_path / "vocab.pkl")
+    tokenizer = read_vocabulary(tmp_path / "vocab.pkl")
+    assert tokenizer.encode("the dog\n").tolist() == [2, 1, 0]
+    assert tokenizer.decode([2, 3]) == "the cat"
+
+
+@pytest.mark.parametrize("kind", ["char", "bpe"])
+def test_pieces_of_any_type_go_with_an_xlnet(kind, tmp_path):
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the cat sat on the mat", "東京 the map"] * 9),
+        model_writer=written,
+        model_type=kind,
+        vocab_size=26,
+        hard_vocab_limit=False,
+        control_symbols=["<cls>", "<sep>"],
+        minloglevel=2,
+    )
+    library = sentencepiece.SentencePieceProcessor(model_proto=written.getvalue())
+    config = XLNetConfig(**{**TINY, "vocab_size": library.vocab_size(), "n_head": 2, "d_head": 5, "dropatt": 0.0})
+    random_weights(XLNet(config)).save_pretrained(tmp_path / "native")
+    export(tmp_path / "native", tmp_path / "foreign", kind="huggingface")
+    (tmp_path / "foreign" / "spiece.model").write_bytes(written.getvalue())
+    convert(tmp_path / "foreign", tmp_path / "again")
+    tokenizer = load_tokenizer(tmp_path / "again" / "tokenizer.json")
+    assert tokenizer.encode("the cat 東京").tolist() == library.encode("the cat 東京")
 
 
 def test_an_xlnet_is_converted_with_its_pieces(tmp_path):

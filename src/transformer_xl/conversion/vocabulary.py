@@ -26,8 +26,10 @@ _NAMES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl", "spiec
 # corpora whose lines end with <eos>, stand between <S>, or are not units
 _LINES_END = ("ptb", "wt2", "wt103")
 _SENTENCES = ("lm1b",)
-_NO_LINES = ("enwik8", "text8")
+_EVENTS = "nesmdb"  # of LakhNES: events, one a line; <S> stands between pieces
+_NO_LINES = ("enwik8", "text8", _EVENTS)
 _EOS, _SENTENCE, _BLANK = "<eos>", "<S>", "_"
+_UNKNOWN = ("<unk>", "<UNK>")
 
 _MEANING = ("words", "symbols", "unit", "lower_case", "blank", "line_start", "line_end", "unknown", "moses", "never_split")
 """Attributes of a tokenizer that follow from a state."""
@@ -59,14 +61,14 @@ def find_tokenizer(
     if given is not None and is_text:
         tokenizer, origin = _characters_of(given), given
     elif given is not None:
-        tokenizer, origin = read_vocabulary(given, moses=moses), given
+        tokenizer, origin = read_vocabulary(given, moses=moses, vocab_size=vocab_size), given
     elif state is not None and ("idx2sym" in state or "sym2idx" in state):  # NVIDIA's copy of GPT-2's has no words
         tokenizer, origin = _of_state(state, weights, moses), weights
     else:
         origin = next((folder / name for name in _NAMES if os.path.lexists(folder / name)), None)
         if origin is None:
             return None
-        tokenizer = read_vocabulary(origin, moses=moses)
+        tokenizer = read_vocabulary(origin, moses=moses, vocab_size=vocab_size)
     if tokenizer.vocab_size != vocab_size:
         raise CheckpointError(
             f"the vocabulary of '{origin}' has {tokenizer.vocab_size:,} tokens, the model {vocab_size:,}; "
@@ -87,11 +89,11 @@ def _text_of(path: Path) -> str:
         return path.read_bytes().decode("utf-8")
 
 
-def read_vocabulary(path: Path, *, moses: str | None = None) -> Tokenizer:
+def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | None = None) -> Tokenizer:
     """Read a foreign vocabulary: cache.pt, cache.pkl, vocab.pkl, vocab.bin, vocab.txt, 1b_word_vocab.txt, spiece.model.
 
     Files beside it say what it does not: `tokenizer_config.json` (`lower_case`, or of a spiece.model `do_lower_case` and
-    `keep_accents`) and `corpus-info.json` (`dataset`).
+    `keep_accents`) and `corpus-info.json` (`dataset`). `vocab_size` is the model's, see `from_vocab_txt`.
     """
     path = Path(path)
     if path.suffix == ".model":
@@ -104,7 +106,7 @@ def read_vocabulary(path: Path, *, moses: str | None = None) -> Tokenizer:
         lower_case = _beside(path, "tokenizer_config.json", "lower_case", bool) or False
         dataset = _beside(path, "corpus-info.json", "dataset", str)
         with _naming(path):
-            return from_vocab_txt(text, lower_case=lower_case, dataset=dataset, moses=moses)
+            return from_vocab_txt(text, lower_case=lower_case, dataset=dataset, moses=moses, vocab_size=vocab_size)
     tree = unpickle(path)
     if isinstance(tree, Stub) and isinstance(tree.state.get("vocab"), Stub):  # a Corpus
         return _of_state({"dataset": tree.state.get("dataset"), **tree.state["vocab"].state}, path, moses)
@@ -224,10 +226,19 @@ def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, mo
     )
 
 
-def from_vocab_txt(text: str, *, lower_case: bool = False, dataset: str | None = None, moses: str | None = None) -> Tokenizer:
+def from_vocab_txt(
+    text: str,
+    *,
+    lower_case: bool = False,
+    dataset: str | None = None,
+    moses: str | None = None,
+    vocab_size: int | None = None,
+) -> Tokenizer:
     r"""Return a tokenizer for a file whose lines each begin with a word, in order of id; see `from_vocab_state`.
 
-    Such files are Hugging Face's `vocab.txt` and the authors' `1b_word_vocab.txt`.
+    Such files are Hugging Face's `vocab.txt`, the authors' `1b_word_vocab.txt` and LakhNES's `vocab.txt`. The last lacks the
+    first word of its model, `<S>`, which that program puts before the others; so a file of events that has one word less than
+    `vocab_size` gets it.
 
     Example:
         >>> from_vocab_txt("<S>\nthe 12\n<UNK>\n").encode("the cat\n").tolist()
@@ -239,6 +250,8 @@ def from_vocab_txt(text: str, *, lower_case: bool = False, dataset: str | None =
         if not first:
             raise TokenizerError(f"line {number} of the vocabulary is empty; each line begins with a word")
         words[first[0]] = None
+    if len(words) + 1 == vocab_size and not words.keys() & {_SENTENCE, _EOS, *_UNKNOWN}:
+        words, dataset = {_SENTENCE: None, **words}, _EVENTS
     return from_vocab_state({"idx2sym": list(words), "lower_case": lower_case}, dataset=dataset, moses=moses)
 
 
@@ -313,7 +326,7 @@ def _words(state: Mapping[str, Any]) -> list[str]:
 def _unknown(state: Mapping[str, Any], words: Sequence[str]) -> str | None:
     index: int | None = state.get("unk_idx")
     if index is None:
-        return next((word for word in ("<unk>", "<UNK>") if word in words), None)
+        return next((word for word in _UNKNOWN if word in words), None)
     if not 0 <= index < len(words):
         raise TokenizerError(f"unk_idx ({index!a}) is not one of the {len(words):,} ids; convert the original file")
     return words[index]
