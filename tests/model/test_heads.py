@@ -1,5 +1,6 @@
 """Heads against loops over single numbers: scores, losses, what is not scored, beams."""
 
+import itertools
 import math
 from typing import Any, get_args
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def text_head(kind: str, **changes: Any) -> TextHead:
-    labels = {"classification": ("a", "b", "c"), "multilabel": ("a", "b")}.get(kind, ())
+    labels = {"classification": ("a", "b", "c"), "multilabel": ("a", "b"), "tokens": ("a", "b", "c")}.get(kind, ())
     head = make_head(HeadConfig(**{"kind": kind, "labels": labels, "dropout": 0.0, **changes}), **SIZES)
     assert isinstance(head, TextHead)
     return random_weights(head)
@@ -92,6 +93,19 @@ def test_a_class_costs_its_nats() -> None:
     nats = [log_softmax(row, [True] * 3) for row in scores.tolist()]
     assert_close("nll", nll, torch.tensor([-nats[0][2], 0.0, -nats[2][0], -nats[3][1]]), 1e-12)
     assert_close("choice", text_head("choice").nll(scores, labels), nll, 0.0)
+
+
+def test_a_token_has_scores_and_a_cost_of_its_own() -> None:
+    head, states = text_head("tokens"), torch.randn(2, 4, D)
+    assert [name.partition(".")[0] for name in head.state_dict()] == ["scores"] * 2
+    scores = head(states)
+    labels = torch.tensor([[-100, 2, 0, -100], [1, 1, -100, 2]])
+    nll = head.nll(scores, labels)
+    for b, t in itertools.product(range(2), range(4)):
+        assert_close("scores", scores[b, t], torch.tensor(affine(states[b, t], head.scores)), 1e-12)
+        label = int(labels[b, t])
+        cost = -log_softmax(scores[b, t].tolist(), [True] * 3)[label] if label >= 0 else 0.0
+        assert_close("nll", nll[b, t], torch.tensor(cost), 1e-12)
 
 
 def test_labels_cost_the_mean_of_their_nats_and_what_is_not_known_nothing() -> None:
@@ -199,7 +213,7 @@ def test_large_products_in_parts_equal_the_whole(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("kind", get_args(HeadConfig.model_fields["kind"].annotation))
 def test_first_weights_are_normal_norms_one_and_biases_zero(kind: Any) -> None:
-    labels = tuple(map(str, range(40))) if kind in ("classification", "multilabel") else ()
+    labels = tuple(map(str, range(40))) if kind in ("classification", "multilabel", "tokens") else ()
     head = make_head(HeadConfig(kind=kind, labels=labels), d_model=200, layer_norm_epsilon=1e-12, init_std=0.05)
     for name, parameter in head.named_parameters():
         if name == "end_norm.weight":

@@ -57,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def head_config(kind: str = "classification", **changes: Any) -> HeadConfig:
-    labels = {"classification": ("a", "b", "c"), "multilabel": ("a", "b")}.get(kind, ())
+    labels = {"classification": ("a", "b", "c"), "multilabel": ("a", "b"), "tokens": ("a", "b", "c")}.get(kind, ())
     return HeadConfig(**{"kind": kind, "labels": labels, "dropout": 0.0, "tgt_len": T, **changes})
 
 
@@ -257,6 +257,46 @@ def test_choices_are_read_as_texts_of_their_own() -> None:
     assert_close("nll", out.nll, torch.tensor([-expected[0].log_softmax(0)[2], 0.0]), 1e-12)
 
 
+@pytest.mark.parametrize("name", BACKBONES)
+def test_every_token_has_the_scores_of_its_segment(name: str) -> None:
+    """Of all segments, each read after those before it, whatever the batch and its padding."""
+    model = task_model(BACKBONES[name], "tokens")
+    rows = [torch.randint(13, (n,)) for n in LENGTHS]
+    for length in (15, 18):
+        ids, n_pad = together(rows, length, padding=3)
+        logits = model(ids, n_pad=n_pad).logits
+        assert logits.shape == (len(rows), length, 3)
+        for found, row in zip(logits, rows, strict=True):
+            mems = model.backbone.init_mems(1, length=0) if name.startswith("xlnet") else None
+            states = []
+            for piece in pieces(row):
+                h, mems = read(model.backbone, piece, mems)
+                states.append(h[0])
+            assert_close(name, found[length - len(row) :], model.head(torch.cat(states)), 1e-12)
+
+
+@pytest.mark.parametrize("n_segment", [1, 2, 3])
+@pytest.mark.parametrize("name", ["xlnet", "transformer_xl", "lstm"])
+def test_gradients_of_tokens_reach_through_groups_of_segments(name: str, n_segment: int) -> None:
+    """All segments are learned from; gradients go back through memory within groups, counted from the end."""
+    model = task_model(BACKBONES[name], "tokens", gradient_segments=n_segment).train()
+    row = torch.randint(13, (14,))
+    labels = torch.randint(3, (1, 14))
+    labels[0, ::3] = -100
+    model(row[None], labels=labels).nll.sum().backward()
+    found = learned_gradients(model)
+    model.zero_grad()
+    mems = model.backbone.init_mems(1, length=0) if name == "xlnet" else None
+    states, parts = [], pieces(row)
+    for i, piece in enumerate(parts):
+        mems = mems.detach() if mems is not None and (len(parts) - i) % n_segment == 0 else mems
+        h, mems = read(model.backbone, piece, mems, torch.zeros_like(piece), keep_graph=True)
+        states.append(h[0])
+    torch.nn.functional.cross_entropy(model.head(torch.cat(states)), labels[0], reduction="sum").backward()
+    for key, gradient in learned_gradients(model).items():
+        assert_close(key, found[key], gradient, 1e-12)
+
+
 @pytest.mark.parametrize("kind", ["multilabel", "regression"])
 def test_other_labels_reach_the_head(kind: str) -> None:
     model = task_model(kind=kind)
@@ -341,7 +381,7 @@ def test_the_smallest_call_uses_all_that_is_learned(name: str, kind: str) -> Non
     model = task_model(configs[name], kind, max_len=T).train()
     out: ModelOutput = model(**model.smallest_call())
     assert out.nll is not None
-    assert out.nll.shape == (1,)
+    assert out.nll.shape == ((1, 2) if kind == "tokens" else (1,))
     out.nll.sum().backward()
     learned_gradients(model)
     rest = {name.removeprefix("backbone.") for name, parameter in model.named_parameters() if not parameter.requires_grad}

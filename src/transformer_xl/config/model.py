@@ -38,8 +38,9 @@ class TextSettings(Section):
 class HeadConfig(TextSettings):
     """What fine-tuning adds to a model: a head over its last states, and how texts are read for it."""
 
-    kind: Literal["classification", "multilabel", "regression", "choice", "span"] = Field(
-        description="what the head gives: a class, any of several labels, a number, one of several texts, a place in a text"
+    kind: Literal["classification", "multilabel", "regression", "choice", "span", "tokens"] = Field(
+        description="what the head gives: a class, any of several labels, a number, one of several texts, a place in a text, "
+        "or a label of each word"
     )
     labels: tuple[str, ...] = Field(
         default=(), strict=False, max_length=100_000, description="names of classes or labels, in the order of their scores"
@@ -53,17 +54,22 @@ class HeadConfig(TextSettings):
 
     @property
     def n_score(self) -> int:
-        """How many scores the head gives for a text."""
-        return len(self.labels) if self.kind in ("classification", "multilabel") else 1
+        """How many scores the head gives for a text, or for each of its tokens."""
+        return len(self.labels) if self.kind in ("classification", "multilabel", "tokens") else 1
+
+    @property
+    def summarizes(self) -> bool:
+        """Whether a square layer with tanh stands before the scores; a token's state is no summary."""
+        return self.projection and self.kind != "tokens"
 
     @model_validator(mode="after")
     def _labeled(self) -> Self:
-        least = {"classification": 2, "multilabel": 1}.get(self.kind, 0)
+        least = {"classification": 2, "multilabel": 1, "tokens": 2}.get(self.kind, 0)
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < least or (self.labels and not least):
             raise ValueError(
-                f"labels ({len(self.labels)}) of a {self.kind} must be {least} different names or more"
+                f"labels ({len(self.labels)}) of kind {self.kind} must be {least} different names or more"
                 if least
-                else f"labels ({len(self.labels)}) must be empty, a {self.kind} has none"
+                else f"labels ({len(self.labels)}) must be empty, kind {self.kind} has none"
             )
         return self
 

@@ -224,14 +224,15 @@ class EvalConfig(Section):
 class TaskConfig(TextSettings):
     """What `txl finetune` teaches, and from which texts."""
 
-    kind: Literal["classification", "multilabel", "regression", "choice", "span"] = Field(
-        description="what a text gets: a class, any of several labels, a number, a choice among texts, a place that answers"
+    kind: Literal["classification", "multilabel", "regression", "choice", "span", "tokens"] = Field(
+        description="what a text gets: a class, any of several labels, a number, a choice among texts, a place that answers, "
+        "or a label of each word"
     )
     base: str = Field(default="", description="run, directory or hub id of the model that fine-tuning begins with")
     data: str = Field(default="", description="file, or directory with train, dev and test files or with a directory per class")
     valid: str | None = Field(default=None, description="file to validate on; None: that of the directory, or a tenth of data")
     test: str | None = Field(default=None, description="file to score at the end; None: that of the directory, if there is one")
-    text: str | None = Field(default=None, description="column of the text; None: found by its name")
+    text: str | None = Field(default=None, description="column of the text, or of its words; None: found by its name")
     pair: str | None = Field(default=None, description="column of the second text; None: found by its name, if there is one")
     label: tuple[str, ...] = Field(
         default=(), strict=False, description="column of the label, several for multilabel; empty: found by its name"

@@ -1,8 +1,9 @@
 """Which columns of a table, or keys of JSON objects, hold the text, the second text, the choices and the label.
 
 The task tells them (`--text`, `--pair`, `--label`: names, or numbers from 1), or they have the names below: those of the files
-of GLUE and RACE, and `text` and `label`. Three tables without names are read: lines of text (or of a text and its pair) where
-no labels are needed, CoLA's four columns, and Yelp's two.
+of GLUE and RACE, `text` and `label`, and of words and their labels those of Hugging Face. Three tables without names are read:
+lines of text (or of a text and its pair) where no labels are needed, CoLA's four columns, and Yelp's two; for files of CoNLL,
+see `conll.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,8 @@ _CHOICES = {
     "choices": ("options", "choices"),
     "label": ("answer", "label"),
 }
+_WORDS = ("tokens", "words", "text")
+_WORD_LABELS = ("labels", "tags", "ner_tags", "pos_tags")
 _IDS = ("id", "idx", "index", "example_id")
 _MOST_NAMED = 12  # in a message
 _N_COLA = 4
@@ -39,7 +42,7 @@ _STARS = ("1", "2", "3", "4", "5")
 class Columns:
     """The names of the columns that are read."""
 
-    text: str  # of the text
+    text: str  # of the text, or of the list of its words
     pair: str | None = None  # of the second text; None: there is none
     label: tuple[str, ...] = ()  # of the label; several of a multilabel task; none if there are no labels
     choices: str | None = None  # of the list of choices; None: there is none
@@ -81,6 +84,8 @@ class ColumnFinder:
             if choices is None:
                 raise CorpusError(f"{self._file} has no choices: it has {_some(names)}; give a list named options")
             known_label = found["label"]
+        elif self._task.kind == "tokens":
+            text, known_label = text or _first(_WORDS, lower), _first(_WORD_LABELS, lower)
         else:
             if text is None and pair is None:
                 each = ((lower[a], lower.get(b or "")) for a, b in _TEXTS if a in lower and (b is None or b in lower))
@@ -89,6 +94,11 @@ class ColumnFinder:
         if not self._task.label and known_label not in (None, text, pair):
             labels = (known_label,)
         return self._complete(Columns(text or "", pair, labels, choices, question, _first(_IDS, lower)), names)
+
+    def of_words(self, n_column: int, usual: tuple[str, str]) -> tuple[int, int]:
+        """Return the indices of the columns of words and of their labels; `usual` are their numbers where none are told."""
+        text, _, labels = self._told(list(map(str, range(1, n_column + 1))))
+        return int(text or usual[0]) - 1, int(labels[0] if labels else usual[1]) - 1
 
     def _unnamed(self, names: list[str], first: Sequence[str], *, is_csv: bool) -> Columns:
         if len(names) == 1:

@@ -1,4 +1,4 @@
-"""Files of texts with labels as examples: tables, JSON, RACE, and directories with one directory per class.
+"""Files of texts with labels as examples: tables, JSON, RACE, CoNLL (`conll.py`), and directories with one directory per class.
 
 Tables are TSV (every tab divides, quotation marks are text, as in GLUE) or CSV; see `columns.py` for which columns are read.
 
@@ -7,7 +7,7 @@ Files are read line by line, however long they are; a line is held as a whole.
 
 import csv
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -16,11 +16,15 @@ from typing import Any, BinaryIO, cast
 
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.columns import ColumnFinder, Columns, PairFinder, counted
+from transformer_xl.data.conll import DOCUMENT, read_sentences
 from transformer_xl.data.labels import Example, Label, label_number
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, MAX_LINE_BYTES, FileRange, numbered_lines, read_blocks
 from transformer_xl.errors import CorpusError, one_line, shown
 from transformer_xl.files import files_below
 from transformer_xl.untrusted import is_unicode, not_utf8, parse_json
+
+WORD_FORMATS = (".conll", ".conllu", ".tsv", ".jsonl", ".json", ".ndjson", ".txt")
+"""The same of words with labels; of any other ending, too, a file is read as CoNLL's."""
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".ndjson", ".txt")
 """Endings of files with examples, before those of compressed files."""
@@ -32,6 +36,7 @@ STDIN = "standard input"
 
 _JSON = (".jsonl", ".ndjson", ".json")
 _RACE = ("high", "middle")
+_CONLL = (".conll", ".conllu", ".tsv")
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 
 Fields = Mapping[str, Any]
@@ -44,6 +49,7 @@ def read_examples(
     labelled: bool = True,
     reads_labels: bool = True,
     better_first: bool = False,
+    known_labels: Collection[str] = (),
 ) -> Iterator[Example]:
     """Yield the examples of a file, of a directory with one directory per class, or of standard input, in constant memory.
 
@@ -56,19 +62,24 @@ def read_examples(
         labelled: every example must have a label; False: it may.
         reads_labels: False: labels are left out, whatever they are.
         better_first: of two sentences the first one is better, see `PairFinder`; a directory is no such source.
+        known_labels: of words. Where no labels are needed, lines are texts, unless the first one ends in one of these, or the
+            file is called .conll, .conllu or .tsv.
     """
     path = source if isinstance(source, Path) else None
-    reader = _Reader(path, task, labelled=labelled, reads_labels=reads_labels, better_first=better_first)
+    reader = _Reader(path, task, known_labels, labelled=labelled, reads_labels=reads_labels, better_first=better_first)
     if not isinstance(source, Path):
         if hasattr(source, "readline"):  # which takes no more than it is told, unlike iteration
             source = iter(partial(cast("BinaryIO", source).readline, BLOCK_BYTES), b"")
         return reader.lines(source)
+    is_words = task.kind == "tokens"
+    if source.is_dir() and is_words and labelled:
+        raise CorpusError(f"'{source}' is a directory; give a file of words with labels, such as train{WORD_FORMATS[0]}")
     if source.is_dir() and not better_first:
         if not labelled and not is_race(source):
             return reader.files(source)
         return reader.race(_race_files(source)) if is_race(source) else reader.directories(source)
     kind = suffix_of(source)
-    if kind not in FORMATS and source.is_file():
+    if kind not in FORMATS and source.is_file() and not is_words:
         raise CorpusError(
             f"cannot tell what '{source}' holds by its name; give a file that ends in {', '.join(FORMATS)}, or "
             f"in one of these and {', '.join(COMPRESSED)}"
@@ -101,10 +112,18 @@ class _Reader:
     """Reads one source; `path` None is standard input."""
 
     def __init__(
-        self, path: Path | None, task: TaskConfig, *, labelled: bool, reads_labels: bool, better_first: bool = False
+        self,
+        path: Path | None,
+        task: TaskConfig,
+        known_labels: Collection[str] = (),
+        *,
+        labelled: bool,
+        reads_labels: bool,
+        better_first: bool = False,
     ) -> None:
         self._name = STDIN if path is None else f"'{path}'"
-        self._kind, self._labelled, self._reads_labels = task.kind, labelled, reads_labels
+        self._task, self._kind, self._labelled, self._reads_labels = task, task.kind, labelled, reads_labels
+        self._known_labels = known_labels
         self._finder = PairFinder(self._name) if better_first else ColumnFinder(self._name, task, labelled=labelled)
         self._n_choice = 0
 
@@ -121,8 +140,21 @@ class _Reader:
         if kind in _JSON or first[1].lstrip().startswith(b"{"):
             is_list = kind == ".json" and first[1].lstrip().startswith(b"[")
             yield from self._objects(self._listed(lines) if is_list else self._parsed(lines))
+        elif self._kind == "tokens":
+            texts = self._texts(lines)
+            if self._is_conll(first[1], kind):
+                how = {"labelled": self._labelled, "reads_labels": self._reads_labels}
+                yield from read_sentences(texts, self._name, self._task, **how)
+            else:
+                yield from self._table(((number, [text.rstrip("\r\n")]) for number, text in texts), ".txt")
         else:
             yield from self._table(self._csv(lines) if kind == ".csv" else self._tsv(lines), kind)
+
+    def _is_conll(self, first: bytes, kind: str) -> bool:
+        """Return whether a file's first line, or its ending, shows columns of words rather than texts."""
+        cells = first.decode("utf-8", "replace").split()
+        is_known = len(cells) > 1 and cells[-1] in self._known_labels
+        return self._labelled or kind in _CONLL or is_known or cells[:1] == [DOCUMENT]
 
     def race(self, files: Sequence[Path]) -> Iterator[Example]:
         """Yield the examples of files of one JSON object each, as RACE has them."""
@@ -221,13 +253,27 @@ class _Reader:
     # examples
 
     def _example(self, fields: Fields, columns: Columns, place: str) -> Example:
+        name = fields.get(columns.id) if columns.id else None
+        name = None if name is None else str(name)
+        if self._kind == "tokens" and not isinstance(fields.get(columns.text), str):
+            return self._checked(replace(self._with_words(fields, columns, place), id=name))
         text = self._text(fields, columns.text, place)
         pair = None if columns.pair is None else self._text(fields, columns.pair, place)
-        name = fields.get(columns.id) if columns.id else None
-        example = Example(text, pair, place=place, id=None if name is None else str(name))
+        example = Example(text, pair, place=place, id=name)
         if columns.choices:
             return self._checked(self._with_choices(example, fields, columns))
         return self._checked(replace(example, label=self._label(fields, columns.label, place)))
+
+    def _with_words(self, fields: Fields, columns: Columns, place: str) -> Example:
+        words = fields.get(columns.text)
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) and word.strip() for word in words):
+            raise CorpusError(f"{place}: {shown(columns.text)} is {shown(words)}, not a list of words")
+        labels = fields.get(columns.label[0]) if columns.label and self._reads_labels else None
+        if labels is not None and (not isinstance(labels, list) or len(labels) != len(words)):
+            n = len(labels) if isinstance(labels, list) else "no list of"
+            raise CorpusError(f"{place}: it has {len(words)} words, but {n} labels; give each word one")
+        label = None if labels is None else tuple(_name(each, place) for each in labels)
+        return Example(" ".join(words), label=label, place=place, words=tuple(words))
 
     def _text(self, fields: Fields, name: str, place: str) -> str:
         value = fields.get(name)

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
+from transformer_xl.data.entities import Scheme, fault
 from transformer_xl.data.streams import NOT_SCORED
 from transformer_xl.errors import CorpusError, did_you_mean, shown
 
 Label = str | float | int | tuple[str, ...]
-"""A class; a number; the index of a choice; or the labels of a text, possibly none."""
+"""A class; a number; the index of a choice; the labels of a text, possibly none; or those of its words."""
 
 _MOST_CLASSES = 20  # so many may occur once on average
 _MOST_SHOWN = 5
@@ -31,6 +32,8 @@ class Example:
         text: the text; of a choice: what is common to all choices.
         pair: the second text; None: there is none.
         choices: the texts to choose from, each read after `text`; empty unless it is a choice.
+        words: of `text`, where a file tells them; empty: white space divides it.
+        lines: of a file of columns, those of the words.
         label: None: not known.
         place: where it comes from, for messages: a file and a line.
         id: name of the example, if its file gives one.
@@ -42,11 +45,27 @@ class Example:
     label: Label | None = None
     place: str = ""
     id: str | None = None
+    words: tuple[str, ...] = ()
+    lines: tuple[int, ...] = ()
+
+    @property
+    def word_starts(self) -> list[int]:
+        """The characters of `text` at which its words begin."""
+        starts, end = [], 0
+        for word in self.words:
+            starts.append(self.text.index(word, end))
+            end = starts[-1] + len(word)
+        return starts
+
+    def place_of_word(self, index: int) -> str:
+        """Return where a word comes from, for messages."""
+        file = self.place.rpartition(" line ")[0]
+        return f"{file} line {self.lines[index]}" if self.lines else f"{self.place} word {index + 1}"
 
 
 def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...]:
     """Return the classes or labels of the training examples, sorted, numbers as numbers; columns of labels as they stand."""
-    if task.kind not in ("classification", "multilabel"):
+    if task.kind not in ("classification", "multilabel", "tokens"):
         return ()
     if task.kind == "multilabel" and task.label and len(task.label) > 1:
         return task.label
@@ -61,9 +80,10 @@ def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...
             raise CorpusError(f"{file}: no text has any label; name the column of labels by --label (task.label)")
         return _few(names, file)
     if len(names) == 1:
-        raise CorpusError(
-            f"{file}: all {len(examples):,} texts have the label {shown(names[0])}; give texts of two classes or more"
-        )
+        what = "words" if task.kind == "tokens" else f"{len(examples):,} texts"
+        raise CorpusError(f"{file}: all {what} have the label {shown(names[0])}; give texts of two classes or more")
+    if task.kind == "tokens":
+        return _few(names, file)
     if len(names) > max(_MOST_CLASSES, len(examples) // 2):
         some = ", ".join(map(shown, names[:_MOST_SHOWN]))
         raise CorpusError(
@@ -71,6 +91,14 @@ def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...
             "of the label by --label (task.label), or use --task regression for numbers"
         )
     return _few(names, file)
+
+
+def check_scheme(examples: Sequence[Example], scheme: Scheme) -> None:
+    """Refuse sentences whose labels contradict the scheme in which labels of words write entities."""
+    for example in examples:
+        if isinstance(example.label, tuple) and (broken := fault(example.label, scheme)):
+            where, why = example.place_of_word(broken[0]), broken[1]
+            raise CorpusError(f"{where}: {why} ({scheme}); mend the label, or the empty line between sentences")
 
 
 def _few(names: tuple[str, ...], file: str) -> tuple[str, ...]:
@@ -96,8 +124,10 @@ def _number(text: str) -> float | None:
 
 
 def labels_of(head: HeadConfig, examples: Sequence[Example]) -> Tensor:
-    """Return the labels of examples as numbers, as in `LabelledBatch`; spans have no such labels."""
+    """Return the labels of examples as numbers, as in `LabelledBatch`, of words one after another; spans have none."""
     index = {name: i for i, name in enumerate(head.labels)}
+    if head.kind == "tokens":
+        return torch.tensor([number for each in examples for number in _of_words(each, index)], dtype=torch.int64)
     if head.kind == "regression":
         numbers = [torch.nan if each.label is None else label_number(each.label, each.place) for each in examples]
         return torch.tensor(numbers, dtype=torch.float32)
@@ -116,6 +146,16 @@ def labels_of(head: HeadConfig, examples: Sequence[Example]) -> Tensor:
         for name in example.label:
             has[i, _index(name, index, example.place)] = 1
     return has
+
+
+def _of_words(example: Example, index: dict[str, int]) -> list[int]:
+    if example.label is None:
+        return [NOT_SCORED] * len(example.words)
+    assert isinstance(example.label, tuple)
+    if unknown := set(example.label).difference(index):
+        place = next(i for i, name in enumerate(example.label) if name in unknown)
+        _index(example.label[place], index, example.place_of_word(place))
+    return [index[name] for name in example.label]
 
 
 def _index(name: str, index: dict[str, int], place: str) -> int:

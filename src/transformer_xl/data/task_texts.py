@@ -10,16 +10,18 @@ import numpy as np
 
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
+from transformer_xl.data.entities import name_entities, scheme_of
 from transformer_xl.data.examples import (
     FORMATS,
     UNLABELLED,
+    WORD_FORMATS,
     entries,
     is_race,
     read_examples,
     subdirectories,
     suffix_of,
 )
-from transformer_xl.data.labels import Example, label_names, labels_of
+from transformer_xl.data.labels import Example, check_scheme, label_names, labels_of
 from transformer_xl.data.order import permutation
 from transformer_xl.data.squad import Question, divide, held_out, learnable, read_squad
 from transformer_xl.data.text_files import COMPRESSED
@@ -31,7 +33,7 @@ _NAMES = {
     "test": ("test", "test_matched"),
 }
 _VALID_SHARE = 0.1  # of the training texts, where there is no file to validate on
-_VERSION = re.compile(r"-v\d[\d.]*$")  # of SQuAD
+_AROUND = re.compile(r"-v\d[\d.]*$|^.*-ud-")  # versions of SQuAD's files, and what treebanks' names begin with
 _MISMATCHED = ("dev_mismatched", "validation_mismatched", "test_mismatched")
 
 
@@ -68,13 +70,14 @@ def find_files(task: TaskConfig) -> TaskFiles:
         raise CorpusError("there are no texts to learn from; give a file or directory by --data")
     if not data.is_dir():
         return TaskFiles(data, valid, test)
-    found = {purpose: _find(data, purpose) for purpose in _NAMES}
-    notes = [f"'{each}' is not read; give it as task.valid or task.test" for each in _called(data, _MISMATCHED)]
+    formats = WORD_FORMATS if task.kind == "tokens" else FORMATS
+    found = {purpose: _find(data, purpose, formats) for purpose in _NAMES}
+    notes = [f"'{each}' is not read; give it as task.valid or task.test" for each in _called(data, _MISMATCHED, formats)]
     train = found["train"]
     if train is None:
-        if not is_race(data) and len(_classes(data)) < 2:
+        if task.kind == "tokens" or (not is_race(data) and len(_classes(data)) < 2):
             raise CorpusError(
-                f"'{data}' has no file to train on: it needs train{FORMATS[0]} (or {', '.join(FORMATS[1:])}), or one directory "
+                f"'{data}' has no file to train on: it needs train{formats[0]} (or {', '.join(formats[1:])}), or one directory "
                 f"per class{beside(data / 'train', Path.is_file)}"
             )
         train = data
@@ -91,6 +94,9 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
         train, about_places = learnable(train, files.train)
         notes += about_places
     labels = () if is_span else label_names(task, train)
+    scheme = scheme_of([each.label for each in train]) if task.kind == "tokens" and name_entities(labels) else None
+    if scheme == "IOB1":
+        notes.append("labels are IOB1: an entity begins with I-, or with B- right after another of its type")
     if files.valid:
         valid = _read(files.valid, task)
     else:
@@ -107,6 +113,8 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
     if not is_span:
         head = HeadConfig(kind=task.kind, labels=labels)
         labels_of(head, [*train, *valid, *(test or ())])
+    if scheme:
+        check_scheme([*train, *valid, *(test or ())], scheme)
     return TaskTexts(train, valid, test, labels, tuple(notes))
 
 
@@ -149,9 +157,9 @@ def _has_no_labels(texts: Sequence[Example | Question], labels: tuple[str, ...])
     return not any(map(_has_label, texts)) or (is_minus_one and "-1" not in labels)
 
 
-def _find(data: Path, purpose: str) -> Path | None:
+def _find(data: Path, purpose: str, formats: Sequence[str]) -> Path | None:
     for name in _NAMES[purpose]:
-        found = _called(data, (name,))
+        found = _called(data, (name,), formats)
         if len(found) > 1:
             raise CorpusError(f"'{data}' has more than one '{name}': '{found[0].name}' and '{found[1].name}'; move one away")
         if found:
@@ -159,14 +167,14 @@ def _find(data: Path, purpose: str) -> Path | None:
     return None
 
 
-def _called(data: Path, names: tuple[str, ...]) -> list[Path]:
+def _called(data: Path, names: tuple[str, ...], formats: Sequence[str]) -> list[Path]:
     """Return the files and directories that have one of these names before their endings, or before a version."""
-    return [path for path in entries(data) if _stem(path) in names and (path.is_dir() or suffix_of(path) in FORMATS)]
+    return [path for path in entries(data) if _stem(path) in names and (path.is_dir() or suffix_of(path) in formats)]
 
 
 def _stem(path: Path) -> str:
     name = path.stem if path.suffix in COMPRESSED else path.name
-    return _VERSION.sub("", (name if path.is_dir() else Path(name).stem).lower())
+    return _AROUND.sub("", (name if path.is_dir() else Path(name).stem).lower())
 
 
 def _classes(data: Path) -> list[Path]:

@@ -1,10 +1,12 @@
-"""What fine-tuning puts on top of a model: scores of a text, or places in it.
+"""What fine-tuning puts on top of a model: scores of a text or of its tokens, or places in it.
 
     text: summary state → (dense, tanh) → dropout → scores
+    tokens: state of each token → dropout → scores
     span: start_i = w·h_i;  end_j = w·LayerNorm(tanh(W [h_j ; h_start]));  none = w·dropout(tanh(W [Σ p_i h_i ; h_cls]))
 
 Reference: `summarize_sequence`, `classification_loss` and `regression_loss` of the authors' `modeling.py`, and `get_qa_outputs`
-of their `function_builder.py`. Heads compute at least in the precision of their weights, whatever products elsewhere use.
+of their `function_builder.py`; of tokens, Hugging Face's `XLNetForTokenClassification`. Heads compute at least in the precision
+of their weights, whatever products elsewhere use.
 
 Shapes: B batch, L tokens of a window, D d_model, K starts, J ends for each of them.
 """
@@ -51,35 +53,36 @@ class SpanScores:
 
 
 class TextHead(nn.Module):
-    """Scores of a text from the state that sums it up."""
+    """Scores of a text from the state that sums it up, or of each token from its own."""
 
     def __init__(self, head: HeadConfig, *, d_model: int) -> None:
         super().__init__()
         self.kind = head.kind
-        self.summary = nn.Linear(d_model, d_model) if head.projection else None
+        self.summary = nn.Linear(d_model, d_model) if head.summarizes else None
         self.drop = Dropout(head.dropout)
         self.scores = nn.Linear(d_model, head.n_score)
 
-    def forward(self, state_BD: Tensor) -> Tensor:
-        """Return the scores of each text, (B, n_score), at least in fp32."""
-        with torch.autocast(state_BD.device.type, enabled=False):
-            state_BD = state_BD.to(self.scores.weight.dtype)
+    def forward(self, state: Tensor) -> Tensor:
+        """Return the scores of states (B, D) or (B, L, D): (B, n_score) or (B, L, n_score), at least in fp32."""
+        with torch.autocast(state.device.type, enabled=False):
+            state = state.to(self.scores.weight.dtype)
             if self.summary is not None:
-                state_BD = linear(state_BD, self.summary.weight, self.summary.bias).tanh()
-            return at_least_fp32(linear(self.drop(state_BD), self.scores.weight, self.scores.bias))
+                state = linear(state, self.summary.weight, self.summary.bias).tanh()
+            return at_least_fp32(linear(self.drop(state), self.scores.weight, self.scores.bias))
 
     def nll(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of each text, (B,), 0 where it is not scored.
+        """Return the loss of each text, (B,), or of each token, (B, L), 0 where it is not scored.
 
         Args:
-            scores: (B, n_score); of a choice (B, C).
-            labels: classification and choice: int64 (B,), -100 is not scored. Multilabel: (B, n_label) of 0 and 1, and
-                regression: (B,); NaN is not scored.
+            scores: (B, n_score); of a choice (B, C), of tokens (B, L, n_score).
+            labels: classification and choice: int64 (B,), tokens: int64 (B, L); -100 is not scored. Multilabel: (B, n_label)
+                of 0 and 1, and regression: (B,); NaN is not scored.
 
         Returns:
             Nats of the class; the mean nats of the labels; the squared error.
         """
-        if self.kind in ("classification", "choice"):
+        if self.kind in ("classification", "choice", "tokens"):
+            scores = scores.mT if self.kind == "tokens" else scores  # classes stand second
             return F.cross_entropy(scores, labels, reduction="none", ignore_index=-100)
         scores = scores.squeeze(-1) if self.kind == "regression" else scores
         scored = ~labels.isnan()

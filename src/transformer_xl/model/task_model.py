@@ -1,4 +1,4 @@
-"""A model with a head, as fine-tuning makes it: texts of any length in; classes, numbers or places in the text out.
+"""A model with a head, as fine-tuning makes it: texts of any length in; what the head says of them out.
 
 A text is read segment by segment with the memory of its own beginning. Segments are counted from the end, so the first one is
 the short one, and the last one, whose last state sums the text up, is always whole. So what a row gives depends neither on the
@@ -88,8 +88,8 @@ class TaskModel(SequenceModel):
         ids = zero.unsqueeze(1) if kind == "choice" else zero
         if kind in ("classification", "choice"):
             return {"ids": ids, "labels": zero[:, 0]}
-        if kind == "span":
-            return {"ids": ids, "labels": zero.new_zeros(1, 3)}
+        if kind in ("span", "tokens"):
+            return {"ids": ids, "labels": zero.new_zeros(1, 3) if kind == "span" else zero}
         n_label = (self._head_config.n_score,) if kind == "multilabel" else ()
         return {"ids": ids, "labels": torch.zeros(1, *n_label, device=self.device)}
 
@@ -129,7 +129,8 @@ class TaskModel(SequenceModel):
             progress: has no effect.
 
         Returns:
-            logits (B, n_score), or (B, C) of a choice; with labels the loss of each example (B,), 0 where it is not scored.
+            logits (B, n_score), or (B, C) of a choice, (B, L, n_score) of tokens; with labels the loss of each example (B,), or
+            of each token (B, L), 0 where it is not scored.
 
         Raises:
             ValueError: shapes that do not fit together, a span's window that is longer than a segment, or one without labels.
@@ -140,7 +141,7 @@ class TaskModel(SequenceModel):
             if labels is None:
                 raise ValueError("a span head gives no logits without labels; use span_scores")
             return ModelOutput(out, nll=self.head.nll(*_window(states, may_answer), labels))
-        scores = self.head(self._summary(states))
+        scores = self.head(self._head_input(states))
         if self.head.kind == "choice":
             scores = scores.view(ids.shape[:2])
         if labels is None:
@@ -198,8 +199,10 @@ class TaskModel(SequenceModel):
         segments = None if segments is None else segments.flatten(0, -2)
         return self._states(ids.flatten(0, -2), n_pad, segments, execution)
 
-    def _summary(self, states: Iterator[tuple[Tensor, Tensor | None]]) -> Tensor:
-        """Return the state that sums each text up, (B, D): that of the last token, or the mean of all of them."""
+    def _head_input(self, states: Iterator[tuple[Tensor, Tensor | None]]) -> Tensor:
+        """Return the states of all tokens, (B, L, D), or what sums each text up, (B, D): the last one, or their mean."""
+        if self._head_config.kind == "tokens":
+            return torch.cat([h_BTD for h_BTD, _ in states], dim=1)
         if self._head_config.summary == "last":
             ((h_BTD, _),) = deque(states, maxlen=1)  # those before matter through memory
             return h_BTD[:, -1]
@@ -215,25 +218,27 @@ class TaskModel(SequenceModel):
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Yield the last states of each segment, (B, T, D), and how much of it is padding, (B,) or None.
 
-        Only the last `gradient_segments` segments keep the graph.
+        Only the last `gradient_segments` segments keep the graph; of tokens, whose states are all learned from, every group of
+        so many.
         """
         length, tgt_len = ids.shape[1], self._head_config.tgt_len
         begins = [0, *range(length % tgt_len or tgt_len, length, tgt_len)]
         most_pad = 0 if n_pad is None else int(n_pad.max())
-        first_learned = len(begins) - self._head_config.gradient_segments
+        n_learned = self._head_config.gradient_segments
         mems = None
         for i, (begin, end) in enumerate(zip(begins, [*begins[1:], length], strict=True)):
             own_pad = None if n_pad is None or most_pad <= begin else (n_pad - begin).clamp(min=0, max=end - begin)
             own_segments = None if segments is None else segments[:, begin:end]
-            with torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned):
-                keep_graph = first_learned <= i < len(begins) - 1
+            n_after = len(begins) - 1 - i
+            is_learned = n_after < n_learned or self._head_config.kind == "tokens"
+            with torch.set_grad_enabled(torch.is_grad_enabled() and is_learned):
                 h_BTD, mems = self.backbone.read_text(
                     ids[:, begin:end],
                     mems=mems,
                     n_pad=own_pad,
                     segments=own_segments,
                     execution=execution,
-                    keep_graph=keep_graph,
+                    keep_graph=is_learned and n_after % n_learned > 0,
                 )
                 h_BTD = self.backbone.drop_output(h_BTD)
             yield h_BTD, own_pad

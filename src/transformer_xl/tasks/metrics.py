@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from transformer_xl.data.entities import entities_of, name_entities
 from transformer_xl.data.labels import Example, Label
 from transformer_xl.errors import CorpusError
 
@@ -56,17 +57,38 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Span:
+    """An entity in a text.
+
+    Attributes:
+        type: what it is, as its labels say; "_" if they only say where it is.
+        text: what stands there.
+        start: its first character.
+        end: the character after its last.
+        first_word: index of its first word.
+        end_word: index of the word after its last.
+    """
+
+    type: str
+    text: str
+    start: int
+    end: int
+    first_word: int
+    end_word: int
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What a model says of a text.
 
     Attributes:
         example: the text, with its own label if that is known.
         label: the likeliest class; all labels of probability 0.5 or more; a number; the index of a choice; the text of an
-            answer, empty if there is none.
+            answer, empty if there is none; the likeliest label of each of the example's words.
         probabilities: of each class, label or choice, in the order of the model's labels or the example's choices; empty
-            for numbers and answers.
-        nats: negative log-likelihood of the example's own label, in multilabel the mean over all labels; None where it is not
-            known, and for numbers and answers.
+            for numbers and answers; of words, that of each one's likeliest label.
+        nats: negative log-likelihood of the example's own label, in multilabel and of words the mean over all labels; None
+            where it is not known, and for numbers and answers.
         answers: places that may answer a question, the likeliest first; empty for other kinds.
         no_answer: probability that there is no answer in the text; None for other kinds.
     """
@@ -87,6 +109,18 @@ class Prediction:
             return self.no_answer
         return None if isinstance(self.label, tuple) or not self.probabilities else max(self.probabilities)
 
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The entities that the labels of words write, see `data/entities.py`; empty for other kinds."""
+        if not self.example.words or not isinstance(self.label, tuple):
+            return ()
+        text, starts = self.example.text, self.example.word_starts
+        spans = []
+        for kind, first, end in entities_of(self.label):
+            start, stop = starts[first], starts[end - 1] + len(self.example.words[end - 1])
+            spans.append(Span(kind, text[start:stop], start, stop, first, end))
+        return tuple(spans)
+
 
 _MAIN = {
     "classification": "accuracy",
@@ -94,6 +128,7 @@ _MAIN = {
     "regression": "pearson",
     "choice": "accuracy",
     "span": "f1",
+    "tokens": "accuracy",
 }
 _WORDS = {"micro_f1": "micro F1", "macro_f1": "macro F1", "f1": "F1", "exact": "exact match", "mse": "mean squared error"}
 
@@ -107,10 +142,11 @@ class TaskScore:
 
     Attributes:
         kind: of the task.
-        n: texts that were scored: those with a label.
+        n: texts, or words, that were scored: those with a label.
         metrics: by name, all between -1 and 1 but `mse` and `nats` (mean per text): accuracy, macro_f1, matthews (of two
-            classes); micro_f1, macro_f1, exact; pearson, spearman, mse; accuracy of choices; exact, f1 of answers.
-        per_label: precision, recall, f1 and n, how often it occurs, of each class or label.
+            classes); micro_f1, macro_f1, exact; pearson, spearman, mse; accuracy of choices; exact, f1 of answers; precision,
+            recall and f1 of entities, and accuracy of words, or of plain labels accuracy and macro_f1.
+        per_label: precision, recall, f1 and n, how often it occurs, of each class or label, or of each type of entity.
         confusion: int64 (n_label, n_label), texts of each class (row) that got each class (column); None for other kinds.
     """
 
@@ -149,6 +185,8 @@ class TaskScore:
 
         If some questions have no answer, it is the F1 that the best threshold of no answer gives.
         """
+        if self.kind == "tokens" and "f1" in self.metrics:
+            return "f1"
         return "best_f1" if "best_f1" in self.metrics else _MAIN[self.kind]
 
     @property
@@ -171,7 +209,8 @@ class TaskScore:
         """Return the metrics on one line."""
         digits = {"mse": 4, "nats": 4}
         figures = [f"{_WORDS.get(name, name)} {value:z.{digits.get(name, 3)}f}" for name, value in self.metrics.items()]
-        return f"{', '.join(figures)} ({self.n:,} {'text' if self.n == 1 else 'texts'})"
+        unit = "word" if self.kind == "tokens" else "text"
+        return f"{', '.join(figures)} ({self.n:,} {unit}{'s' * (self.n != 1)})"
 
 
 class Tally(ABC):
@@ -187,10 +226,11 @@ class Tally(ABC):
         if prediction.example.label is None:
             return
         self._count(prediction, prediction.example.label)
-        self.n += 1
+        n = len(prediction.example.words) or 1
+        self.n += n
         if prediction.nats is not None:
-            self._nats += prediction.nats
-            self._n_nats += 1
+            self._nats += n * prediction.nats
+            self._n_nats += n
 
     def score(self) -> TaskScore:
         """Return the score of what was counted."""
@@ -224,6 +264,34 @@ class _Classes(Tally):
         if len(self._ids) == 2:
             metrics["matthews"] = matthews(self._confusion)
         return TaskScore("classification", self.n, metrics, per_label, self._confusion)
+
+
+class _Words(_Classes):
+    """Counts labels of words, and the entities that they write, as seqeval does by default."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__(labels)
+        self._entities = (Counter[str](), Counter[str](), Counter[str]()) if name_entities(labels) else None
+
+    def _count(self, prediction: Prediction, label: Label) -> None:
+        assert isinstance(label, tuple) and isinstance(prediction.label, tuple), "words have tuples of labels"
+        for true, said in zip(label, prediction.label, strict=True):
+            self._confusion[self._ids[true], self._ids[said]] += 1
+        if self._entities is not None:
+            true, said = set(entities_of(label)), set(entities_of(prediction.label))
+            for counts, entities in zip(self._entities, (true, said, true & said), strict=True):
+                counts.update(entity.type for entity in entities)
+
+    def _score(self) -> TaskScore:
+        score = replace(super()._score(), kind="tokens")
+        if self._entities is None:
+            return score
+        types = sorted(set().union(*self._entities))
+        n_true, n_said, n_right = (np.array([counts[each] for each in types], np.int64) for counts in self._entities)
+        per_type, _ = _per_label(types, n_true, n_said, n_right)
+        micro, _ = _per_label(["all"], *(counts.sum(keepdims=True) for counts in (n_true, n_said, n_right)))
+        metrics = {name: micro["all"][name] for name in ("f1", "precision", "recall")}
+        return TaskScore("tokens", self.n, metrics | {"accuracy": score.metrics["accuracy"]}, per_type)
 
 
 class _Labels(Tally):
@@ -328,7 +396,14 @@ class _Answers(Tally):
 
 def tally_of(kind: str, labels: Sequence[str]) -> Tally:
     """Return what counts the predictions of a task; see `TaskScore.of`."""
-    kinds = {"classification": _Classes, "multilabel": _Labels, "regression": _Numbers, "choice": _Choices, "span": _Answers}
+    kinds = {
+        "classification": _Classes,
+        "multilabel": _Labels,
+        "regression": _Numbers,
+        "choice": _Choices,
+        "span": _Answers,
+        "tokens": _Words,
+    }
     return kinds[kind](labels)
 
 

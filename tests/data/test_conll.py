@@ -1,0 +1,172 @@
+"""Files of words and their labels: CoNLL's columns, and lists in JSON; what is wrong with one is said with its line."""
+
+import json
+
+import pytest
+
+from transformer_xl.config.run import TaskConfig
+from transformer_xl.data.examples import read_examples
+from transformer_xl.data.task_texts import find_files, read_task
+from transformer_xl.errors import CorpusError
+
+CONLL_2003 = """-DOCSTART- -X- -X- O
+
+EU NNP B-NP B-ORG
+rejects VBZ B-VP O
+
+# NN B-NP O
+Blackburn NNP B-NP B-PER
+
+
+-DOCSTART- -X- -X- O
+"""
+CONLLU = """# newdoc
+# sent_id = 1
+# text = vámonos
+1-2\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tvamos\tir\tVERB\tV\t_\t0\troot\t_\t_
+2\tnos\tnosotros\tPRON\tP\t_\t1\tobj\t_\t_
+2.1\tx\tx\tX\tX\t_\t_\t_\t_\t_
+
+# sent_id = 2
+1\tà peu près\t_\tADV\t_\t_\t0\troot\t_\t_
+"""
+
+
+def _read(tmp_path, content, name="train.txt", *, labelled=True, known_labels=(), **told):
+    path = tmp_path / name
+    path.write_text(content)
+    task = TaskConfig.model_validate({"kind": "tokens", **told})
+    return list(read_examples(path, task, labelled=labelled, reads_labels=labelled, known_labels=known_labels))
+
+
+def _pairs(examples):
+    return [list(zip(each.words, each.label or ["-"] * len(each.words), strict=True)) for each in examples]
+
+
+class TestColumns:
+    def test_those_of_conll_2003(self, tmp_path):
+        first, second = _read(tmp_path, CONLL_2003)
+        assert _pairs([first, second]) == [[("EU", "B-ORG"), ("rejects", "O")], [("#", "O"), ("Blackburn", "B-PER")]]
+        assert (first.text, first.place, first.lines) == ("EU rejects", f"'{tmp_path}/train.txt' line 3", (3, 4))
+        assert _pairs(_read(tmp_path, CONLL_2003.replace("\n", "\r\n")))[0] == _pairs([first])[0]
+        assert _pairs(_read(tmp_path, CONLL_2003, text="1", label=["2"]))[0] == [("EU", "NNP"), ("rejects", "VBZ")]
+
+    def test_those_of_universal_dependencies(self, tmp_path):
+        """Tabs divide, so a word may have spaces; comments, and rows that are no words, are left out."""
+        first, second = _read(tmp_path, CONLLU, "train.conllu")
+        assert _pairs([first, second]) == [[("vamos", "VERB"), ("nos", "PRON")], [("à peu près", "ADV")]]
+        assert first.lines == (5, 6)
+        assert _pairs(_read(tmp_path, CONLLU, label=["5"]))[0] == [("vamos", "V"), ("nos", "P")]
+
+    def test_words_alone_are_read_where_labels_are_not_needed(self, tmp_path):
+        assert _pairs(_read(tmp_path, "a\nb\n\nc\n", "x.conll", labelled=False)) == [[("a", "-"), ("b", "-")], [("c", "-")]]
+
+    @pytest.mark.parametrize(("content", "is_columns"), [("a O\nb O\n", True), ("a X\nb X\n", False), ("O\nb O\n", False)])
+    def test_a_file_is_text_unless_its_first_line_ends_in_a_label(self, tmp_path, content, is_columns):
+        found = _read(tmp_path, content, labelled=False, known_labels=("O", "B-A"))
+        assert [each.words for each in found] == ([("a", "b")] if is_columns else [(), ()])
+
+    @pytest.mark.parametrize(
+        ("content", "where", "why"),
+        [
+            ("a b O\nc O\n", "line 2", "it has 2 columns, but line 1 has 3; is one missing?"),
+            ("a O\n\nc O d O\n", "line 3", "it has 4 columns, but line 1 has 2; is a line end missing?"),
+            ("a\nb\n", "line 1", "it has 1 column; give a word and its label in each line"),
+            ("a\tO\nb\t \n", "line 2", "its label is empty; give one, or leave the line out"),
+            ("a\tO\n\tO\n", "line 2", "its word is empty; give one, or leave the line out"),
+        ],
+    )
+    def test_bad_lines(self, tmp_path, content, where, why):
+        with pytest.raises(CorpusError) as error:
+            _read(tmp_path, content)
+        assert str(error.value) == f"'{tmp_path}/train.txt' {where}: {why}"
+
+    def test_a_column_that_is_not_there(self, tmp_path):
+        with pytest.raises(CorpusError, match=r"has no column '5', as task.label says"):
+            _read(tmp_path, "a O\n", label=["5"])
+
+
+class TestLists:
+    def test_words_and_labels(self, tmp_path):
+        lines = [{"id": 7, "tokens": ["EU", "re jects"], "ner_tags": ["B-ORG", "O"]}, {"tokens": ["a"], "ner_tags": [0]}]
+        first, second = _read(tmp_path, "\n".join(map(json.dumps, lines)), "a.jsonl")
+        assert _pairs([first, second]) == [[("EU", "B-ORG"), ("re jects", "O")], [("a", "0")]]
+        assert (first.id, first.word_starts) == ("7", [0, 3])
+        assert first.place_of_word(1) == f"'{tmp_path}/a.jsonl' line 1 word 2"
+
+    def test_their_names_may_be_told(self, tmp_path):
+        (example,) = _read(tmp_path, '{"w": ["a"], "t": ["X"]}', "a.jsonl", text="w", label=["t"])
+        assert _pairs([example]) == [[("a", "X")]]
+
+    def test_texts_are_read_where_labels_are_not_needed(self, tmp_path):
+        (example,) = _read(tmp_path, '{"text": "a text", "id": 1}', "a.jsonl", labelled=False)
+        assert (example.text, example.words, example.id) == ("a text", (), "1")
+
+    @pytest.mark.parametrize(
+        ("fields", "why"),
+        [
+            ({"tokens": ["a", "b"], "labels": ["O"]}, "it has 2 words, but 1 labels; give each word one"),
+            ({"tokens": ["a"], "labels": "O"}, "it has 1 words, but no list of labels; give each word one"),
+            ({"tokens": ["a"], "labels": None}, "it has no label; give one, or leave it out"),
+            ({"tokens": ["a", " "], "labels": ["O", "O"]}, "'tokens' is ['a', ' '], not a list of words"),
+            ({"tokens": [], "labels": []}, "'tokens' is [], not a list of words"),
+            ({"tokens": ["a"], "labels": [["O"]]}, "label ['O'] is neither a name nor a number; give one"),
+        ],
+    )
+    def test_bad_lines(self, tmp_path, fields, why):
+        with pytest.raises(CorpusError) as error:
+            _read(tmp_path, json.dumps(fields), "a.jsonl")
+        assert str(error.value) == f"'{tmp_path}/a.jsonl' line 1: {why}"
+
+
+def _task(tmp_path, train, **files) -> TaskConfig:
+    for name, content in {"train": train, **files}.items():
+        (tmp_path / f"{name}.conll").write_text(content)
+    return TaskConfig(kind="tokens", data=str(tmp_path))
+
+
+class TestTask:
+    def test_files_of_a_treebank_are_found(self, tmp_path):
+        for purpose in ("train", "dev", "test"):
+            (tmp_path / f"tr_x-ud-{purpose}.conllu").write_text(CONLLU)
+        files = find_files(TaskConfig(kind="tokens", data=str(tmp_path)))
+        assert [path and path.name for path in (files.train, files.valid, files.test)] == [
+            f"tr_x-ud-{purpose}.conllu" for purpose in ("train", "dev", "test")
+        ]
+
+    def test_labels_are_those_of_the_training_words(self, tmp_path):
+        texts = read_task(_task(tmp_path, "a B-X\nb O\n", dev="c O\n", test="d\n"), seed=0)
+        assert (texts.labels, texts.test) == (("B-X", "O"), None)
+        assert texts.notes == (f"'{tmp_path}/test.conll' is not scored: its texts have no labels",)
+
+    def test_files_of_iob1_are_read_as_they_are(self, tmp_path):
+        texts = read_task(_task(tmp_path, "a I-X\nb B-X\n", dev="c I-X\n"), seed=0)
+        assert texts.notes == ("labels are IOB1: an entity begins with I-, or with B- right after another of its type",)
+
+    @pytest.mark.parametrize(
+        ("train", "dev", "why"),
+        [
+            ("a B-X\nb O\nc I-X\n", "a O\n", "train.conll' line 3: I-X follows O, but only B-X begins an entity (BIO); mend"),
+            ("a B-X\nb I-X\nc O\n", "a O\n\nb I-X\n", "dev.conll' line 3: I-X is the first label, but only B-X begins an ent"),
+            ("a I-X\nb O\n", "a O\nb B-X\n", "dev.conll' line 2: label 'B-X' is unknown; did you mean 'I-X'?"),
+            ("a I-X\nb B-X\n", "a I-X\n\nb B-X\n", "dev.conll' line 3: B-X is the first label, but in IOB1, as elsewhere"),
+            ("a B-X\nb E-X\n", "a B-X\n", "dev.conll' line 1: the entity of B-X is not ended by E-X (BIOES)"),
+            ("a N\nb V\n", "a N\nb Q\n", "dev.conll' line 2: label 'Q' is unknown"),
+            ("a N\nb N\n", "a N\n", "train.conll': all words have the label 'N'; give texts of two classes or more"),
+            ("", "a N\n", "train.conll' is empty; give a file with texts"),
+            ("\n\n", "a N\n", "train.conll' has no texts; give a file with some"),
+        ],
+    )
+    def test_bad_labels(self, tmp_path, train, dev, why):
+        with pytest.raises(CorpusError) as error:
+            read_task(_task(tmp_path, train, dev=dev), seed=0)
+        assert why in str(error.value)
+
+    def test_directories_are_no_files_of_words(self, tmp_path):
+        for name in ("a", "b"):
+            (tmp_path / "train" / name).mkdir(parents=True)
+        with pytest.raises(CorpusError, match=r"train' is a directory; give a file of words with labels, such as train.conll"):
+            read_task(TaskConfig(kind="tokens", data=str(tmp_path)), seed=0)
+        with pytest.raises(CorpusError, match=r"has no file to train on: it needs train.conll"):
+            find_files(TaskConfig(kind="tokens", data=str(tmp_path / "train")))
