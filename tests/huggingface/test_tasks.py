@@ -13,6 +13,7 @@ from tests.helpers import assert_close, random_weights, tiny_model, tiny_xlnet
 from tests.huggingface.conftest import TEXT, edit
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TokenizerConfig
+from transformer_xl.conversion.convert import convert
 from transformer_xl.data.labelled import Example, Layout, batch_of
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.heads import TextHead
@@ -31,7 +32,7 @@ from transformers import (  # noqa: E402
     pipeline,
 )
 
-from transformer_xl.huggingface import XLNetPretrainedConfig  # noqa: E402
+from transformer_xl.huggingface import XLNetForSequenceClassification, XLNetPretrainedConfig  # noqa: E402
 
 KINDS = ["transformer_xl", "xlnet"]
 LABELS = ("no", "yes", "so so")
@@ -237,6 +238,21 @@ def test_two_programs_call_a_model_xlnet(tune: Callable[..., Tuned], tmp_path: P
     ours = AutoConfig.from_pretrained(tune("xlnet", "classification", LABELS).path)
     assert type(ours) is XLNetPretrainedConfig
     assert (ours.num_labels, ours.id2label, ours.problem_type) == (3, dict(enumerate(LABELS)), "single_label_classification")
+
+
+def test_the_second_half_of_a_batch_is_read_backward_as_transformers_does(tmp_path: Path) -> None:
+    """What its `bi_data` means; a text alone, for which transformers returns nothing, is read forward."""
+    config = transformers.XLNetConfig(vocab_size=13, d_model=6, n_layer=2, n_head=2, d_inner=7, num_labels=3, bi_data=True)
+    theirs = random_weights(transformers.XLNetForSequenceClassification(config)).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    ours = XLNetForSequenceClassification.from_pretrained(tmp_path / "ours")
+    ids = torch.randint(0, 13, (4, 6))
+    with torch.no_grad():
+        assert_close("logits", ours(ids).logits, theirs(ids).logits, 1e-6)
+        forward = transformers.XLNetForSequenceClassification.from_pretrained(tmp_path / "theirs", bi_data=False).eval()
+        assert_close("alone", ours(ids[:1]).logits, forward(ids[:1]).logits, 1e-6)
+        assert (forward(ids).logits - theirs(ids).logits).abs()[2:].max() > 1e-3
 
 
 def test_unknown_keys_of_a_fine_tuned_xlnet_are_refused(tune: Callable[..., Tuned]) -> None:

@@ -92,6 +92,18 @@ def test_without_memory_a_row_read_backward_is_the_reversed_row_read_forward() -
     assert not torch.allclose(neither, forward)
 
 
+@pytest.mark.parametrize(("n_row", "backward"), [(1, [False]), (2, [False, True]), (3, [False, False, True])])
+def test_settings_say_what_is_read_backward_unless_a_call_does(n_row: int, backward: list[bool]) -> None:
+    plain = tiny_xlnet()
+    model = tiny_xlnet(backward_half=True)
+    model.load_state_dict(plain.state_dict())
+    ids, order = tokens(n_row, 6), random_order(n_row, 6)
+    rows = torch.tensor(backward)
+    assert torch.equal(model.read(ids)[0], plain.read(ids, is_backward=rows)[0])
+    assert torch.equal(model(ids, order=order).logits, plain(ids, order=order, is_backward=rows).logits)
+    assert torch.equal(model.read(ids, is_backward=~rows)[0], plain.read(ids, is_backward=~rows)[0])
+
+
 @pytest.mark.parametrize("reuse_len", [None, 3])
 def test_rows_of_other_ages_and_padding_are_rows_alone(reuse_len: int | None) -> None:
     model = tiny_xlnet(reuse_len=reuse_len)

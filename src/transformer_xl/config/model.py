@@ -381,7 +381,11 @@ class XLNetConfig(AttentionConfig):
     spans: Literal["words", "pieces"] = Field(
         default="words", description="targets are spans of 1 to 5 whole words; pieces: what the authors' code draws instead"
     )
-    bi_data: bool = Field(default=True, description="half of the rows are read from their end")
+    bi_data: bool = Field(default=True, description="in training, half of the rows are read from their end")
+    backward_half: bool = Field(
+        default=False,
+        description="the last half of every batch is read from its end, unless a call says which rows (Hugging Face's bi_data)",
+    )
 
     @model_validator(mode="after")
     def _one_table(self) -> Self:

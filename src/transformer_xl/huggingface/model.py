@@ -90,7 +90,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """
         if source is not None:  # None: the caller gives a config and weights
             source = native_source(source, kwargs)
-            _check_file(source, kwargs, cls.gives)
+            _check_file(source, kwargs, cls)
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
         loaded: Any = super().from_pretrained(source, *args, **kwargs)
@@ -281,7 +281,7 @@ def _check_head(config: TransformerXLPretrainedConfig, gives: tuple[str | None, 
     raise ConfigError(f"'{source}' is fine-tuned for task '{kind}'; load it with AutoModelFor{auto}")
 
 
-def _check_file(source: str, arguments: dict[str, Any], gives: tuple[str | None, ...]) -> None:
+def _check_file(source: str, arguments: dict[str, Any], cls: type[TransformerXLPreTrainedModel]) -> None:
     """Refuse a damaged file, and a config that asks for other tensors, before transformers makes a module for any."""
     download = download_arguments(arguments)
     path = cached_file(source, WEIGHTS_FILE, _raise_exceptions_for_missing_entries=False, **download)
@@ -289,8 +289,8 @@ def _check_file(source: str, arguments: dict[str, Any], gives: tuple[str | None,
         return
     config = arguments.get("config")
     if not isinstance(config, TransformerXLPretrainedConfig):
-        config = TransformerXLPretrainedConfig.from_pretrained(source, **download)
-    _check_head(config, gives, source)
+        config = cls.config_class.from_pretrained(source, **download)
+    _check_head(config, cls.gives, source)
     cached_file(source, MANIFEST_FILE, _raise_exceptions_for_missing_entries=False, **download)
     folder = Path(path).parent
     tensors = {name.removeprefix(_PREFIX): spec for name, spec in TensorFile(Path(path)).tensors.items()}

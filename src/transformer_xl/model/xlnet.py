@@ -9,7 +9,7 @@
 Without an order every token sees every other, and h is what fine-tuned heads read.
 
 Reference: `transformer_xl` of the authors' `modeling.py`. Deviations: those of `attention/two_streams.py`; memory is
-masked per row; a row says itself whether it is read backward (theirs: the second half of each device's batch).
+masked per row; a call says which rows are read backward (theirs: the second half of each device's batch).
 
 Shapes: B batch, T tokens, K targets, M memory, S = M + T keys, P = S + T distances, D d_model, V vocabulary.
 """
@@ -136,7 +136,8 @@ class XLNet(SequenceModel):
             labels: int64 (B, K), the tokens at the targets; -100 is not scored.
             mems: memory returned by the last call, or `init_mems`; None: empty.
             segments: int64 (B, T), the text that each token belongs to; None: all to the same. Memory belongs to text 0.
-            is_backward: bool (B,), rows whose tokens stand in reverse, so that distances change sign; None: none.
+            is_backward: bool (B,), rows whose tokens stand in reverse, so that distances change sign; None: none, or with
+                `backward_half` the last B // 2.
             n_pad: int64 (B,), padding tokens at the left of each row, neither seen nor remembered; None: none.
                 `reuse_len` counts them, as in the peers, so less of a padded row is remembered.
             execution: how to compute; the result is the same.
@@ -180,7 +181,7 @@ class XLNet(SequenceModel):
                 is remembered, whatever `reuse_len` is.
             mems: memory returned by the last call, or `init_mems`; None: empty.
             segments: int64 (B, T), the text that each token belongs to; None: all to the same. Memory belongs to text 0.
-            is_backward: bool (B,), rows whose tokens stand in reverse; None: none.
+            is_backward: bool (B,), rows whose tokens stand in reverse; None: none, or with `backward_half` the last B // 2.
             n_pad: int64 (B,), padding tokens at the left of each row; None: none.
             execution: how to compute; the result is the same.
             keep_graph: the new memory keeps its gradients.
@@ -197,6 +198,8 @@ class XLNet(SequenceModel):
         ext_len, reuse_len = self.ext_len, self.config.reuse_len
         if order is not None and reuse_len is not None and reuse_len < T:
             ext_len = max(T - reuse_len, ext_len)
+        if is_backward is None and self.config.backward_half:
+            is_backward = torch.arange(B, device=ids.device) >= B - B // 2
         sight, n_own = _sight(ids, order, past, segments, is_backward, n_pad)
         r_XPD = self._positions(past.length + T, T, both=is_backward is not None)
         x_BQD = self.drop_input(self._enter(ids, order))

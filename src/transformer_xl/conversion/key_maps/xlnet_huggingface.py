@@ -2,7 +2,8 @@
 
 What they compute differs from the original in one point: their "gelu" is the error function's, the original's is the tanh form,
 "gelu_new" there. u, v and s are those of a layer, whatever `untie_r` says. One rate of dropout is used everywhere. A stream
-begins without memory. Rows that are read backward (`bi_data`) are the second half of a batch there, here a call says which.
+begins without memory. With `bi_data`, the second half of every batch is read backward, whatever is in it: `backward_half` here.
+What our `bi_data` says of training has no place there; the published models were trained so, and their files say false.
 
 A checkpoint with another head than the language model's lacks the bias of the softmax; in one of the bare `XLNetModel`, names
 do not begin with "transformer.", either. Heads of `XLNetForSequenceClassification`, `XLNetForMultipleChoice` and
@@ -35,7 +36,7 @@ class XLNetValues(Values):
     d_head: int | None = None
     d_inner: int = 4096
     ff_activation: Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2"] = "gelu"
-    untie_r: Flag = True  # this, bi_data and same_length mean the same for all models that are converted
+    untie_r: Flag = True  # this and same_length mean the same for all models that are converted
     attn_type: Literal["bi"] = "bi"
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
@@ -173,6 +174,7 @@ def config_of(values: Mapping[str, Any], names: Collection[str] = ()) -> XLNetCo
         mem_len=mem_len,
         reuse_len=_length(given.reuse_len),
         clamp_len=_length(given.clamp_len),
+        backward_half=given.bi_data,
         tie_weight=given.tie_word_embeddings,
         head=head_of(values, names, mem_len=mem_len),
     )
@@ -220,8 +222,10 @@ def notes_of(values: Mapping[str, Any], config: XLNetConfig) -> list[str]:
     notes = [*([] if config.mem_len else [no_memory(config)]), *notes_of_head(config, _LABEL)]
     if config.head is not None and config.head.kind == "regression" and not values.get("architectures"):
         notes.append("a head of one score is taken for a regression; --set head.kind=choice if it was taught multiple choice")
-    if values.get("bi_data"):
-        notes.append("bi_data: there the second half of a batch is read backward; here a call says which rows (is_backward)")
+    if config.backward_half:
+        notes.append(
+            "bi_data: the second half of every batch is read backward, as there; --set backward_half=false reads all forward"
+        )
     if config.activation == "gelu" and values.get("ff_activation", "gelu") == "gelu":
         notes.append(
             "'gelu' is the error function's at Hugging Face; the published models were trained with the tanh form, which "
@@ -263,7 +267,7 @@ def values_of(config: XLNetConfig) -> dict[str, Any]:
         "mem_len": config.mem_len or None,
         "reuse_len": config.reuse_len,
         "use_mems_eval": config.mem_len > 0,
-        "bi_data": False,
+        "bi_data": config.backward_half,
         "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
         "same_length": False,
         "tie_word_embeddings": config.tie_weight,
