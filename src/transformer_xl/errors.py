@@ -42,6 +42,10 @@ class ConfigError(TxlError, ValueError):
     """A recipe, key or value that cannot work."""
 
 
+class NotFiniteError(ConfigError):
+    """Scores of a model are not finite numbers."""
+
+
 class CorpusError(TxlError):
     """A corpus that is unknown, or a text that is empty, damaged or not what its name promises."""
 

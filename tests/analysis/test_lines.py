@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_curve import CONFIG, TRAINING, VALIDATION
+from tests.training.test_pictures import CONFIG, TRAINING, VALIDATION
 from transformer_xl.analysis.lines import PlotLine, draw
 from transformer_xl.pictures import Look
-from transformer_xl.training.curve import curves_of, draw_curve
+from transformer_xl.training.pictures import curves_of, draw_curve
 
 
 def test_no_two_lines_look_alike_in_gray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

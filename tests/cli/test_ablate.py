@@ -94,7 +94,7 @@ def test_interrupted_it_goes_on_to_the_same_bits(txl: Txl, workbench: Path, monk
     answer = txl(*ABLATE, "--out", "parts", "--quiet")
     assert (answer.status, answer.err) == (130, "interrupted; go on with: txl ablate --out parts\n")
     first = files(workbench / "parts" / RUNS[0])
-    monkeypatch.setattr(worker, "check_start", None)  # both have begun
+    monkeypatch.setattr(worker, "make_parts", None)  # both have begun
     assert txl("ablate", "--out", "parts", "--quiet").status == 0
     assert files(workbench / "parts" / RUNS[0]) == first
     assert n_step == 16

@@ -557,7 +557,7 @@ def test_memory_runs_out_before_the_first_step(txl: Txl, monkeypatch: pytest.Mon
     def fail(*_: object, **__: object) -> None:
         raise FULL
 
-    monkeypatch.setattr("transformer_xl.training.loop.Trainer", fail)
+    monkeypatch.setattr("transformer_xl.training.start.Trainer", fail)
     said = txl("train", "tiny.toml", "--corpus", "text.txt", "--quiet", "--out", "none").complaint
     assert said.startswith("not enough memory (CUDA out of memory. 1.5 GiB is free) for 4 lanes of 5 tokens at once; ")
     assert not Path("none", "config.json").exists()
@@ -587,9 +587,9 @@ def test_ctrl_c_before_the_first_step_says_so(txl: Txl, monkeypatch: pytest.Monk
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("transformer_xl.training.run.train", interrupted)
+    monkeypatch.setattr("transformer_xl.training.run.prepare", interrupted)
     answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "early")
-    assert (answer.status, answer.err.strip()) == (130, "interrupted before the first step; nothing was trained")
+    assert (answer.status, answer.err.strip()) == (130, "interrupted before the first step; nothing was learned")
 
 
 def test_a_fine_tuned_model_is_refused_where_tokens_are_predicted(txl: Txl, workbench: Path) -> None:

@@ -23,11 +23,11 @@ from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.build import make_model
-from transformer_xl.training.comparison import compare_parameters, count_parameters
+from transformer_xl.model.build import count_parameters, make_model
 from transformer_xl.training.display import Display
 from transformer_xl.training.feed import AnyStream
-from transformer_xl.training.run import train
+from transformer_xl.training.run import comparison, train
+from transformer_xl.training.start import complete
 from transformer_xl.training.trainer import Trainer
 
 OUR_OWN = {
@@ -166,15 +166,13 @@ def test_al_rfou_count_a_softmax_for_each_layer_and_target(corpus: str, n_layer:
 @pytest.mark.parametrize("name", [name for name in sorted(PARAMETERS) if load_recipe(name).compared_with])
 def test_what_a_recipe_is_compared_with(name: str) -> None:
     config = load_recipe(name)
-    model = config.model.completed(vocab_size=VOCABULARY[config.data.corpus], tgt_len=config.train.tgt_len)
-    comparison = compare_parameters(config, model)
-    assert comparison is not None
-    assert comparison.recipe == config.compared_with
-    assert comparison.other is not None
-    assert load_recipe(comparison.recipe).data.corpus == config.data.corpus
-    assert (comparison.own, comparison.other) == (PARAMETERS[name], PARAMETERS[comparison.recipe])
+    other = config.compared_with
+    assert other is not None and load_recipe(other).data.corpus == config.data.corpus
+    own, theirs = f"{PARAMETERS[name]:,} parameters", f"{PARAMETERS[other]:,} with the same vocabulary"
+    said = comparison(complete(config, VOCABULARY[config.data.corpus]))
+    assert said is not None and said.startswith(f"compared with the recipe {other}: {own} to its {theirs}, ")
     if name in ("vanilla-enwik8-12", "vanilla-text8-12", "lstm-ptb"):
-        assert abs(comparison.own / comparison.other - 1) < 0.05
+        assert abs(PARAMETERS[name] / PARAMETERS[other] - 1) < 0.05
 
 
 @pytest.mark.parametrize("name", [name for name in sorted(PARAMETERS) if name.endswith("-half")])

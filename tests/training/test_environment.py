@@ -10,8 +10,9 @@ import torch
 
 import transformer_xl
 from tests.training.helpers import Lines
+from transformer_xl.config.run import TrainConfig
 from transformer_xl.training import environment
-from transformer_xl.training.environment import deterministic, last_threads, read_environment, write_environment
+from transformer_xl.training.environment import computing_with, last_threads, read_environment, write_environment
 from transformer_xl.training.run import train
 
 CPU = torch.device("cpu")
@@ -81,19 +82,14 @@ def test_variables_that_change_numbers(tmp_path: Path, monkeypatch: pytest.Monke
     assert "SECRET" not in variables
 
 
-@pytest.mark.parametrize("workspace", [None, ":16:8"])
-def test_deterministic_mode_lasts_as_long_as_its_block(workspace: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "CUBLAS_WORKSPACE_CONFIG"
-    monkeypatch.delenv(name, raising=False)
-    if workspace:
-        monkeypatch.setenv(name, workspace)
-    with pytest.raises(KeyError), deterministic(True):
+def test_deterministic_mode_lasts_as_long_as_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    with pytest.raises(KeyError), computing_with(TrainConfig(max_steps=1, deterministic=True)):
         assert torch.are_deterministic_algorithms_enabled()
-        assert os.environ[name] == ":4096:8"
         raise KeyError("whatever happens")
     assert not torch.are_deterministic_algorithms_enabled()
-    assert os.environ.get(name) == workspace
-    with deterministic(False):
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    with computing_with(TrainConfig(max_steps=1)):
         assert not torch.are_deterministic_algorithms_enabled()
 
 

@@ -161,7 +161,7 @@ def test_a_run_that_was_killed_before_it_saved_anything_has_the_same_bits(
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("transformer_xl.training.finetune.save", kill)
+        patch.setattr("transformer_xl.training.start.save", kill)
         with pytest.raises(RuntimeError, match="killed"):
             tune("parts", *settings)
     assert RunDirectory(tmp_path / "parts").holds_run

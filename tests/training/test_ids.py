@@ -51,8 +51,8 @@ def test_ids_train_what_their_text_trains(
     losses = [[entry["loss"] for entry in entries(tmp_path / name) if "loss" in entry] for name in ("text", "ids")]
     assert losses[0] == losses[1] and len(losses[0]) > 4
     assert of_text.score and of_ids.score and of_text.score.nats == of_ids.score.nats
-    assert shown.said[0] == f"{corpora / ids} holds ids, which are read as they are (tokenizer.kind=ids)"
-    assert "vocabulary 256 (ids)" in shown.said[1]
+    assert "vocabulary 256 (ids)" in shown.said[0]
+    assert shown.said[1] == f"{corpora / ids} holds ids, which are read as they are (tokenizer.kind=ids)"
     assert any("bits per id; " in line or "bits per id (" in line for line in shown.said)
     assert not any("character" in line for line in shown.said)
 
@@ -61,9 +61,7 @@ def test_a_run_on_ids_goes_on_bit_by_bit(corpora: Path, recipe: str, tmp_path: P
     corpus, steps = str(corpora / "lines"), ["train.max_steps=12", "train.log_interval=1"]
     train(recipe, out=tmp_path / "whole", overrides=steps, corpus=corpus, display=Lines())
     train(recipe, out=tmp_path / "parts", overrides=steps, corpus=corpus, display=stop_at(5))
-    shown = Lines()
-    train(None, out=tmp_path / "parts", resume=True, display=shown)
-    assert not any("holds ids" in line for line in shown.said)
+    train(None, out=tmp_path / "parts", resume=True, display=Lines())
     assert differing(run_bits(tmp_path / "whole"), run_bits(tmp_path / "parts")) == []
     with pytest.raises(CheckpointError, match=r"tokenizer.kind \('byte'\) differs"):
         train(None, out=tmp_path / "parts", overrides=["tokenizer.kind=byte"], resume=True, display=Lines())

@@ -19,8 +19,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.errors import CheckpointError
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import read_environment
-from transformer_xl.training.run import train
-from transformer_xl.training.run_base import Outcome
+from transformer_xl.training.run import Outcome, train
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = [

@@ -3,39 +3,19 @@
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.helpers import TINY
 from tests.training.helpers import Lines, write_recipe
-from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig
 from transformer_xl.config.run import RunConfig
-from transformer_xl.data.prepare import prepare
-from transformer_xl.errors import ConfigError, TxlError
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.build import count_parameters, make_model
 from transformer_xl.training import start
 from transformer_xl.training.display import Display
-from transformer_xl.training.run import train
-from transformer_xl.training.start import check_start
+from transformer_xl.training.run import comparison, train
 
-
-def check_says_what_training_would(config: RunConfig, tmp_path: Path) -> None:
-    with pytest.raises(TxlError) as checked:
-        check_start(config, prepare(config.data, config.tokenizer))
-    with pytest.raises(TxlError) as trained:
-        train(config, out=tmp_path / "run")
-    assert (type(checked.value), str(checked.value)) == (type(trained.value), str(trained.value))
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("model.kind=vanilla", "eval.ext_len=1"),
-        ("eval.clamp_len=3", "model.kind=lstm"),
-        ("train.batch_size=4000", "train.tgt_len=50"),
-        ("model.kind=lstm", "train.compile=true"),
-        ("model.cutoffs=[300]",),
-    ],
-)
-def test_a_check_says_what_training_would(overrides: tuple[str, ...], recipe: str, text: Path, tmp_path: Path) -> None:
-    config = load_recipe(recipe, [f"data.corpus={text}", *overrides])
-    check_says_what_training_would(config, tmp_path)
+LSTM = LstmConfig(vocab_size=256, n_layer=1, d_model=8)
 
 
 def test_a_recipe_with_a_head_is_refused(text: Path, tmp_path: Path) -> None:
@@ -67,32 +47,14 @@ def test_sizes_beyond_the_machine_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_check_finds_that_the_recipe_for_comparison_is_missing(recipe: str, text: Path, tmp_path: Path) -> None:
-    config = load_recipe(recipe, [f"data.corpus={text}"]).model_copy(update={"compared_with": "nothing"})
-    check_says_what_training_would(config, tmp_path)
-
-
-def test_a_check_lets_pass_what_can_be_trained(recipe: str, text: Path) -> None:
-    config = load_recipe(recipe, [f"data.corpus={text}"])
-    check_start(config, prepare(config.data, config.tokenizer))
-
-
-def test_a_new_run_has_no_more_threads_than_cores_and_a_resumed_one_may(
+def test_more_threads_than_cores_are_warned_of(
     recipe: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(start, "cores", lambda: 2)
-    config = load_recipe(recipe, [f"data.corpus={text}", "train.threads=3", "train.max_steps=1"])
-    check_says_what_training_would(config, tmp_path)
-    with pytest.raises(
-        ConfigError, match=r"^train.threads \(3\) is more than the 2 cores .*; use train.threads=2, or leave it out$"
-    ):
-        train(config, out=tmp_path / "run")
-    monkeypatch.setattr(start, "cores", lambda: 3)  # on a larger machine
-    train(config, out=tmp_path / "run", display=Display(quiet=True))
-    monkeypatch.setattr(start, "cores", lambda: 2)
     display = Lines()
-    assert train(out=tmp_path / "run", resume=True, overrides=["train.max_steps=2"], display=display).step == 2
-    assert any(line.startswith("train.threads (3) is more than the 2 cores") for line in display.warned)
+    train(recipe, out=tmp_path, corpus=str(text), overrides=["train.threads=3", "train.max_steps=1"], display=display)
+    (warning,) = display.warned
+    assert warning.startswith("train.threads (3) is more than the 2 cores that this process may use, so this run will be slow")
 
 
 @pytest.mark.parametrize(
@@ -111,3 +73,23 @@ def test_what_a_model_cannot_be_is_refused_before_a_text_is_prepared(
     with pytest.raises(ConfigError, match=message):
         train(recipe, out=tmp_path / "run", corpus=str(text), overrides=overrides, display=Display(quiet=True))
     assert not (tmp_path / "run").exists()
+
+
+def comparison_with(recipe: str | None) -> str | None:
+    return comparison(RunConfig(name="mine", compared_with=recipe, model=LSTM))
+
+
+def test_what_is_compared_has_the_same_vocabulary() -> None:
+    before, own, other = torch.get_rng_state(), count_parameters(LSTM), 41_055_436 + (256 - 204) * (512 + 1)
+    assert comparison_with("enwik8-base") == (
+        f"compared with the recipe enwik8-base: {own:,} parameters to its {other:,} with the same vocabulary, -100.0 %"
+    )
+    assert torch.equal(before, torch.get_rng_state())
+    clusters = comparison_with("wt103-base")
+    assert clusters and "recipe wt103-base, which cannot have this vocabulary: cutoffs (20000," in clusters
+    assert comparison_with(None) is None
+
+
+@pytest.mark.parametrize("config", [TransformerXLConfig(**TINY), VanillaConfig(vocab_size=9, max_len=7, n_layer=2), LSTM])
+def test_counted_are_the_parameters(config: TransformerXLConfig | VanillaConfig | LstmConfig) -> None:
+    assert count_parameters(config) == sum(p.numel() for p in make_model(config).parameters())

@@ -21,7 +21,7 @@ from transformer_xl.data.named import SplitName
 from transformer_xl.data.text import Text
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.reading.reading import Reading, memory_in_words
-from transformer_xl.training.curve import curves_of
+from transformer_xl.training.pictures import curves_of
 from transformer_xl.training.record import METRICS_FILE, read_metrics
 
 Against = Literal["tokens", "steps", "seconds"]

@@ -57,24 +57,19 @@ def finetune(
 
     keep_freed_memory()
     display = Display(quiet=quiet or not is_reporter())
-    try:
-        ended = learn(
-            run,
-            task=task,
-            data=data,
-            out=out,
-            overrides=set_ or [],
-            text=text,
-            pair=pair,
-            label=label or None,
-            seed=seed,
-            resume=resume,
-            display=display,
-        )
-    except KeyboardInterrupt:
-        if not display.has_begun:
-            display.say("interrupted before the first step; nothing was learned")
-        raise
+    ended = learn(
+        run,
+        task=task,
+        data=data,
+        out=out,
+        overrides=set_ or [],
+        text=text,
+        pair=pair,
+        label=label or None,
+        seed=seed,
+        resume=resume,
+        display=display,
+    )
     if json_ and is_reporter():
         print(json.dumps(ended.as_dict()))
     if ended.stopped_by:

@@ -72,7 +72,7 @@ def plot(
     from transformer_xl.analysis.lines import draw
     from transformer_xl.console import progress, warn
     from transformer_xl.process import keep_freed_memory
-    from transformer_xl.training.curve import tokens_axis
+    from transformer_xl.training.pictures import tokens_axis
 
     keep_freed_memory()
     found = find_runs(runs)

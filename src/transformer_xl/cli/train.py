@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -72,43 +72,35 @@ def train(
     import_kinds(import_)
     if dry_run and not is_reporter():
         return
+    quiet = quiet or not is_reporter()
     if recipe is not None and _is_text(recipe):
         if corpus is not None:
             raise ConfigError(f"'{recipe}' is a text, and --corpus names another, '{corpus}'; give one")
         recipe, corpus, out = None if from_ else "quickstart", recipe, out or Path("runs") / _name_of_text(recipe)
         takes = f"txl train RECIPE --corpus {shlex.quote(corpus)}"
-        told = f"training on {corpus} with the recipe {recipe}; {takes} takes another"
-        say(told, quiet=quiet or bool(from_) or not is_reporter())
+        say(f"training on {corpus} with the recipe {recipe}; {takes} takes another", quiet=quiet or bool(from_))
     if from_ and compatible:
         raise ConfigError(
             f"--compatible is for a new model, and --from takes that of '{from_}' as it is; leave one of them out"
         )
     overrides = [*(_compatible(recipe, set_ or []) if compatible else ()), *(set_ or [])]
     if dry_run:
-        _dry_run(recipe, corpus, from_, out, overrides, resume=resume)
-        return
+        _dry_run(recipe, corpus, from_, out if resume else None, overrides)
+    else:
+        _train(recipe, quiet, out=out, overrides=overrides, corpus=corpus, base=from_, resume=resume, loggers=logger or [])
+
+
+def _train(recipe: str | None, quiet: bool, **arguments: Any) -> None:
+    """Train with arguments of `transformer_xl.train`, and say what comes next."""
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.training.display import Display
-    from transformer_xl.training.loop import NoRoomError
     from transformer_xl.training.run import train as run
+    from transformer_xl.training.start import NoRoomError
 
     keep_freed_memory()
-    display = Display(quiet=quiet or not is_reporter())
+    display = Display(quiet=quiet)
     try:
-        outcome = run(
-            recipe,
-            out=out,
-            overrides=overrides,
-            corpus=corpus,
-            base=from_,
-            resume=resume,
-            loggers=logger or [],
-            display=display,
-        )
-    except KeyboardInterrupt:
-        if not display.has_begun:
-            display.say("interrupted before the first step; nothing was trained")
-        raise
+        outcome = run(recipe, display=display, **arguments)
     except NoRoomError as error:
         raise ConfigError(f"{error}{_what_fits(error.config)}") from None
     if outcome.stopped_by:
@@ -194,38 +186,32 @@ def _name_of_text(text: str) -> str:
     return os.path.basename(os.path.realpath(Path(*parts))).strip(".").partition(".")[0] or "text"  # noqa: PTH119 - no loops
 
 
-def _dry_run(
-    recipe: str | None, corpus: str | None, base: str | None, out: Path | None, overrides: list[str], *, resume: bool
-) -> None:
-    """Print the plan, on this machine, of the run that the same command without --dry-run would train."""
+def _dry_run(recipe: str | None, corpus: str | None, base: str | None, out: Path | None, overrides: list[str]) -> None:
+    """Print the plan, on this machine, of the run that would be trained; `out`: of that run if there is one."""
     from transformer_xl.checkpoint.run_directory import RunDirectory
-    from transformer_xl.training.start import new_settings, resumed_settings
-
-    run = RunDirectory(out) if resume and out is not None else None
-    if run and run.holds_run:
-        config = resumed_settings(run, recipe, overrides, corpus, base)
-    else:
-        config = new_settings(recipe, overrides, corpus, base)
     from transformer_xl.cost.display import plan_table
     from transformer_xl.cost.hardware import this_machine
     from transformer_xl.cost.plan import make_plan
     from transformer_xl.cost.work import is_counted, vocabulary
-    from transformer_xl.model.build import completed
-    from transformer_xl.training.comparison import compare_parameters, count_parameters
+    from transformer_xl.model.build import count_parameters
+    from transformer_xl.training.run import Pretraining, comparison
+    from transformer_xl.training.start import complete, resumed_settings
 
+    objective = Pretraining(recipe, overrides, corpus, base)
+    run = None if out is None else RunDirectory(out)
+    config = resumed_settings(objective, run) if run and run.holds_run else objective.new_settings()
     if is_counted(config.model):
         plan = make_plan(config, this_machine(config.train.device, config.train.precision))
         model = plan.model
         print(plan_table(plan))
     else:
         size, origin = vocabulary(config)
-        model = completed(config.model, vocab_size=size, tgt_len=config.train.tgt_len)
+        model = complete(config, size).model
         known = f"vocabulary of {size:,} ({origin})"
         print(printable(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind}, {known}"))
     if config.train.lora_rank is not None:
         print(f"this plan is of all weights; with train.lora_rank={config.train.lora_rank} gradients and optimizer take less")
-    comparison = compare_parameters(config, model)
-    if comparison:
-        print(printable(str(comparison)))
+    if compared := comparison(config.model_copy(update={"model": model})):
+        print(printable(compared))
     if not is_counted(model):
         print(f"memory, operations and time cannot be planned for models of kind {model.kind}")

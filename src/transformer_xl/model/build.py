@@ -35,11 +35,16 @@ def make_model(config: ModelConfig) -> SequenceModel:
 
 
 def make_blueprint(config: ModelConfig) -> SequenceModel:
-    """Build a model without memory for its weights; see `blueprint`.
+    """Build a model without memory for its weights; see `blueprint`."""
+    return blueprint(make_model, config)
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Count the parameters of a model of complete settings, without making weights.
 
     Example:
         >>> from transformer_xl.config.model import LstmConfig
-        >>> sum(p.numel() for p in make_blueprint(LstmConfig(vocab_size=10, n_layer=1, d_model=4)).parameters())
+        >>> count_parameters(LstmConfig(vocab_size=10, n_layer=1, d_model=4))
         210
     """
-    return blueprint(make_model, config)
+    return sum(parameter.numel() for parameter in make_blueprint(config).parameters())

@@ -18,7 +18,7 @@ import numpy as np
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.data.labels import Example
 from transformer_xl.data.squad import Question, Window, WindowLayout, batch_of_windows
-from transformer_xl.errors import ConfigError, CorpusError, shown
+from transformer_xl.errors import CorpusError, NotFiniteError, shown
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.call import Execution
 from transformer_xl.model.heads import SpanScores
@@ -147,7 +147,7 @@ class SpanPredictor:
     def _of_windows(self, scores: SpanScores, n_pad: Sequence[int]) -> Iterator[WindowScores]:
         arrays = {field.name: getattr(scores, field.name).cpu() for field in fields(scores)}
         if any(each.isnan().any() for each in arrays.values()) or not arrays["no_answer"].isfinite().all():
-            raise ConfigError(f"the model's scores in {self.precision} are not finite numbers; use --precision fp32")
+            raise NotFiniteError(f"the model's scores in {self.precision} are not finite numbers; use --precision fp32")
         numbers = {name: (each.double() if each.is_floating_point() else each).numpy() for name, each in arrays.items()}
         for i, pad in enumerate(n_pad):
             own = {name: array[i] for name, array in numbers.items()}

@@ -24,7 +24,7 @@ from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
 from transformer_xl.data.labels import Example, labels_of
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import FileRange, read_blocks
-from transformer_xl.errors import ConfigError, CorpusError, shown
+from transformer_xl.errors import ConfigError, CorpusError, NotFiniteError, shown
 from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_device, choose_precision
 from transformer_xl.model.call import Execution
 from transformer_xl.model.task_model import TaskModel
@@ -239,7 +239,7 @@ class _Texts:
         assert out.logits is not None
         logits = out.logits.cpu().double()
         if not logits.isfinite().all():
-            raise ConfigError(f"the model's scores in {self.precision} are not finite numbers; use --precision fp32")
+            raise NotFiniteError(f"the model's scores in {self.precision} are not finite numbers; use --precision fp32")
         return logits
 
     def _said(self, examples: Sequence[Example], logits: Tensor, labels: Tensor) -> list[Prediction]:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from transformer_xl.config.run import TrainConfig
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import replace_file
 from transformer_xl.process import cores
@@ -72,18 +73,6 @@ def _last(directory: Path, section: str, name: str) -> Any:
         return None
 
 
-@contextmanager
-def computing_with(threads: int | None) -> Iterator[None]:
-    """Compute with so many threads inside the block, None: with as many as before. Other changes end with the block, too."""
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _versions() -> dict[str, str]:
     found = {"transformer_xl": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "tokenizers", "pydantic", "triton"):
@@ -127,24 +116,21 @@ def _machine(device: torch.device) -> dict[str, Any]:
 
 
 @contextmanager
-def deterministic(wanted: bool) -> Iterator[None]:
-    """Allow only deterministic algorithms inside the block, if `wanted`.
+def computing_with(train: TrainConfig) -> Iterator[None]:
+    """Compute inside the block with a run's threads and, if it asks for it, only with deterministic algorithms.
 
     PyTorch then refuses operations that have no deterministic form. cuBLAS sums in a fixed order only if an environment
     variable sets the size of its workspace.
     """
-    if not wanted:
-        yield
-        return
-    enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    workspace = os.environ.get(_CUBLAS)
-    os.environ[_CUBLAS] = ":4096:8"
-    torch.use_deterministic_algorithms(True)
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    if train.threads is not None:
+        torch.set_num_threads(train.threads)
+    if train.deterministic:
+        os.environ.setdefault(_CUBLAS, ":4096:8")
+        torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        if workspace is None:
-            del os.environ[_CUBLAS]
-        else:
-            os.environ[_CUBLAS] = workspace
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(strict, warn_only=warns)

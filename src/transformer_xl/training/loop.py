@@ -1,148 +1,254 @@
-"""What all runs have in common, whatever they learn from: begin or go on, learn, save, and stop cleanly.
+"""One loop for all runs, whatever they learn: go on, learn, save, stop cleanly, and be scored in the end.
 
-The functions below `conduct` stand in the order in which a run calls them. All processes of a run call all of them. Only the
-first process writes files and prints.
+A `Run` is what `start` has settled. Runs differ by their `Objective` alone: pre-training on a text (`run.py`), or fine-tuning
+on labelled texts (`finetune.py`). The functions below stand in the order in which a run calls them. All processes of a run
+call all of them. Only the first process writes files and prints.
 """
 
 import math
+import shlex
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
-from typing import Any, TypeVar
-
-import torch
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, copies
-from transformer_xl.checkpoint.store import Checkpoint
+from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config.run import RunConfig
-from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, lacks_memory, message_of, no_memory
-from transformer_xl.kernels.device import Precision
-from transformer_xl.model.base import SequenceModel
+from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, message_of
 from transformer_xl.process import stop_signals
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
-from transformer_xl.training.environment import computing_with, deterministic, last_threads, write_environment
 from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.record import Record
-from transformer_xl.training.run_base import Best, Interval, Run
-from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
+from transformer_xl.training.trainer import StepResult, Trainer
 from transformer_xl.world import World
 
-AnyRun = TypeVar("AnyRun", bound=Run)
 Ending = TypeVar("Ending")
 
 
-class NoRoomError(TrainingError):
-    """Memory ran out in a run with these settings."""
-
-    def __init__(self, message: str, config: RunConfig) -> None:
-        super().__init__(message)
-        self.config = config
+class StopError(Exception):
+    """A signal, its argument, ends the final scoring."""
 
 
-@contextmanager
-def _room(config: RunConfig, directory: RunDirectory) -> Iterator[None]:
-    """Turn a lack of memory into a `NoRoomError` with what to change; what was saved stays."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as error:
-        if not lacks_memory(error):
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended, whatever it learned.
+
+    Attributes:
+        directory: of the run.
+        finished: whether the budget or the patience is used up; False if a signal ended the run.
+        step: steps so far.
+        tokens: of training, read so far.
+        seconds: of training steps so far.
+        stopped_by: the signal that ended it; SIGPIPE: nobody reads standard error any more.
+    """
+
+    directory: Path
+    finished: bool
+    step: int
+    tokens: int
+    seconds: float
+    stopped_by: signal.Signals | None
+
+
+class Objective(ABC, Generic[Ending]):
+    """What a run learns from and how it is scored. The methods stand in the order in which a run calls them."""
+
+    command: ClassVar[str]  # begins and resumes such runs
+    noun: ClassVar[str]  # what `recipe_name` is the name of
+    scoring_command: ClassVar[str]  # scores a finished run, given its directory
+
+    overrides: list[str]  # `section.key=value`
+    base: str | None  # whose weights a new run begins with; None: of a run that goes on, or random ones
+    tokenizer: Tokenizer  # known when the texts are read
+    text: str  # name of what is learned from, likewise
+    checksum: str  # of it, wherever it lies
+    sizes: dict[str, int]  # tokens or texts of each split
+
+    @property
+    @abstractmethod
+    def begins(self) -> bool:
+        """Whether it says what a new run would be."""
+
+    @abstractmethod
+    def directory_name(self) -> str:
+        """Return the name of a run's directory, if nobody names one."""
+
+    @abstractmethod
+    def recipe_name(self) -> str | None:
+        """Return the name that runs of its recipe or task have; None: it names none."""
+
+    @abstractmethod
+    def new_settings(self) -> RunConfig:
+        """Return the settings of a new run."""
+
+    @abstractmethod
+    def changed(self, config: RunConfig) -> RunConfig:
+        """Return the settings of a run that goes on with what shall change."""
+
+    @abstractmethod
+    def read(self, config: RunConfig, tokenizer: Tokenizer | None, *, fresh: bool) -> RunConfig:
+        """Read what is learned from, and return the settings with those that depend on it.
+
+        Args:
+            config: the settings.
+            tokenizer: of the run or its base; None: it is made from the text.
+            fresh: the run is a new one.
+        """
+
+    @abstractmethod
+    def stream(self, config: RunConfig, world: World) -> AnyStream:
+        """Return the batches that a process learns from."""
+
+    @abstractmethod
+    def contents(self, config: RunConfig) -> str:
+        """Return how much is learned from, as a clause."""
+
+    @abstractmethod
+    def notes(self, config: RunConfig) -> Iterator[str]:
+        """Yield what a person should know before the training."""
+
+    @abstractmethod
+    def validate(self, run: "Run[Ending]") -> list[tuple[float, float]]:
+        """Score the weights and, if there is one, their average; note and say the scores.
+
+        Returns:
+            Of each a loss, and a number that decides between equal losses; empty: there is nothing to validate on.
+        """
+
+    @abstractmethod
+    def conclude(self, run: "Run[Ending]", received: list[int]) -> Ending:
+        """Score a finished run; one of the `received` signals ends that.
+
+        Raises:
+            StopError: one has.
+        """
+
+    @abstractmethod
+    def outcome(self, run: "Run[Ending]", stopped_by: signal.Signals | None) -> Ending:
+        """Return how a run ended that is not scored."""
+
+
+@dataclass
+class Interval:
+    """Sums since the last line of the log. Checkpoints hold them, so a resumed run logs the same lines."""
+
+    nats: float = 0.0  # this, tokens and scored leave out skipped steps
+    tokens: int = 0
+    scored: int = 0  # tokens in the sum of nats
+    seconds: float = 0.0  # of all steps
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Count a step."""
+        self.seconds += seconds
+        if not result.skipped:
+            self.nats += result.nats
+            self.tokens += result.tokens
+            self.scored += result.scored
+
+    @property
+    def loss(self) -> float | None:
+        """Nats per token; None if every step was skipped."""
+        return self.nats / self.scored if self.scored else None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validation so far: its loss in nats per token, or of a task minus its main metric, and its step."""
+
+    loss: float
+    step: int
+    average: bool = False  # whether it is the loss of the averaged weights
+    tie_break: float = 0.0  # the lower one is better where losses are equal; of a task: nats or squared error
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """What the better one has less of."""
+        return (math.inf if math.isnan(self.loss) else self.loss), self.tie_break
+
+
+@dataclass
+class Run(Generic[Ending]):
+    """The parts of a run, and its counts."""
+
+    objective: Objective[Ending]
+    directory: RunDirectory
+    config: RunConfig
+    trainer: Trainer
+    world: World
+    display: Display
+    record: Record | None  # None in processes other than the first
+    checkpoint_bytes: int
+    interval: Interval = field(default_factory=Interval)
+    best: Best | None = None
+    waiting: int = 0  # validations since the best one; only tasks with `task.patience` count them
+    final: dict[str, Any] | None = None  # the log's last entry, by a process that finished the run and scored it
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the budget is used up, or the patience."""
+        patience = self.config.task and self.config.task.patience
+        return self.trainer.progress >= 1 or bool(patience and self.waiting >= patience)
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The run's checkpoints."""
+        return self.directory.store(keep=self.config.train.keep_checkpoints)
+
+    @property
+    def where(self) -> str:
+        """Its directory, quoted for a shell."""
+        return shlex.quote(str(self.directory.path))
+
+    def note(self, kind: str, **values: Any) -> None:
+        """Write an entry of the log."""
+        trainer = self.trainer
+        if self.record:
+            self.record.write(kind, trainer.step, **values, tokens=trainer.tokens, seconds=round(trainer.seconds, 3))
+
+    def stopped_by(self, received: list[int]) -> signal.Signals | None:
+        """Return the signal that stops the run, in any process; all call this."""
+        own = received[0] if received else signal.SIGPIPE if self.display.is_lost else None
+        return next((signal.Signals(number) for number in self.world.exchange(own) if number is not None), None)
+
+    def curve(self, end: str = "") -> Path | None:
+        """Draw the loss curve, if there is something to draw; `end` says how the run failed."""
+        return self.record.draw(self.config, end=end) if self.record else None
+
+    def facts(self, stopped_by: signal.Signals | None) -> dict[str, Any]:
+        """Return what every `RunOutcome` says."""
+        trainer = self.trainer
+        done = {"step": trainer.step, "tokens": trainer.tokens, "seconds": trainer.seconds}
+        return {"directory": self.directory.path, "finished": self.is_over, **done, "stopped_by": stopped_by}
+
+
+def conduct(run: Run[Ending]) -> Ending:
+    """Train a run from where it stands, with everything saved that somebody may want to go on with, and score it."""
+    objective, say = run.objective, run.display.say
+    with stop_signals(once=run.world.alone) as received, run.display:
+        try:
+            number = learn(run, received)
+            if number is None:
+                return objective.conclude(run, received)
+        except StopError as stop:
+            (number,) = stop.args
+            how = f"txl {objective.scoring_command} {run.where}"
+            say(f"{number.name}: saved step {run.trainer.step:,}, which is not scored; score it with: {how}")
+        except TrainingError as error:
+            with suppress(CheckpointError, OSError):  # the other error matters more
+                if picture := run.curve(str(error).partition(":")[0]):
+                    say(f"loss curve: {picture}")
             raise
-        steps = directory.store().steps() if directory.holds_run else ()
-        goes_on = f"; step {max(steps):,} is saved, and --resume goes on from it" if steps else ""
-        config = directory.config() if directory.holds_run else config  # with the size of the vocabulary
-        lanes = f"{config.train.batch_size // config.train.accumulate:,} lanes of {config.train.tgt_len:,} tokens at once"
-        remedy = "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len"
-        said = no_memory(error)
-        remedy += ", or set train.graph=off" if " on GPU" in said else ""  # a graph keeps its memory between steps
-        raise NoRoomError(f"{said} for {lanes}; {remedy}{goes_on}", config) from None
+        return objective.outcome(run, number)
 
 
-def conduct(
-    directory: RunDirectory,
-    config: RunConfig,
-    *,
-    set_up: Callable[[], AnyRun],
-    end: Callable[[AnyRun, signal.Signals | None, list[int]], Ending],
-    world: World,
-    display: Display,
-    resume: bool,
-    goes_on: bool,
-) -> Ending:
-    """Train a run in its directory from where it stands, with everything saved that somebody may want to go on with.
-
-    `set_up` makes its parts. `end` scores it, or not if a signal has ended it, gets the signals that arrive meanwhile, and
-    returns what this does. `resume`: it was asked to go on; `goes_on`: there is something to go on with.
-    """
-    with _room(config, directory), ExitStack() as held:
-        with world.agreed():
-            if world.first:
-                held.enter_context(directory.locked())
-        held.enter_context(deterministic(config.train.deterministic))
-        held.enter_context(computing_with(config.train.threads))
-        if resume and not goes_on:
-            display.say(f"no run in '{directory.path}' yet: starting '{config.name}' from the beginning")
-        run = set_up()
-        if run.record:
-            held.callback(run.record.close)
-        if goes_on:
-            restore(run)
-            _compare_threads(run, last_threads(directory.path))
-        with world.agreed():
-            if world.first:
-                if goes_on and run.config != directory.config():  # the next --resume uses these settings
-                    directory.save_config(run.config, run.tokenizer)
-                write_environment(
-                    directory.path,
-                    seed=run.config.train.seed,
-                    device=run.trainer.device,
-                    step=run.trainer.step,
-                )
-        with stop_signals(once=world.alone) as received, run.display:
-            try:
-                ending = end(run, learn(run, received), received)
-            except TrainingError as error:
-                run.draw_failed(error)
-                raise
-        return ending
-
-
-def open_files(
-    directory: RunDirectory,
-    config: RunConfig,
-    tokenizer: Tokenizer,
-    model: SequenceModel,
-    stream: AnyStream,
-    *,
-    precision: Precision,
-    device: Any,
-    world: World,
-    display: Display,
-    loggers: Sequence[str] = (),
-    fresh: bool,
-) -> tuple[Trainer, Record | None, int]:
-    """Make the trainer of a run and open its files; a fresh run's directory is written only now, when it can start.
-
-    Returns:
-        The trainer; the log, in the first process; the bytes of a checkpoint.
-    """
-    size = checkpoint_bytes(model, train=config.train, optim=config.optim)
-    trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision, world=world, device=device)
-    record = None
-    with world.agreed():
-        if world.first:
-            if fresh:
-                directory.store(keep=config.train.keep_checkpoints).check_room(size, warn=display.warn)
-                directory.create(config, tokenizer)
-            settings = config.model_dump(mode="json")
-            record = Record(directory.path, loggers=loggers, settings=settings, warn=display.warn)
-    return trainer, record, size
-
-
-def restore(run: Run) -> None:
+def restore(run: Run[Any]) -> None:
     """Go back to the newest undamaged checkpoint; drop later entries of the log and later checkpoints."""
-    world = run.world
+    world, where = run.world, f"the run in '{run.directory.path}'"
     checkpoint: Checkpoint | None = None
     with world.agreed():
         if world.first:
@@ -163,22 +269,18 @@ def restore(run: Run) -> None:
             )
         try:
             record = checkpoint.state["record"]
-            is_same_text = record["training_text"] == run.training_sha256
-            if is_same_text:
-                run.trainer.restore(checkpoint)
+            if record["training_text"] != run.objective.checksum:
+                raise CheckpointError(
+                    f"{run.objective.text} is not the one that {where} has read so far; restore it, or start another run with "
+                    "another --out"
+                )
+            run.trainer.restore(checkpoint)
             run.interval, run.waiting = Interval(**record["interval"]), record["waiting"]
             best = Best(**record["best"]) if record["best"] else None
         except (ValueError, RuntimeError, LookupError, TypeError) as error:
             reason = str(error).strip().splitlines()[-1].partition(";")[0].strip()
             remedy = "restore it from a copy, or delete its directory to go on from the one before"
-            raise CheckpointError(
-                f"checkpoint {step} does not fit the run in '{run.directory.path}': {reason}; {remedy}"
-            ) from None
-        if not is_same_text:
-            raise CheckpointError(
-                f"{run.text} is not the one that the run in '{run.directory.path}' has read so far; restore it, or start "
-                "another run with another --out"
-            )
+            raise CheckpointError(f"checkpoint {step} does not fit {where}: {reason}; {remedy}") from None
         run.best = best if best and best.step in run.store.steps() else None
     final: dict[str, Any] | None = None
     with world.agreed():
@@ -188,7 +290,7 @@ def restore(run: Run) -> None:
                 run.store.check_room(run.checkpoint_bytes, warn=run.display.warn)
             is_finished = run.is_over and run.config.eval == run.directory.config().eval
             final = run.record.rewind(step, is_finished=is_finished)
-    run.take_final(world.from_first(final))
+    run.final = world.from_first(final)
     saved_by = checkpoint.state["world_size"]
     if saved_by != world.size:
         run.display.say(
@@ -198,14 +300,7 @@ def restore(run: Run) -> None:
     run.display.say(f"resumed at step {checkpoint.step:,}, {100 * min(run.trainer.progress, 1):.0f}% of the budget")
 
 
-def _compare_threads(run: Run, before: int | None) -> None:
-    """Say whether a resumed run goes on with another number of threads, which rounds sums otherwise; None: nobody knows."""
-    now = torch.get_num_threads()
-    if run.trainer.device.type == "cpu" and not run.is_over and before not in (None, now):
-        run.display.say(f"threads: {before} until here, {now} from now on; --set train.threads={before} rounds as before")
-
-
-def learn(run: Run, received: list[int]) -> signal.Signals | None:
+def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
     """Train until the budget is used up or a signal is received, save the last step, and return the signal."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
@@ -234,7 +329,7 @@ def learn(run: Run, received: list[int]) -> signal.Signals | None:
             _log(run, result, final=True)
         elif trainer.step % 10 == 0:
             _log(run, result, final=False)
-        best = run.validate() if trainer.step % config.eval_interval == 0 or last else None
+        best = _validate(run) if trainer.step % config.eval_interval == 0 or last else None
         if run.is_over and not last and run.interval.tokens:  # patience has ended it
             _log(run, result, final=True)
         if trainer.step % config.checkpoint_interval == 0 or best or run.is_over:
@@ -249,12 +344,12 @@ def learn(run: Run, received: list[int]) -> signal.Signals | None:
         save(run, must=True)
     command = "txl" if run.world.alone else f"torchrun with {run.world.size} processes: -m transformer_xl"
     run.display.say(
-        f"{number.name}: saved step {trainer.step:,}; go on with: {command} {run.command} --resume --out {run.where}"
+        f"{number.name}: saved step {trainer.step:,}; go on with: {command} {run.objective.command} --resume --out {run.where}"
     )
     return number
 
 
-def _log(run: Run, result: StepResult, *, final: bool) -> None:
+def _log(run: Run[Any], result: StepResult, *, final: bool) -> None:
     """Show the progress. `final` also writes the interval to the log and begins a new one."""
     interval, trainer = run.interval, run.trainer
     speed = interval.tokens / max(interval.seconds, 1e-9)
@@ -267,20 +362,27 @@ def _log(run: Run, result: StepResult, *, final: bool) -> None:
         final=final,
     )
     if final:
-        run.note(
-            "train",
-            loss=loss,
-            lr=run.config.optim.lr * result.rate,
-            grad_norm=result.grad_norm,
-            tokens=trainer.tokens,
-            skipped=trainer.skipped,
-            tokens_per_second=round(speed, 1),
-            seconds=round(trainer.seconds, 3),
-        )
+        rate, skipped = run.config.optim.lr * result.rate, trainer.skipped
+        figures = {"lr": rate, "grad_norm": result.grad_norm, "skipped": skipped, "tokens_per_second": round(speed, 1)}
+        run.note("train", loss=loss, **figures)
         run.interval = Interval()
 
 
-def save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
+def _validate(run: Run[Any]) -> Best | None:
+    """Validate the weights and their average, and return the better ones if nothing was better before."""
+    losses = run.objective.validate(run)
+    if not losses:
+        return None
+    step = run.trainer.step
+    run.trainer.schedule.validated(losses[0][0])
+    candidates = [Best(loss, step, average=i > 0, tie_break=tie_break) for i, (loss, tie_break) in enumerate(losses)]
+    best = min(candidates, key=lambda each: each.order)
+    is_best = best.order < (run.best.order if run.best else (math.inf,))
+    run.waiting = 0 if is_best else run.waiting + 1
+    return best if is_best else None
+
+
+def save(run: Run[Any], *, best: Best | None = None, must: bool) -> int | None:
     """Save a checkpoint and return its step. A failure ends the run only if `must`, as for the last checkpoint."""
     trainer = run.trainer
     if trainer.bad_in_a_row and not must:  # the run may be about to fail, and a bad checkpoint would replace a good one
@@ -289,7 +391,7 @@ def save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
     record: dict[str, Any] = {
         "interval": asdict(run.interval),
         "best": asdict(newest_best) if newest_best else None,
-        "training_text": run.training_sha256,
+        "training_text": run.objective.checksum,
         "waiting": run.waiting,
     }
     try:
@@ -304,7 +406,7 @@ def save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
         with run.world.agreed():
             if checkpoint and run.record:
                 run.record.sync()
-                own = replace(checkpoint, copies=copies(run.config, run.tokenizer))
+                own = replace(checkpoint, copies=copies(run.config, run.objective.tokenizer))
                 run.store.save(own, best=best is not None)
     except (CheckpointError, TrainingError, ToldElsewhereError, OSError) as error:
         if must:

@@ -22,7 +22,7 @@ from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line
 from transformer_xl.files import canonical_json, naming, replace_file
 from transformer_xl.pictures import MISSING, can_draw
-from transformer_xl.training.curve import draw_curve
+from transformer_xl.training.pictures import draw_curve
 from transformer_xl.untrusted import parse_json, read_json_object
 
 METRICS_FILE = "metrics.jsonl"

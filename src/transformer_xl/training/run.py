@@ -1,44 +1,61 @@
-"""Training a language model from start to end; what it has in common with other runs is `loop.py`."""
+"""Training a language model: what it learns from, how it is validated, and how the finished one is scored."""
 
 import math
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from rich.console import Console
 
-from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
-from transformer_xl.config.run import RunConfig
+from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.config.recipes import apply_overrides, load_recipe
+from transformer_xl.config.run import RunConfig, merge
+from transformer_xl.console import clock
+from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
-from transformer_xl.errors import ConfigError
+from transformer_xl.data.streams import SegmentStream
+from transformer_xl.data.text import not_scored
+from transformer_xl.errors import ConfigError, CorpusError, TrainingError
 from transformer_xl.generation.generate import generate
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.model.base import LanguageModel, SequenceModel
-from transformer_xl.model.pretrained import RUNS
+from transformer_xl.model.base import LanguageModel
+from transformer_xl.model.build import count_parameters
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.process import restarts
-from transformer_xl.reading.targets import filled_in, scored_stream
+from transformer_xl.reading.evaluation import Score
+from transformer_xl.reading.targets import filled_in, pair_stream, scored_stream
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
-from transformer_xl.training.environment import begun_by_this_launch
-from transformer_xl.training.loop import conduct, open_files, save
-from transformer_xl.training.record import check_loggers
-from transformer_xl.training.run_base import Best, Outcome, TextRun
-from transformer_xl.training.scoring import conclude, extent, recorded, score_split
-from transformer_xl.training.start import (
-    adapt,
-    begin,
-    check_model,
-    new_settings,
-    resumed_settings,
-    take_weights,
-    what_all_share,
-)
-from transformer_xl.world import World, joined
+from transformer_xl.training.feed import AnyStream
+from transformer_xl.training.loop import Objective, Run, RunOutcome, conduct
+from transformer_xl.training.scoring import TextScores, as_entry, extent, final_scores, recorded, score_split
+from transformer_xl.training.start import absolute_base, check_model, complete, settings_of_base, settings_with_base, start
+from transformer_xl.world import World
 
 _MOST_GAPS = 8  # in the sample of a validation
+_BLOCK = 1 << 20  # tokens looked through at once
+_OF_RECIPE = {"name", "description", "source", "data", "optim", "train", "eval", "task"}  # what `base` does not say
+
+
+@dataclass(frozen=True)
+class Outcome(RunOutcome):
+    """How a call of `train` ended; see `RunOutcome` for the rest.
+
+    Attributes:
+        score: validation, with memory; None without such a split, and if the run did not finish.
+        score_without_memory: None if the model has no memory.
+        picture: the loss curve.
+        score_of_average: averaged weights, with memory; None without `train.average`.
+        predicts: what the scores count, see `RunConfig.predicts`.
+    """
+
+    score: Score | None = None
+    score_without_memory: Score | None = None
+    picture: Path | None = None
+    score_of_average: Score | None = None
+    predicts: str = "token"
 
 
 def train(
@@ -76,151 +93,214 @@ def train(
         TxlError: any of the package's errors, each one line.
         OSError: a file cannot be read or written.
     """
-    with joined() as world:
-        display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
-        base = None if base is None else str(base)
-        with world.agreed():
-            check_loggers(loggers)
-            directory = RunDirectory(RUNS / new_settings(recipe, overrides, base=base).name if out is None else out)
-        # when torchrun restarts processes, it repeats the command, although the directory may hold another run
-        resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
-        only_named = out is not None and recipe is None and corpus is None and base is None  # nothing says what to begin
-        goes_on = world.from_first(resume and (directory.holds_run or only_named))
-        with world.agreed():
-            if goes_on:
-                config = resumed_settings(directory, recipe, overrides, corpus, base)
-            else:
-                if world.first:
-                    directory.check_free()
-                config = new_settings(recipe, overrides, corpus, base)
-            check_model(config)
-            tokenizer: Tokenizer | None = None
-            bases: list[SequenceModel] = []  # what the set-up takes out, so that it is not held while the model learns
-            if config.base is not None and not (goes_on and directory.store().steps()):
-                model, tokenizer = load(config.base, on_damaged=display.warn)
-                if not goes_on and not RunDirectory(config.base).holds_run:  # its settings do not say what read the text
-                    kind = {"kind": tokenizer.kind, "vocab_size": None}
-                    with suppress(ConfigError):  # those of other programs have kinds that nothing is trained with
-                        config = config.changed(tokenizer=kind)
-                bases.append(model)
-                del model
-            if goes_on:
-                tokenizer = directory.tokenizer()
-                check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
-            text = prepare(config.data, tokenizer or config.tokenizer)
-            if config.tokenizer.kind == "ids" and not goes_on:
-                display.say(f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids)")
-        world.check_same(**what_all_share(config, text))
-        return conduct(
-            directory,
-            config,
-            set_up=lambda: _set_up(directory, config, text, bases, display, loggers, world, fresh=not goes_on),
-            end=lambda run, stopped_by, received: run.outcome(stopped_by=stopped_by) if stopped_by else conclude(run, received),
-            world=world,
-            display=display,
-            resume=resume,
-            goes_on=goes_on,
-        )
+    objective = Pretraining(recipe, list(overrides), corpus, None if base is None else str(base))
+    with start(objective, out=out, resume=resume, loggers=loggers, display=display) as run:
+        return conduct(run)
 
 
-class _Training(TextRun):
-    def validate(self) -> Best | None:
-        split = self.corpus.splits["valid"]
-        trainer, config = self.trainer, self.config
+@dataclass
+class Pretraining(Objective[Outcome]):
+    """To predict the tokens of a text; its fields are arguments of `train`."""
+
+    recipe: str | RunConfig | None = None
+    overrides: list[str] = field(default_factory=list)
+    corpus: str | None = None
+    base: str | None = None
+    prepared: PreparedCorpus = field(init=False)
+    validated: TextScores | None = None  # by the last validation of this process
+
+    command = "train"
+    noun = "recipe"
+    scoring_command = "eval"
+
+    def __post_init__(self) -> None:
+        self.base = None if self.base is None else absolute_base(self.base)
+
+    @property
+    def begins(self) -> bool:
+        return (self.recipe, self.corpus, self.base) != (None, None, None)
+
+    def directory_name(self) -> str:
+        return self.new_settings().name
+
+    def recipe_name(self) -> str | None:
+        return self.recipe.name if isinstance(self.recipe, RunConfig) else self.recipe and load_recipe(self.recipe).name
+
+    def new_settings(self) -> RunConfig:
+        recipe, base = self.recipe, self.base
+        if base is not None:
+            config = self._settings_with(base)
+        elif isinstance(recipe, RunConfig):
+            config = apply_overrides(recipe.model_dump(), self.overrides)
+        else:
+            config = load_recipe(recipe or "quickstart", self.overrides)
+        if config.base != base:
+            raise ConfigError(f"base ({config.base}) is what --from sets (in Python base=…), which reads the model's settings")
+        if config.task:
+            raise ConfigError(f"'{config.name}' is a task, which a model is taught that has read much; use txl finetune --task")
+        if config.model.head is not None:
+            raise ConfigError("model.head is what txl finetune sets; leave it out, a model is trained on text without one")
+        config = self.changed(config)
+        return config if base is not None or isinstance(recipe, RunConfig) else choose_tokenizer(config, self.overrides)
+
+    def _settings_with(self, base: str) -> RunConfig:
+        """Return the settings of a run that begins with a model: its [model] and [tokenizer], the recipe's rest."""
+        recipe, theirs = self.recipe, settings_of_base(base)
+        if theirs["model"]["head"]:
+            raise ConfigError(f"'{base}' is fine-tuned and predicts no tokens; begin with the model that it was made from")
+        if recipe is None and "train" in theirs:  # a run: as it was trained itself, at the speed of this machine
+            values = merge(theirs, {"train": {"threads": None, "precision": "auto"}})
+        else:
+            config = recipe if isinstance(recipe, RunConfig) else load_recipe(recipe or "quickstart")
+            known = {key: theirs[key] for key in ("model", "tokenizer") if key in theirs}
+            values = {**config.model_dump(include=_OF_RECIPE), **known}
+        return settings_with_base(base, {**values, "base": base, "compared_with": None}, self.overrides)
+
+    def changed(self, config: RunConfig) -> RunConfig:
+        return config.model_copy(update={"data": choose_corpus(config.data, self.corpus)})
+
+    def read(self, config: RunConfig, tokenizer: Tokenizer | None, *, fresh: bool) -> RunConfig:
+        check_model(config)
+        if fresh and config.base and tokenizer and not RunDirectory(config.base).holds_run:
+            with suppress(ConfigError):  # those of other programs have kinds that nothing is trained with
+                config = config.changed(tokenizer={"kind": tokenizer.kind, "vocab_size": None})
+        self.prepared = prepare(config.data, tokenizer or config.tokenizer)
+        self.tokenizer, self.checksum = self.prepared.tokenizer, self.prepared.training_sha256
+        self.text = f"the text of '{config.data.corpus}'"
+        self.sizes = {name: len(split.ids) for name, split in self.prepared.splits.items()}
+        config = complete(config, self.tokenizer.vocab_size)
+        self.comparison = comparison(config) if fresh else None
+        return config
+
+    def stream(self, config: RunConfig, world: World) -> AnyStream:
+        return text_stream(config, self.prepared, world)
+
+    def contents(self, config: RunConfig) -> str:
+        vocabulary = f"vocabulary {self.tokenizer.vocab_size:,} ({self.tokenizer.kind})"
+        return f"{vocabulary}, {self.sizes['train']:,} training tokens of {config.data.corpus}"
+
+    def notes(self, config: RunConfig) -> Iterator[str]:
+        if self.comparison:
+            yield self.comparison
+        if config.tokenizer.kind == "ids":
+            yield f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids)"
+
+    def validate(self, run: Run[Outcome]) -> list[tuple[float, float]]:
+        split, config, predicts = self.prepared.splits["valid"], run.config, run.config.predicts
         if len(split.ids) < 2:
-            return None
-        self.validated = score_split(self, split, "validation", limit=config.eval.max_tokens)
+            return []
+        self.validated = score_split(run, split, "validation", limit=config.eval.max_tokens)
         score, averaged = self.validated.plain, self.validated.average
-        trainer.schedule.validated(score.loss)
-        self.note(
-            "valid",
-            loss=score.loss,
-            ppl=score.ppl,
-            bpc=score.bpc if config.predicts == "token" else None,
-            nats=score.nats,
-            tokens=trainer.tokens,
-            seconds=round(trainer.seconds, 3),
-            **extent(self, score),
-            **({"average_loss": averaged.loss} if averaged else {}),
-        )
+        figures: dict[str, Any] = {"bpc": score.bpc if predicts == "token" else None, "nats": score.nats}
+        figures |= extent(run, split, score) | ({"average_loss": averaged.loss} if averaged else {})
+        run.note("valid", loss=score.loss, ppl=score.ppl, **figures)
         of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""
-        predicts = config.predicts
-        per_character = f", {score.bpc:.3f} bits per {self.corpus.tokenizer.counts}" if predicts == "token" else ""
-        self.display.say(f"step {trainer.step:,}: validation {score.loss:.4f} nats per {predicts}{per_character}{of_average}")
-        if config.train.sample_tokens and math.isfinite(score.loss) and self.world.first and not trainer.model.is_sharded:
-            text = _sample(self, split)
-            self.note("sample", text=text)
-            self.display.show(
-                text, title=f"{'gaps filled in' if predicts == 'target' else 'a sample'} at step {trainer.step:,}"
-            )
-        best = Best(score.loss, trainer.step)
-        if averaged and (averaged.loss < score.loss or math.isnan(score.loss)):
-            best = Best(averaged.loss, trainer.step, average=True)
-        return best if best.loss < (self.best.loss if self.best else math.inf) else None
+        per_character = f", {score.bpc:.3f} bits per {self.tokenizer.counts}" if predicts == "token" else ""
+        where = f"step {run.trainer.step:,}"
+        run.display.say(f"{where}: validation {score.loss:.4f} nats per {predicts}{per_character}{of_average}")
+        if config.train.sample_tokens and math.isfinite(score.loss) and run.world.first and not run.trainer.model.is_sharded:
+            text = _sample(run, split)
+            run.note("sample", text=text)
+            run.display.show(text, title=f"{'gaps filled in' if predicts == 'target' else 'a sample'} at {where}")
+        return [(each.loss, 0.0) for each in (score, averaged) if each]
 
-    def take_final(self, entry: dict[str, Any] | None) -> None:
-        self.recorded = recorded(entry)
+    def conclude(self, run: Run[Outcome], received: list[int]) -> Outcome:
+        """Score the finished model with and without memory, and report the difference."""
+        split, trainer, say = self.prepared.splits["valid"], run.trainer, run.display.say
+        did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
+        scores = recorded(run.final)
+        if scores:
+            sets = [f" --set train.{name}={2 * getattr(run.config.train, name)}" for name, n in trainer.used.items() if n >= 1]
+            say(f"finished already: {did}; to train longer: txl train --resume --out {run.where}{''.join(sets)}")
+        else:
+            say(f"finished: {did}")
+        if len(split.ids) < 2:
+            return self.outcome(run)
+        if not scores:
+            scores = final_scores(run, split, self.validated, received)
+            run.note("final", **as_entry(run, scores), **extent(run, split, scores.plain))
+            with run.world.agreed():
+                if not math.isfinite(scores.plain.loss):
+                    raise TrainingError(
+                        f"diverged at step {trainer.last_good_step + 1}: losses of the trained model are not finite numbers; "
+                        f"train again with a lower optim.lr ({run.config.optim.lr:g})"
+                    )
+        for line in scores.in_words(run.config.predicts, self.tokenizer.counts, extent(run, split, scores.plain)):
+            say(line)
+        if run.config.predicts == "token" and (left_out := not_scored(self.tokenizer)):
+            say(left_out)
+        if scores.plain.doubt:
+            run.display.warn(scores.plain.doubt)
+        return self.outcome(run, scores=scores)
+
+    def outcome(self, run: Run[Outcome], stopped_by: signal.Signals | None = None, scores: TextScores | None = None) -> Outcome:
+        return Outcome(
+            **run.facts(stopped_by),
+            score=scores and scores.plain,
+            score_without_memory=scores and scores.without_memory,
+            score_of_average=scores and scores.average,
+            picture=run.curve(),
+            predicts=run.config.predicts,
+        )
 
 
-def _set_up(
-    directory: RunDirectory,
-    config: RunConfig,
-    corpus: PreparedCorpus,
-    bases: list[SequenceModel],
-    display: Display,
-    loggers: Sequence[str],
-    world: World,
-    *,
-    fresh: bool,
-) -> _Training:
-    """Build the model and its trainer, and open the run's files."""
-    start = begin(config, corpus, world, warn=None if fresh else display.warn)
-    has_base = bool(bases)
-    if has_base:
-        take_weights(start.model, bases.pop())
-    adapt(start.model, config.train)
-    config = start.config
-    trainer, record, size = open_files(
-        directory,
-        config,
-        corpus.tokenizer,
-        start.model,
-        start.stream,
-        precision=start.precision,
-        device=start.device,
-        world=world,
-        display=display,
-        loggers=loggers,
-        fresh=fresh,
+def text_stream(config: RunConfig, corpus: PreparedCorpus, world: World) -> AnyStream:
+    """Return the segments of a corpus that a process trains on, or the rows of an XLNet; refuse a text too short for them."""
+    training, tokenizer = corpus.splits["train"], corpus.tokenizer
+    lanes: dict[str, Any] = {"batch_size": config.train.batch_size, "document_starts": training.document_starts}
+    if config.model.predicts == "target":
+        stream = pair_stream(config, training.ids, tokenizer, world=world, **lanes)
+        valid = corpus.splits["valid"].ids
+        if len(valid) > 1:
+            try:
+                scored_stream(config, valid, tokenizer, world=world)
+            except CorpusError as error:
+                raise CorpusError(f"validation split: {error}") from None
+        return stream
+    return SegmentStream(
+        training.ids,
+        tgt_len=config.train.tgt_len,
+        rank=world.rank,
+        world_size=world.size,
+        shuffle=config.data.shuffle,
+        seed=config.train.seed,
+        separator=_separator(training.ids, tokenizer) if config.train.loss == "answer" else None,
+        **lanes,
     )
-    sizes = [(p.numel(), p.requires_grad) for p in start.model.parameters()]
-    n_parameters, n_learn = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
-    some = f" ({n_learn:,} learn)" if n_learn < n_parameters else ""
-    vocabulary = f"vocabulary {corpus.tokenizer.vocab_size:,} ({corpus.tokenizer.kind})"
-    display.say(
-        f"{config.name}: {n_parameters:,} parameters{some}, {vocabulary}, "
-        f"{len(corpus.splits['train'].ids):,} training tokens of {config.data.corpus}"
-        f"{f', beginning with the weights of {config.base}' if has_base else ''}"
-    )
-    if start.comparison:
-        display.say(str(start.comparison))
-    display.say(f"{start.precision} on {start.device}: {start.why_precision}; run directory {directory.path}")
-    if start.device.type == "cuda":
-        why = trainer.why_no_graph
-        display.say(f"kernels are launched one by one: {why}" if why else "the kernels of a step are launched as one graph")
-    if not world.alone:
-        what = "a part of the model each" if config.train.parallel == "fsdp" else "the whole model each"
-        display.say(f"{world.size} processes, {what}, {config.train.batch_size // world.size} of the lanes each")
-    text, sha256 = f"the text of '{config.data.corpus}'", corpus.training_sha256
-    run = _Training(directory, config, corpus.tokenizer, text, sha256, trainer, world, display, record, size, corpus=corpus)
-    if has_base:
-        save(run, must=True)  # so that a resumed run needs nothing of its base
-    return run
 
 
-def _sample(run: TextRun, split: TokenSplit) -> str:
+def _separator(ids: np.ndarray, tokenizer: Tokenizer) -> int:
+    """Return the id after which answers begin; refuse a text that has none, before it is learned from for nothing."""
+    tab = tokenizer.tab
+    if not any((np.asarray(ids[at : at + _BLOCK]) == tab).any() for at in range(0, len(ids), _BLOCK)):
+        raise CorpusError("no line of the training split has a tab, after which answers begin; write question, tab, answer")
+    return tab
+
+
+def comparison(config: RunConfig) -> str | None:
+    """Return how many parameters a model has beside that of the recipe `compared_with`; None: there is none.
+
+    Raises:
+        ConfigError: no such recipe.
+    """
+    if config.compared_with is None:
+        return None
+    try:
+        other = load_recipe(config.compared_with)
+    except ConfigError as error:
+        raise ConfigError(f"compared_with: {error}") from None
+    assert config.model.vocab_size is not None
+    own, name = count_parameters(config.model), f"compared with the recipe {other.name}"
+    try:
+        theirs = count_parameters(complete(other, config.model.vocab_size).model)
+    except ConfigError as error:  # clusters of a larger vocabulary
+        return f"{name}, which cannot have this vocabulary: {error}"
+    return f"{name}: {own:,} parameters to its {theirs:,} with the same vocabulary, {100 * (own / theirs - 1):+.1f} %"
+
+
+def _sample(run: Run[Outcome], split: TokenSplit) -> str:
     """Continue the first tokens of the validation split, with separate random numbers; or fill the gaps of its first row."""
-    model, tokenizer = run.trainer.model, run.corpus.tokenizer
+    model, tokenizer = run.trainer.model, run.objective.tokenizer
     if isinstance(model, XLNet):
         segment = next(scored_stream(run.config, split.ids, tokenizer, document_starts=split.document_starts))
         return filled_in(model, segment, tokenizer, precision=run.trainer.precision, most=_MOST_GAPS)

@@ -1,84 +1,66 @@
 """How well a model in training predicts the validation split: in a validation, and when the run is finished."""
 
-import math
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from transformer_xl.console import clock
 from transformer_xl.data.prepare import TokenSplit
-from transformer_xl.data.text import beginning, not_scored
-from transformer_xl.errors import TrainingError
+from transformer_xl.data.text import beginning
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.reading.evaluation import Score, evaluate
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.targets import score_targets, scored_stream
 from transformer_xl.reading.texts import score_answers
-from transformer_xl.training.run_base import Outcome, StopError, TextRun, ValidationScores
+from transformer_xl.training.loop import Run, StopError
 
 _SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
 
 
-def conclude(run: TextRun, received: list[int]) -> Outcome:
-    """Score the finished model with and without memory, and report the difference; a signal ends only the scoring."""
-    split, trainer, say = run.corpus.splits["valid"], run.trainer, run.display.say
-    did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
-    if run.recorded:
-        longer = "".join(
-            f" --set train.{name}={2 * getattr(run.config.train, name)}" for name, share in trainer.used.items() if share >= 1
-        )
-        say(f"finished already: {did}; to train longer: txl train --resume --out {run.where}{longer}")
-    else:
-        say(f"finished: {did}")
-    n_token, predicts = len(split.ids) - 1, run.config.predicts
-    if n_token < 1:
-        return run.outcome()
-    scores = run.recorded
-    if not scores:
-        try:
-            scores = _final_scores(run, split, received)
-        except StopError as stop:
-            (number,) = stop.args
-            say(f"{number.name}: saved step {trainer.step:,}, which is not scored; score it with: txl eval {run.where}")
-            return run.outcome(stopped_by=number)
-        figures = _as_entry(run, scores) | extent(run, scores.plain)
-        run.note("final", tokens=trainer.tokens, seconds=round(trainer.seconds, 3), **figures)
-        with run.world.agreed():
-            if not math.isfinite(scores.plain.loss):
-                raise TrainingError(
-                    f"diverged at step {trainer.last_good_step + 1}: losses of the trained model are not finite numbers; train "
-                    f"again with a lower optim.lr ({run.config.optim.lr:g})"
-                )
-    plain, without, averaged = scores.plain, scores.without_memory, scores.average
-    total = extent(run, plain)["split_tokens"]
-    about = "" if predicts == "token" else "about "
-    which = f"{plain.tokens:,}" if plain.tokens == total else f"the first {plain.tokens:,} of {about}{total:,}"
-    unit = run.corpus.tokenizer.counts
-    found = f"validation, {which} {predicts}s: {plain.in_words(predicts, unit)}"
-    if without and predicts == "token":
-        found += (
-            f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - plain.bpc:.3f} bits per {unit}"
-        )
-    elif without:
-        worth = f"{without.loss - plain.loss:.4f} nats per {predicts}"
-        found += f"; with its memory taken away {without.loss:.4f}: memory is worth {worth}"
-    say(found)
-    if predicts == "token" and (left_out := not_scored(run.corpus.tokenizer)):
-        say(left_out)
-    if plain.doubt:
-        run.display.warn(plain.doubt)
-    if averaged:
-        say(f"averaged weights: {averaged.in_words(predicts, unit)}")
-    return run.outcome(scores)
+@dataclass(frozen=True)
+class TextScores:
+    """How well a model predicts the validation split, or its beginning."""
+
+    plain: Score  # with memory
+    average: Score | None = None  # of averaged weights, with memory
+    without_memory: Score | None = None
+
+    def in_words(self, predicts: str, unit: str, size: Mapping[str, int]) -> Iterator[str]:
+        """Yield lines; `predicts` and `unit` say what is counted, and `size` is the `extent` of the scores."""
+        plain, without, total = self.plain, self.without_memory, size["split_tokens"]
+        about = "" if predicts == "token" else "about "
+        which = f"{plain.tokens:,}" if plain.tokens == total else f"the first {plain.tokens:,} of {about}{total:,}"
+        worth = ""
+        if without and predicts == "token":
+            worth = f"{without.bpc:.3f}: memory is worth {without.bpc - plain.bpc:.3f} bits per {unit}"
+        elif without:
+            worth = f"{without.loss:.4f}: memory is worth {without.loss - plain.loss:.4f} nats per {predicts}"
+        worth = worth and f"; with its memory taken away {worth}"
+        yield f"validation, {which} {predicts}s: {plain.in_words(predicts, unit)}{worth}"
+        if self.average:
+            yield f"averaged weights: {self.average.in_words(predicts, unit)}"
 
 
-def _final_scores(run: TextRun, split: TokenSplit, received: list[int]) -> ValidationScores:
-    """Score the whole split, or if that takes too long what validations read of it."""
+def score_split(
+    run: Run[Any], split: TokenSplit, what: str, *, limit: int | None, received: list[int] | None = None
+) -> TextScores:
+    """Evaluate the weights and, if there are any, the averaged weights; see `_score`."""
+    plain = _score(run, split, what=what, limit=limit, received=received)
+    average = run.trainer.average
+    if not average.count:
+        return TextScores(plain)
+    with average.in_place_of(run.trainer.model):
+        return TextScores(plain, _score(run, split, what=f"{what} averaged weights", limit=limit, received=received))
+
+
+def final_scores(run: Run[Any], split: TokenSplit, validated: TextScores | None, received: list[int]) -> TextScores:
+    """Score the whole split, or if that takes too long what validations read of it, as was done if it is `validated` now."""
     _check(run, received)
     n_token, limit, say = len(split.ids) - 1, run.config.eval.max_tokens, run.display.say
     remembers = run.config.eval_mem_len > 0
     how = ", with memory and without" if remembers else ""
-    scores = run.validated or score_split(run, split, "scoring", limit=limit, received=received)
+    scores = validated or score_split(run, split, "scoring", limit=limit, received=received)
     if run.config.predicts == "token":
         n_pass = 1 + remembers + bool(scores.average)
         seconds = run.world.from_first(n_pass * n_token / scores.plain.tokens_per_second)
@@ -100,7 +82,13 @@ def _final_scores(run: TextRun, split: TokenSplit, received: list[int]) -> Valid
 
 
 def _score(
-    run: TextRun, split: TokenSplit, *, what: str, remembers: bool = True, limit: int | None, received: list[int] | None = None
+    run: Run[Any],
+    split: TokenSplit,
+    *,
+    what: str,
+    remembers: bool = True,
+    limit: int | None,
+    received: list[int] | None = None,
 ) -> Score:
     """Evaluate on a split or its beginning, with a memory of its own; training's memory does not change.
 
@@ -117,7 +105,7 @@ def _score(
 
     if received is not None:
         _check(run, received)
-    model, tokenizer = run.trainer.model, run.corpus.tokenizer
+    model, tokenizer = run.trainer.model, run.objective.tokenizer
     reading = Reading.of_run(run.config, precision=run.trainer.precision)
     reading = reading if remembers else reading.without_memory()
     how: dict[str, Any] = {"on_tokens": on_tokens, "world": run.world}
@@ -133,32 +121,20 @@ def _score(
     return evaluate(model, text.ids, reading, **sizes, **how, execution=run.trainer.execution)
 
 
-def score_split(
-    run: TextRun, split: TokenSplit, what: str, *, limit: int | None, received: list[int] | None = None
-) -> ValidationScores:
-    """Evaluate the weights and, if there are any, the averaged weights; see `_score`."""
-    plain = _score(run, split, what=what, limit=limit, received=received)
-    average = run.trainer.average
-    if not average.count:
-        return ValidationScores(plain)
-    with average.in_place_of(run.trainer.model):
-        return ValidationScores(plain, _score(run, split, what=f"{what} averaged weights", limit=limit, received=received))
+def _check(run: Run[Any], received: list[int]) -> None:
+    if number := run.stopped_by(received):
+        raise StopError(number)
 
 
-def extent(run: TextRun, score: Score) -> dict[str, int]:
+def extent(run: Run[Any], split: TokenSplit, score: Score) -> dict[str, int]:
     """Return how much of the validation split a score is of, and with how much memory, as the log keeps it."""
-    total, mem_len = len(run.corpus.splits["valid"].ids) - 1, run.config.eval_mem_len
+    total, mem_len = len(split.ids) - 1, run.config.eval_mem_len
     if run.config.predicts != "token":  # nobody knows exactly how many the rest has
         total = score.tokens if score.share == 1 else round(score.tokens / score.share)
     return {"scored": score.tokens, "split_tokens": total, "mem_len": mem_len}
 
 
-def _check(run: TextRun, received: list[int]) -> None:
-    if number := run.stopped_by(received):
-        raise StopError(number)
-
-
-def _as_entry(run: TextRun, scores: ValidationScores) -> dict[str, float | int | None]:
+def as_entry(run: Run[Any], scores: TextScores) -> dict[str, float | int | None]:
     """Return scores as the log keeps them, from which, with their `extent`, `recorded` makes them again."""
     plain = scores.plain
     losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}
@@ -167,7 +143,7 @@ def _as_entry(run: TextRun, scores: ValidationScores) -> dict[str, float | int |
     return {name: score.loss for name, score in losses.items() if score} | {"bpc": bpc} | sizes
 
 
-def recorded(entry: dict[str, Any] | None) -> ValidationScores | None:
+def recorded(entry: dict[str, Any] | None) -> TextScores | None:
     """Return the scores of an entry of the log; None if it has none that are complete and finite."""
     if entry is None or None in (entry.get(name) for name in ("loss", "scored", "characters")):
         return None
@@ -178,4 +154,4 @@ def recorded(entry: dict[str, Any] | None) -> ValidationScores | None:
 
     plain = score("loss")
     assert plain is not None
-    return ValidationScores(plain, score("average_loss"), score("loss_without_memory"))
+    return TextScores(plain, score("average_loss"), score("loss_without_memory"))

@@ -1,92 +1,153 @@
-"""What a run starts from: its settings, model and text. What cannot work is refused before anything is written."""
+"""The start of every run: settings, base, texts, model and machine are settled here, once.
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+What cannot work is refused before anything is written.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
+from rich.console import Console
 
-from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.config.recipes import apply_overrides, load_recipe, load_task
-from transformer_xl.config.run import RunConfig, TrainConfig, merge
+from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
+from transformer_xl.config.recipes import apply_overrides
+from transformer_xl.config.run import RunConfig
 from transformer_xl.console import in_bytes
-from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
-from transformer_xl.data.prepare import PreparedCorpus
-from transformer_xl.data.streams import SegmentStream
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, message_of, one_line
+from transformer_xl.errors import CheckpointError, ConfigError, TrainingError, lacks_memory, no_memory
 from transformer_xl.kernels.device import Precision, choose_device, choose_precision
 from transformer_xl.model.adapters import add_adapters
 from transformer_xl.model.base import LanguageModel, SequenceModel
-from transformer_xl.model.build import completed, make_blueprint, make_model
-from transformer_xl.model.pretrained import CONFIG_FILE, read_config, resolve
+from transformer_xl.model.build import completed, count_parameters, make_blueprint, make_model
+from transformer_xl.model.pretrained import CONFIG_FILE, RUNS, read_config, resolve
 from transformer_xl.model.room import check_room
-from transformer_xl.process import cores
+from transformer_xl.model.task_model import TaskModel
+from transformer_xl.process import cores, restarts
 from transformer_xl.reading.reading import Reading
-from transformer_xl.reading.targets import pair_stream, scored_stream
-from transformer_xl.training.comparison import Comparison, compare_parameters, count_parameters
-from transformer_xl.training.feed import AnyStream, SegmentLengths
-from transformer_xl.training.trainer import check_settings
+from transformer_xl.tokenizers.base import Tokenizer
+from transformer_xl.training.display import Display
+from transformer_xl.training.environment import begun_by_this_launch, computing_with, last_threads, write_environment
+from transformer_xl.training.feed import SegmentLengths
+from transformer_xl.training.loop import Ending, Objective, Run, restore, save
+from transformer_xl.training.record import Record, check_loggers
+from transformer_xl.training.trainer import Trainer, check_settings, checkpoint_bytes
 from transformer_xl.version import __version__
-from transformer_xl.world import World
+from transformer_xl.world import World, joined
 
 _NOT_WEIGHTS = ("mem_len", "clamp_len", "same_length", "zero_first_memory", "locked_dropout")
 """Settings of a model, besides all of dropout, that may change: shapes of weights do not depend on them."""
 
 _FIXED_IN_TRAINING = ("batch_size", "tgt_len", "accumulate", "seed", "reset_at_documents", "lora_rank", "lora_alpha")
-_BLOCK = 1 << 20  # tokens looked through at once
+_MAY_CHANGE = ("patience", "data", "valid", "test")  # of a task; the same texts may lie elsewhere
 _FP32 = 4  # bytes
+
+
+@contextmanager
+def start(
+    objective: Objective[Ending],
+    *,
+    out: str | Path | None,
+    resume: bool,
+    loggers: Sequence[str] = (),
+    display: Display | None = None,
+) -> Iterator[Run[Ending]]:
+    """Begin a run or go on with one, in its directory, which is locked while the block runs.
+
+    Args:
+        objective: what it learns from.
+        out: its directory; None: below `runs`.
+        resume: go on with the run that is there, or begin one if there is none and the objective says what it would be.
+        loggers: `tensorboard` or `wandb`, see `Record`.
+        display: shows the progress, of the first process; None: on stderr.
+    """
+    with joined() as world, ExitStack() as held:
+        display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
+        with world.agreed():
+            check_loggers(loggers)
+            directory = RunDirectory(RUNS / objective.directory_name() if out is None else out)
+        # when torchrun restarts processes, it repeats the command, although the directory may hold another run
+        resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
+        goes_on = world.from_first(resume and (directory.holds_run or (out is not None and not objective.begins)))
+        with world.agreed():
+            if world.first and not goes_on:
+                directory.check_free()
+            config = resumed_settings(objective, directory) if goes_on else objective.new_settings()
+            held.enter_context(_mishaps(directory, config, display))
+            if world.first:
+                held.enter_context(directory.locked())
+        held.enter_context(computing_with(config.train))
+        if resume and not goes_on:
+            display.say(f"no run in '{directory.path}' yet: starting '{config.name}' from the beginning")
+        run = _build(objective, directory, config, loggers, world, display, fresh=not goes_on)
+        if run.record:
+            held.callback(run.record.close)
+        if goes_on:
+            restore(run)
+            _compare_threads(run)
+        with world.agreed():
+            if world.first:
+                if goes_on and run.config != directory.config():  # the next --resume uses these settings
+                    directory.save_config(run.config, objective.tokenizer)
+                trainer = run.trainer
+                write_environment(directory.path, seed=config.train.seed, device=trainer.device, step=trainer.step)
+        yield run
 
 
 # --- settings -------------------------------------------------------------------------------------------------------------
 
 
-def new_settings(
-    recipe: str | RunConfig | None, overrides: Sequence[str] = (), corpus: str | None = None, base: str | None = None
-) -> RunConfig:
-    """Return the settings of a new run; the arguments are those of `train`."""
-    base = None if base is None else absolute_base(base)
-    if base is not None:
-        config = _settings_with_base(base, recipe, overrides)
-    elif isinstance(recipe, RunConfig):
-        config = apply_overrides(recipe.model_dump(), list(overrides))
-    else:
-        config = load_recipe("quickstart" if recipe is None else recipe, list(overrides))
-    if config.base != base:
-        raise ConfigError(f"base ({config.base}) is what --from sets (in Python base=…), which reads the model's settings, too")
-    if config.task:
-        raise ConfigError(f"'{config.name}' is a task, which a model is taught that has read much; use txl finetune --task")
-    config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
-    return config if base is not None or isinstance(recipe, RunConfig) else choose_tokenizer(config, overrides)
-
-
-def absolute_base(base: str) -> str:
-    """Return what a run begins with; of a directory, the path by which it is found from anywhere."""
-    path = RunDirectory(base).path.expanduser()
-    return str(path.resolve()) if path.is_dir() else base
-
-
-def _settings_with_base(base: str, recipe: str | RunConfig | None, overrides: Sequence[str]) -> RunConfig:
-    """Return the settings of a run that begins with a model: its [model] and [tokenizer], the recipe's rest."""
-    theirs = _settings_of(base)
-    if theirs["model"]["head"]:
-        raise ConfigError(f"'{base}' is fine-tuned and predicts no tokens; begin with the model that it was made from")
-    if recipe is None and "train" in theirs:  # a run: as it was trained itself, at the speed of this machine
-        values = merge(theirs, {"train": {"threads": None, "precision": "auto"}})
-    else:
-        config = recipe if isinstance(recipe, RunConfig) else load_recipe("quickstart" if recipe is None else recipe)
-        kept = {"name", "description", "source", "data", "optim", "train", "eval", "task"}
-        values = {**config.model_dump(include=kept), **{key: theirs[key] for key in ("model", "tokenizer") if key in theirs}}
-    if wrong := next((each for each in overrides if each.strip().startswith("tokenizer.")), None):
-        raise ConfigError(f"--set {wrong}: the tokenizer of '{base}' is used, whose ids its weights know; leave it out")
-    config = apply_overrides({**values, "base": base, "compared_with": None}, list(overrides))
-    _check_weights_fit(base, theirs["model"], config)
+def resumed_settings(objective: Objective[Any], directory: RunDirectory) -> RunConfig:
+    """Return the settings of the run in a directory with what the objective changes, if its checkpoints fit them."""
+    before, where = directory.config(), f"'{directory.path}'"
+    if (before.task is not None) != (objective.command == "finetune"):
+        what, command = ("fine-tuned", "finetune") if before.task else ("not fine-tuned", "train")
+        raise CheckpointError(f"{where} is {what}; go on with txl {command} --resume --out {directory.path}")
+    if (name := objective.recipe_name()) not in (None, before.name):
+        raise CheckpointError(
+            f"{where} is a run of {objective.noun} '{before.name}', not '{name}'; leave the {objective.noun} out, or choose "
+            "another --out"
+        )
+    config = objective.changed(apply_overrides(before.model_dump(), objective.overrides))
+    began, now = base_of(before), objective.base or base_of(config)
+    if now != began:
+        old, new = (f"'{base}'" if base else "random weights" for base in (began, now))
+        raise CheckpointError(f"{where} began with {old}, not {new}; leave it out, or choose another --out")
+    for section, key in _fixed(before, config):
+        old, new = (getattr(getattr(each, section), key, None) for each in (before, config))
+        if old != new:
+            raise CheckpointError(
+                f"{section}.{key} ({new!r}) differs from that of the run in {where} ({old!r}); "
+                "resume without changing it, or start another run with another --out"
+            )
     return config
 
 
-def _settings_of(base: str) -> dict[str, Any]:
+def _fixed(before: RunConfig, now: RunConfig) -> Iterator[tuple[str, str]]:
+    """Yield section and name of each setting that a run's checkpoints depend on."""
+    for section in ("model", "tokenizer", "data", *(("task",) if before.task and now.task else ())):
+        for key in type(getattr(before, section)).model_fields:
+            # the same text may lie elsewhere now
+            if (section, key) != ("data", "directory") and not (section == "task" and key in _MAY_CHANGE):
+                yield section, key
+    yield "optim", "optimizer"
+    for key in _FIXED_IN_TRAINING:
+        yield "train", key
+
+
+def base_of(config: RunConfig) -> str | None:
+    """Return the run, directory or hub id whose weights a run begins with; None: with random ones."""
+    return config.task.base if config.task else config.base
+
+
+def absolute_base(base: str | Path) -> str:
+    """Return what a run begins with; of a directory, the path by which it is found from anywhere."""
+    path = RunDirectory(base).path.expanduser()
+    return str(path.resolve()) if path.is_dir() else str(base)
+
+
+def settings_of_base(base: str) -> dict[str, Any]:
     """Return the settings of a run, or the model's alone of an exported directory or a hub id."""
     run = RunDirectory(base)
     if run.holds_run:
@@ -95,8 +156,11 @@ def _settings_of(base: str) -> dict[str, Any]:
     return {"model": {"kind": model.kind, **model.model_dump()}}
 
 
-def _check_weights_fit(base: str, theirs: Mapping[str, Any], config: RunConfig) -> None:
-    """Refuse settings of a model that do not fit the weights of `base`, whose settings `theirs` are."""
+def settings_with_base(base: str, values: Mapping[str, Any], overrides: Sequence[str]) -> RunConfig:
+    """Return settings with overrides, whose [model] is that of `base`, if its weights fit them."""
+    if wrong := next((each for each in overrides if each.strip().startswith("tokenizer.")), None):
+        raise ConfigError(f"--set {wrong}: the tokenizer of '{base}' is used, whose ids its weights know; leave it out")
+    config, theirs = apply_overrides(dict(values), list(overrides)), values["model"]
     if config.model.kind != theirs["kind"]:
         raise ConfigError(f"model.kind ({config.model.kind}) differs from that of '{base}' ({theirs['kind']}); leave it out")
     for key, old in theirs.items():
@@ -106,266 +170,208 @@ def _check_weights_fit(base: str, theirs: Mapping[str, Any], config: RunConfig) 
             raise ConfigError(
                 f"model.{key} ({new!r}) differs from that of '{base}' ({old!r}), whose weights would not fit; leave it out"
             )
-
-
-def resumed_settings(
-    directory: RunDirectory,
-    recipe: str | RunConfig | None,
-    overrides: Sequence[str],
-    corpus: str | None,
-    base: str | None = None,
-) -> RunConfig:
-    """Return a run's settings with overrides."""
-    before = directory.config()
-    if before.task:
-        raise CheckpointError(f"'{directory.path}' is fine-tuned; go on with txl finetune --resume --out {directory.path}")
-    if recipe is not None and (name := new_settings(recipe).name) != before.name:
-        raise CheckpointError(
-            f"'{directory.path}' is a run of recipe '{before.name}', not '{recipe if isinstance(recipe, str) else name}'; "
-            "leave the recipe out, or choose another --out"
-        )
-    config = apply_overrides(before.model_dump(), list(overrides))
-    _check_same_base(directory, before.base, config.base if base is None else absolute_base(base))
-    config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
-    _check_unchanged(directory, before, config)
     return config
 
 
-def _check_same_base(directory: RunDirectory, before: str | None, now: str | None) -> None:
-    if now != before:
-        began, other = (f"'{base}'" if base else "random weights" for base in (before, now))
-        raise CheckpointError(f"'{directory.path}' began with {began}, not {other}; leave it out, or choose another --out")
-
-
-def _check_unchanged(directory: RunDirectory, before: RunConfig, now: RunConfig) -> None:
-    """Refuse settings of a run that goes on, which its checkpoints do not fit."""
-    fixed = [
-        (section, key) for section in ("model", "tokenizer", "data") for key in type(getattr(before, section)).model_fields
-    ]
-    fixed.remove(("data", "directory"))  # the same text may lie elsewhere now
-    fixed += [("optim", "optimizer"), *(("train", key) for key in _FIXED_IN_TRAINING)]
-    if before.task and now.task:
-        may_change = ("patience", "data", "valid", "test")  # the same texts may lie elsewhere, too
-        fixed += [("task", key) for key in type(before.task).model_fields if key not in may_change]
-    for section, key in fixed:
-        old, new = getattr(getattr(before, section), key), getattr(getattr(now, section), key)
-        if old != new:
-            raise CheckpointError(
-                f"{section}.{key} ({new!r}) differs from that of the run in '{directory.path}' ({old!r}); "
-                "resume without changing it, or start another run with another --out"
-            )
-
-
-# --- settings of a task ---------------------------------------------------------------------------------------------------
-
-
-def new_task_settings(
-    base: str, task: str, overrides: Sequence[str], columns: Mapping[str, Any], seed: int | None = None
-) -> RunConfig:
-    """Return the settings of a new run of `finetune`; `columns` are settings of its task, which count more than overrides."""
-    theirs = _settings_of(base)
-    kept = {key: theirs[key] for key in ("model", "tokenizer", "data") if key in theirs}
-    values = merge(merge(kept, {"model": {"head": None}}), load_task(task))
-    config = _of_task(apply_overrides(merge(values, {"task": {"base": base}}), list(overrides)), columns, seed)
-    _check_weights_fit(base, theirs["model"], config)
-    return config
-
-
-def resumed_task_settings(
-    directory: RunDirectory,
-    base: str | None,
-    task: str | None,
-    overrides: Sequence[str],
-    columns: Mapping[str, Any],
-    seed: int | None = None,
-) -> RunConfig:
-    """Return the settings of a run of `finetune` with overrides; see `resumed_settings`."""
-    before = directory.config()
-    if before.task is None:
-        raise CheckpointError(f"'{directory.path}' is not fine-tuned; go on with txl train --resume --out {directory.path}")
-    if base is not None:
-        _check_same_base(directory, before.task.base, base)
-    if task is not None and (name := load_task(task)["name"]) != before.name:
-        raise CheckpointError(
-            f"'{directory.path}' learns the task '{before.name}', not '{name}'; leave --task out, or choose another --out"
-        )
-    config = _of_task(apply_overrides(before.model_dump(), list(overrides)), columns, seed)
-    _check_unchanged(directory, before, config)
-    return config
-
-
-def _of_task(config: RunConfig, columns: Mapping[str, Any], seed: int | None) -> RunConfig:
-    config = config.changed(task=dict(columns), train={} if seed is None else {"seed": seed})
-    if config.task and not config.task.data:
-        raise ConfigError("--data is missing: a file of texts with labels, or a directory of such files")
-    return config
-
-
-# --- model and text -------------------------------------------------------------------------------------------------------
-
-
-def what_all_share(config: RunConfig, corpus: PreparedCorpus) -> dict[str, Any]:
-    """Return what must be the same in all processes. Only the place of the corpus may differ."""
-    settings = config.model_dump(mode="json", exclude={"data": {"directory"}})
-    sizes = {name: len(split.ids) for name, split in corpus.splits.items()}
-    text = {"text": corpus.training_sha256, "tokens": sizes, "vocabulary": corpus.tokenizer.fingerprint}
-    return settings | text | {"version": __version__}
-
-
-@dataclass(frozen=True)
-class Start:
-    """The start of a training."""
-
-    config: RunConfig  # with the settings that depend on text and machine filled in
-    model: SequenceModel
-    stream: AnyStream
-    device: torch.device
-    precision: Precision
-    why_precision: str
-    comparison: Comparison | None  # None: there is no recipe to compare with, or it is gone
-
-
-def begin(
-    config: RunConfig,
-    corpus: PreparedCorpus,
-    world: World,
-    *,
-    with_weights: bool = True,
-    warn: Callable[[str], None] | None = None,
-) -> Start:
-    """Prepare the start of a training, and refuse settings that it would fail at.
-
-    Without `with_weights` it only checks. A resumed run gives `warn`; a missing recipe to compare with, and more threads than
-    this machine has cores, are then only warnings.
-    """
-    device, precision, reason = check_machine(config, world, warn=warn)
-    longest = SegmentLengths(config.train).longest
-    model_config = completed(config.model, vocab_size=corpus.tokenizer.vocab_size, tgt_len=longest)
-    config = config.changed(model=model_config.model_dump(), train={"precision": precision})
-    comparison = None
-    with world.agreed():
-        if config.model.head is not None:
-            raise ConfigError("model.head is what txl finetune sets; leave it out, a model is trained on text without one")
-        try:
-            comparison = compare_parameters(config, config.model)
-        except (ConfigError, OSError) as error:
-            if warn is None:
-                raise
-            warn(message_of(error))
-    check_weights(config, world, device)
-    if with_weights:
-        torch.manual_seed(config.train.seed)
-    with nullcontext() if with_weights else torch.device("meta"):
-        model = make_model(config.model)
-    with world.agreed():
-        training = corpus.splits["train"]
-        lanes: dict[str, Any] = {"batch_size": config.train.batch_size, "document_starts": training.document_starts}
-        if config.model.predicts == "target":
-            stream = pair_stream(config, training.ids, corpus.tokenizer, world=world, **lanes)
-        else:
-            stream = SegmentStream(
-                training.ids,
-                tgt_len=config.train.tgt_len,
-                rank=world.rank,
-                world_size=world.size,
-                shuffle=config.data.shuffle,
-                seed=config.train.seed,
-                separator=_separator(corpus) if config.train.loss == "answer" else None,
-                **lanes,
-            )
-        check_settings(model, train=config.train, precision=precision, world=world, device=device)
-        if not isinstance(model, LanguageModel):
-            _check_validation(config, corpus, world)
-    return Start(config, model, stream, device, precision, reason, comparison)
-
-
-def _separator(corpus: PreparedCorpus) -> int:
-    """Return the id after which answers begin; refuse a text that has none, before it is learned from for nothing."""
-    ids, tab = corpus.splits["train"].ids, corpus.tokenizer.tab
-    if not any((np.asarray(ids[at : at + _BLOCK]) == tab).any() for at in range(0, len(ids), _BLOCK)):
-        raise CorpusError("no line of the training split has a tab, after which answers begin; write question, tab, answer")
-    return tab
-
-
-def take_weights(model: SequenceModel, base: SequenceModel) -> None:
-    """Give a model the weights of another one of the same sizes."""
-    try:
-        model.load_state_dict(base.state_dict())
-    except RuntimeError as error:
-        raise ConfigError(f"the weights do not fit the settings of [model]: {one_line(error)[:200]}; leave them out") from None
-
-
-def adapt(model: nn.Module, train: TrainConfig) -> None:
-    """Give a model low-rank adapters, if they are asked for."""
-    if train.lora_rank is not None and not add_adapters(model, rank=train.lora_rank, scale=train.lora_alpha / train.lora_rank):
-        raise ConfigError(f"train.lora_rank ({train.lora_rank}) adapts linear maps inside layers, and this model has none")
-
-
-def check_machine(
-    config: RunConfig, world: World, *, warn: Callable[[str], None] | None
-) -> tuple[torch.device, Precision, str]:
-    """Return where and how precisely a run computes, and why; a resumed run gives `warn`, see `begin`."""
-    with world.agreed():
-        _check_threads(config.train.threads, warn)
-        device = choose_device(config.train.device)
-        world.check_device(device)
-        precision, reason = choose_precision(config.train.precision, device)
-    world.check_same(device=device.type, precision=precision)
-    return device, precision, reason
-
-
-def _check_threads(threads: int | None, warn: Callable[[str], None] | None) -> None:
-    """Refuse more threads than cores, because they wait for each other; a run from a larger machine goes on with them."""
-    n_core = cores()
-    if threads is None or threads <= n_core:
-        return
-    problem = f"train.threads ({threads}) is more than the {n_core} cores that this process may use"
-    if warn is None:
-        raise ConfigError(f"{problem}; use train.threads={n_core}, or leave it out")
-    warn(f"{problem}, so this run will be slow; --set train.threads={n_core} uses the cores there are, and rounds differently")
+def complete(config: RunConfig, vocab_size: int) -> RunConfig:
+    """Return the settings of a language model with those that depend on the vocabulary and on the length of segments."""
+    model = completed(config.model, vocab_size=vocab_size, tgt_len=SegmentLengths(config.train).longest)
+    return config.changed(model=model.model_dump())
 
 
 def check_model(config: RunConfig) -> None:
     """Refuse settings that a run's model cannot have, before its text is prepared, which may take hours."""
-    longest = SegmentLengths(config.train).longest
     vocab_size = config.model.vocab_size or max(config.model.cutoffs, default=0) + 1  # any will do
-    model = make_blueprint(completed(config.model, vocab_size=vocab_size, tgt_len=longest))
+    model = make_blueprint(complete(config, vocab_size).model)
     model.check_backend(config.train.attention, choose_device(config.train.device))
     if not isinstance(model, LanguageModel):
         return
     reading = Reading.of_run(config)
     reading.view(model)
-    most, read = model.config.longest_segment, reading.tgt_len + reading.ext_len
-    for name, length in {"train.tgt_len": longest, "eval.tgt_len and eval.ext_len together": read}.items():
+    lengths = {
+        "train.tgt_len": SegmentLengths(config.train).longest,
+        "eval.tgt_len and eval.ext_len together": reading.tgt_len + reading.ext_len,
+    }
+    most = model.config.longest_segment
+    for name, length in lengths.items():
         if most is not None and length > most:
             raise ConfigError(f"{name} ({length}) must be at most model.max_len ({most}), the positions that the model learns")
 
 
-def _check_validation(config: RunConfig, corpus: PreparedCorpus, world: World) -> None:
-    """Refuse a validation split that is too short for a row of targets, before the training."""
-    split = corpus.splits["valid"]
-    if len(split.ids) > 1:
-        try:
-            scored_stream(config, split.ids, corpus.tokenizer, world=world)
-        except CorpusError as error:
-            raise CorpusError(f"validation split: {error}") from None
+# --- model and machine ----------------------------------------------------------------------------------------------------
 
 
-def check_weights(config: RunConfig, world: World, device: torch.device) -> None:
-    """Refuse weights, gradients and memory that a device has no room for; activations and optimizer come on top of them."""
+@dataclass(frozen=True)
+class Start:
+    """A model about to be trained."""
+
+    config: RunConfig  # with the precision chosen
+    model: SequenceModel  # with random weights
+    device: torch.device
+    precision: Precision
+    why: str  # this precision
+
+
+def begin(config: RunConfig, world: World) -> Start:
+    """Choose the machine, and make the model of complete settings; refuse what there is no room for."""
+    with world.agreed():
+        device = choose_device(config.train.device)
+        world.check_device(device)
+        precision, why = choose_precision(config.train.precision, device)
+    world.check_same(device=device.type, precision=precision)
+    config = config.changed(train={"precision": precision})
     share = world.size if config.train.parallel == "fsdp" else 1
     weights = 2 * _FP32 * count_parameters(config.model) // share
     n_row = config.train.batch_size // world.size
     memory = n_row * config.model.mem_len * config.model.numbers_per_position * _FP32
     with world.agreed():
-        check_room(
-            weights + memory,
-            device,
-            f"training (weights and gradients {in_bytes(weights)}, memory of {n_row:,} lanes {in_bytes(memory)})",
+        parts = f"weights and gradients {in_bytes(weights)}, memory of {n_row:,} lanes {in_bytes(memory)}"
+        check_room(weights + memory, device, f"training ({parts})")  # activations and optimizer come on top
+    torch.manual_seed(config.train.seed)
+    model = make_model(config.model)
+    with world.agreed():
+        check_settings(model, train=config.train, precision=precision, world=world, device=device)
+    return Start(config, model, device, precision, why)
+
+
+def _build(
+    objective: Objective[Ending],
+    directory: RunDirectory,
+    config: RunConfig,
+    loggers: Sequence[str],
+    world: World,
+    display: Display,
+    *,
+    fresh: bool,
+) -> Run[Ending]:
+    """Read the base and the texts, make the model and its trainer, and open the run's files, which are written only now."""
+    with world.agreed():
+        base, tokenizer = _base(directory, config, display, fresh=fresh)
+        config = objective.read(config, tokenizer, fresh=fresh)
+        stream = objective.stream(config, world)
+    world.check_same(
+        **config.model_dump(mode="json", exclude={"data": {"directory"}}),  # only the place of the text may differ
+        text=objective.checksum,
+        sizes=objective.sizes,
+        vocabulary=objective.tokenizer.fingerprint,
+        version=__version__,
+    )
+    begun = begin(config, world)
+    config, model, device = begun.config, begun.model, begun.device
+    has_head = base is not None and _take_weights(model, base)
+    _adapt(model, config)
+    size = checkpoint_bytes(model, train=config.train, optim=config.optim)
+    settings: dict[str, Any] = {"train": config.train, "optim": config.optim, "precision": begun.precision}
+    trainer = Trainer(model, stream, **settings, world=world, device=device)
+    record = None
+    with world.agreed():
+        if world.first:
+            if fresh:
+                directory.store(keep=config.train.keep_checkpoints).check_room(size, warn=display.warn)
+                directory.create(config, objective.tokenizer)
+            record = Record(directory.path, loggers=loggers, settings=config.model_dump(mode="json"), warn=display.warn)
+    run = Run(objective, directory, config, trainer, world, display, record, size)
+    _introduce(run, begun, None if base is None else has_head)
+    if base is not None:
+        save(run, must=True)  # so that a resumed run needs nothing of its base
+    return run
+
+
+def _base(
+    directory: RunDirectory, config: RunConfig, display: Display, *, fresh: bool
+) -> tuple[SequenceModel | None, Tokenizer | None]:
+    """Return the model that a run begins with, unless it has saved its own, and the tokenizer if the text does not make it."""
+    base, model, tokenizer = base_of(config), None, None
+    if base is not None and not (directory.holds_run and directory.store().steps()):
+        model, tokenizer = load(base, on_damaged=display.warn)
+    if not fresh:
+        tokenizer = directory.tokenizer()
+        check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
+    return model, tokenizer
+
+
+def _take_weights(model: SequenceModel, base: SequenceModel) -> bool:
+    """Give a model the weights of another, with those of its head if it is for the same; return whether it is."""
+    inner, theirs = (each.backbone if isinstance(each, TaskModel) else each for each in (model, base))
+    inner.load_state_dict(theirs.state_dict())
+    if not (isinstance(model, TaskModel) and isinstance(base, TaskModel)):
+        return False
+    names = ("kind", "labels", "projection")
+    is_same = all(getattr(model.config.head, name) == getattr(base.config.head, name) for name in names)
+    if is_same:
+        model.head.load_state_dict(base.head.state_dict())
+    return is_same
+
+
+def _adapt(model: SequenceModel, config: RunConfig) -> None:
+    """Give a model low-rank adapters, if they are asked for."""
+    rank, alpha = config.train.lora_rank, config.train.lora_alpha
+    inner = model.backbone if isinstance(model, TaskModel) else model
+    if rank is not None and not add_adapters(inner, rank=rank, scale=alpha / rank):
+        raise ConfigError(f"train.lora_rank ({rank}) adapts linear maps inside layers, and this model has none")
+
+
+# --- what a person is told ------------------------------------------------------------------------------------------------
+
+
+def _introduce(run: Run[Any], begun: Start, has_head: bool | None) -> None:
+    """Say what learns from what, and where; `has_head`: whether the base's head was taken, None if there is no base."""
+    config, model, trainer, say = run.config, begun.model, run.trainer, run.display.say
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    n_parameters, n_learn = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
+    some = f" ({n_learn:,} learn)" if n_learn < n_parameters else ""
+    head = f", with {'its own' if has_head else 'a new'} head" if isinstance(model, TaskModel) else ""
+    beginning = "" if has_head is None else f", beginning with the weights of {base_of(config)}{head}"
+    say(f"{config.name}: {n_parameters:,} parameters{some}, {run.objective.contents(config)}{beginning}")
+    for note in run.objective.notes(config):
+        say(note)
+    say(f"{begun.precision} on {begun.device}: {begun.why}; run directory {run.directory.path}")
+    threads, n_core = config.train.threads, cores()
+    if threads is not None and threads > n_core:
+        run.display.warn(
+            f"train.threads ({threads}) is more than the {n_core} cores that this process may use, so this run will be slow; "
+            f"--set train.threads={n_core} uses the cores there are"
         )
+    if begun.device.type == "cuda":
+        why = trainer.why_no_graph
+        say(f"kernels are launched one by one: {why}" if why else "the kernels of a step are launched as one graph")
+    if not run.world.alone:
+        what = "a part of the model each" if config.train.parallel == "fsdp" else "the whole model each"
+        say(f"{run.world.size} processes, {what}, {config.train.batch_size // run.world.size} of the lanes each")
 
 
-def check_start(config: RunConfig, corpus: PreparedCorpus) -> None:
-    """Refuse what a new run in a single process would fail at, as `begin` does, without making weights."""
-    check_model(config)
-    begin(config, corpus, World(), with_weights=False)
+def _compare_threads(run: Run[Any]) -> None:
+    """Say whether a resumed run goes on with another number of threads, which rounds sums otherwise."""
+    before, now = last_threads(run.directory.path), torch.get_num_threads()
+    if run.trainer.device.type == "cpu" and not run.is_over and before not in (None, now):
+        run.display.say(f"threads: {before} until here, {now} from now on; --set train.threads={before} rounds as before")
+
+
+class NoRoomError(TrainingError):
+    """Memory ran out in a run with these settings."""
+
+    def __init__(self, message: str, config: RunConfig) -> None:
+        super().__init__(message)
+        self.config = config
+
+
+@contextmanager
+def _mishaps(directory: RunDirectory, config: RunConfig, display: Display) -> Iterator[None]:
+    """Turn a lack of memory into a `NoRoomError` with what to change; say what an early interrupt costs."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not display.has_begun:
+            display.say("interrupted before the first step; nothing was learned")
+        raise
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        steps = directory.store().steps() if directory.holds_run else ()
+        goes_on = f"; step {max(steps):,} is saved, and --resume goes on from it" if steps else ""
+        config = directory.config() if directory.holds_run else config  # with the size of the vocabulary
+        lanes = f"{config.train.batch_size // config.train.accumulate:,} lanes of {config.train.tgt_len:,} tokens at once"
+        remedy = "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len"
+        said = no_memory(error)
+        remedy += ", or set train.graph=off" if " on GPU" in said else ""  # a graph keeps its memory between steps
+        raise NoRoomError(f"{said} for {lanes}; {remedy}{goes_on}", config) from None

@@ -16,10 +16,10 @@ from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
-from transformer_xl.model.build import completed
-from transformer_xl.training.comparison import count_parameters
-from transformer_xl.training.feed import SegmentLengths
-from transformer_xl.training.start import begin
+from transformer_xl.model.build import count_parameters
+from transformer_xl.training.feed import AnyStream
+from transformer_xl.training.run import text_stream
+from transformer_xl.training.start import Start, begin, complete
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World
 
@@ -98,16 +98,22 @@ def steps_in(minutes: float, pace: float) -> int:
 
 def n_parameters(config: RunConfig, vocab_size: int) -> int:
     """Return the number of a run's parameters, without making them."""
-    return count_parameters(completed(config.model, vocab_size=vocab_size, tgt_len=SegmentLengths(config.train).longest))
+    return count_parameters(complete(config, vocab_size).model)
+
+
+def make_parts(config: RunConfig, corpus: PreparedCorpus) -> tuple[Start, AnyStream]:
+    """Make what a run in a single process trains: its model, and what it reads; refuse what it would fail at."""
+    start = begin(complete(config, corpus.tokenizer.vocab_size), World())
+    return start, text_stream(start.config, corpus, World())
 
 
 def _take_turn(config: RunConfig, corpus: PreparedCorpus, seen: dict[float, list[float]]) -> None:
     """Time the steps of a turn, and add their seconds to `seen`, by their place in the training."""
     places = _places(config)
     endless = config.changed(train=_NO_BUDGET | {"max_steps": _LONG})  # no turn uses that up
-    start = begin(endless, corpus, World())
+    start, stream = make_parts(endless, corpus)
     own = {"train": start.config.train, "optim": start.config.optim}
-    trainer = Trainer(start.model, start.stream, **own, precision=start.precision, device=start.device)
+    trainer = Trainer(start.model, stream, **own, precision=start.precision, device=start.device)
     trainer.step = round(places[0] * _LONG)
     _timed_step(trainer)  # not counted, because memory is allotted and code compiled
     n_step = max(1, min(10, int(0.5 / _timed_step(trainer))) // len(places))  # of about half a second in all

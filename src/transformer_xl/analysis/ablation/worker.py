@@ -4,8 +4,10 @@ import math
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from transformer_xl.analysis.ablation.ablation import Ablation
-from transformer_xl.analysis.ablation.budget import ROUNDS, Pace, budgeted, measure_paces, n_parameters, steps_of
+from transformer_xl.analysis.ablation.budget import ROUNDS, Pace, budgeted, make_parts, measure_paces, n_parameters, steps_of
 from transformer_xl.analysis.ablation.plan import Trial, Variant
 from transformer_xl.analysis.comparison import score
 from transformer_xl.analysis.lengths import readings
@@ -18,7 +20,7 @@ from transformer_xl.errors import TrainingError, TxlError
 from transformer_xl.reading.reading import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
-from transformer_xl.training.start import check_model, check_start
+from transformer_xl.training.start import check_model
 
 
 class Worker:
@@ -47,7 +49,8 @@ class Worker:
                 check_model(variant.config)
                 corpus = self.corpus(variant)
                 if not all(RunDirectory(self.ablation.path_of(trial)).holds_run for trial in own):
-                    check_start(variant.config, corpus)  # budget and seed make no difference here
+                    with torch.device("meta"):  # budget and seed make no difference here
+                        make_parts(variant.config, corpus)
             except TxlError as error:
                 raise type(error)(f"variant '{variant.name}': {error}") from None
 

@@ -1,15 +1,16 @@
-"""The loss curve draws all that its legend names, and the legend says of what each number is."""
+"""The loss curve draws all that its legend names, and the legend says of what each number is; pictures of confusions."""
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from transformer_xl.config.model import LstmConfig, TransformerXLConfig
 from transformer_xl.config.run import RunConfig
-from transformer_xl.training.curve import Entry, curves_of, draw_curve
+from transformer_xl.training.pictures import Entry, curves_of, draw_confusion, draw_curve
 
 CONFIG = RunConfig(model=TransformerXLConfig(mem_len=1600))
 LSTM = RunConfig(model=LstmConfig())
@@ -138,3 +139,18 @@ def test_many_validations_keep_their_line_visible(figures: list[Figure]) -> None
 def test_nothing_finite_draws_nothing(entries: list[Entry], tmp_path: Path) -> None:
     assert draw_curve(entries, CONFIG, tmp_path / "loss.png") is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("n", [2, 31, *(pytest.param(n, marks=pytest.mark.slow) for n in (30, 200))])
+def test_confusions_of_few_and_many_classes(n: int, tmp_path: Path) -> None:
+    confusion = np.random.default_rng(0).integers(0, 9, (n, n))
+    labels = [f"$class$ {i} " + "long " * (i % 9) for i in range(n)]
+    path = draw_confusion(tmp_path / "confusion.png", confusion, labels, name="run")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert draw_confusion(path, np.eye(n, dtype=np.int64), labels, name="run")  # nothing confused
+
+
+def test_names_of_classes_are_no_formulas(tmp_path: Path) -> None:
+    """And letters that no font has are boxes without a word."""
+    draw_confusion(tmp_path / "confusion.png", np.eye(3, dtype=np.int64), ["$x^{$", "\u597d", "ok"], name="$a_{$")
+    assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
