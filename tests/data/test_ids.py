@@ -95,7 +95,7 @@ def test_documents_of_any_length_are_kept(
 def test_arrays_of_one_and_two_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(id_files, "BLOCK_BYTES", 16)
     np.save(tmp_path / "one.npy", np.arange(9, dtype=">u4"))
-    np.save(tmp_path / "two.npy", np.arange(12).reshape(3, 4))
+    np.save(tmp_path / "two.npy", np.asfortranarray(np.arange(12).reshape(3, 4)))
     assert documents_of([FileRange(tmp_path / "one.npy")]) == [list(range(9))]
     assert documents_of([FileRange(tmp_path / "two.npy")]) == np.arange(12).reshape(3, 4).tolist()
     packed = tmp_path / "lines.jsonl.gz"
@@ -213,18 +213,22 @@ def claiming(shape: str, descr: str = "<i8") -> bytes:
 WHOLE = saved(np.arange(100))
 WRONG: dict[str, tuple[str, bytes, str]] = {
     "floats": ("it.npy", saved(np.ones(3)), r"holds float64, not integers; save ids with a type such as np.int32"),
-    "objects": ("it.npy", saved(np.array([1, None]), allow_pickle=True), r"holds object, not integers"),
-    "pickle": ("it.npy", pickle.dumps([1, 2, 3]), r"is no array that numpy has saved \(.*\); save it with np.save"),
-    "cube": ("it.npy", saved(np.ones((2, 2, 2), int)), r"is of the shape \(2, 2, 2\); save rows, of the shape \(n,\) for one"),
-    "no ids": ("it.npy", saved(np.ones((4, 0), int)), r"is of the shape \(4, 0\)"),
-    "columns": ("it.npy", saved(np.asfortranarray(np.ones((2, 3), int))), r"is stored by columns; save rows"),
-    "cut": ("it.npy", WHOLE[:-5], r"has 795 bytes of ids instead of the 800 that its header says; it was cut or altered"),
-    "huge": ("it.npy", claiming(f"({10**15},)"), r"has 16 bytes of ids instead of the 8,000,000,000,000"),
-    "open brackets": ("it.npy", claiming("(((("), r"is no array that numpy has saved"),
+    "objects": (
+        "it.npy",
+        saved(np.array([1, None]), allow_pickle=True),
+        r"numpy cannot read '.*it.npy' \(.*objects",
+    ),
+    "pickle": ("it.npy", pickle.dumps([1, 2, 3]), r"numpy cannot read '.*' \(.*pickled .*\); copy it or save"),
+    "cube": ("it.npy", saved(np.ones((2, 2, 2), int)), r"has the shape \(2, 2, 2\); save rows, of the shape \(n,\) for one"),
+    "no ids": ("it.npy", saved(np.ones((4, 0), int)), r"has the shape \(4, 0\)"),
+    "cut": ("it.npy", WHOLE[:-5], r"numpy cannot read '.*it.npy' \(mmap length is greater than file size\); copy it"),
+    "longer": ("it.npy", WHOLE + b"\0", r"it.npy' goes on behind the ids that its header counts"),
+    "huge": ("it.npy", claiming(f"({10**15},)"), r"numpy cannot read '.*it.npy' \(mmap length"),
+    "open brackets": ("it.npy", claiming("(((("), r"numpy cannot read"),
     "mark": ("it.jsonl", b"\xef\xbb\xbf[1, 2]\n", r"line 1 is not JSON: Unexpected UTF-8 BOM"),
     "negative": ("it.npy", saved(np.array([3, -1, 2])), r"it.npy': \[1\] is -1, and ids are from 0 to 2,147,483,646 here"),
     "too large": ("it.npy", saved(np.array([[0], [2**63]], np.uint64)), r"\[1, 0\] is an enormous integer, and ids are from 0"),
-    "no zip": ("it.npz", b"PK nothing", r"it.npz' is damaged \(File is not a zip file\)"),
+    "no zip": ("it.npz", b"PK nothing", r"numpy cannot read '.*it.npz'"),
     "line": ("it.jsonl", b"[1, 2]\n[3, x]\n", r"it.jsonl': line 2 is not JSON: "),
     "empty": ("it.jsonl", b"[1, 2]\n[]\n", r"line 2 has no ids"),
     "float": ("it.jsonl", b"[1, 2]\n[3, 1.0]\n", r"line 2, \[1\] is 1.0, not an integer"),
@@ -254,7 +258,7 @@ def test_what_is_wrong_in_an_archive_is_named(tmp_path: Path) -> None:
         prepared(path, tmp_path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("notes.txt", "text")
-    with pytest.raises(CorpusError, match=r"it.npz', array notes.txt is no array that numpy has saved"):
+    with pytest.raises(CorpusError, match=r"it.npz', array notes.txt holds \|S4, not integers"):
         prepared(path, tmp_path)
     np.savez(path, np.arange(3000, dtype=np.int64))
     data = bytearray(path.read_bytes())
@@ -264,11 +268,11 @@ def test_what_is_wrong_in_an_archive_is_named(tmp_path: Path) -> None:
         for begin in (entry + place, place - 2):
             other[begin] |= value
         path.write_bytes(other)
-        with pytest.raises(CorpusError, match=r"it.npz', array arr_0.npy is encrypted or packed in an unknown way"):
+        with pytest.raises(CorpusError, match=r"numpy cannot read '.*it.npz' \(.*(encrypted|not supported)"):
             documents_of([FileRange(path)])
     data[2000] ^= 1
     path.write_bytes(data)
-    with pytest.raises(CorpusError, match=r"it.npz' is damaged \(Bad CRC-32"):
+    with pytest.raises(CorpusError, match=r"numpy cannot read '.*it.npz' \(Bad CRC-32"):
         documents_of([FileRange(path)])
 
 
@@ -281,15 +285,15 @@ def test_an_id_outside_a_given_vocabulary_is_placed(tmp_path: Path) -> None:
 
 
 def test_large_arrays_are_never_held_as_a_whole(tmp_path: Path) -> None:
-    np.savez(tmp_path / "it.npz", np.zeros(10_000_000, np.int64))
+    np.save(tmp_path / "it.npy", np.zeros(10_000_000, np.int64))
     tracemalloc.start()
     try:
-        corpus = prepared(tmp_path / "it.npz", tmp_path)
+        corpus = prepared(tmp_path / "it.npy", tmp_path)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert sum(len(split.ids) for split in corpus.splits.values()) == 10_000_000
-    assert most < 40_000_000  # an archive is read in pieces of 16 MiB until it has come to a place
+    assert most < 8_000_000
 
 
 def test_ids_are_numbers_between_spaces() -> None:

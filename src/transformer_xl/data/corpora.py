@@ -11,19 +11,18 @@ import hashlib
 import json
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
 from transformer_xl.config.recipes import parse_override
 from transformer_xl.config.run import DataConfig, RunConfig, merge
 from transformer_xl.console import say
 from transformer_xl.data.downloads import download, unpack
 from transformer_xl.data.ids import is_array_file, is_id_file, read_ids
-from transformer_xl.data.named import NAMED, SPLITS, Download, NamedCorpus, SplitFiles, SplitName
+from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, SplitFiles, SplitName
 from transformer_xl.data.splits import ABOUT_THE_CORPUS, Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.data.text_files import COMPRESSED, Chunk, FileRange, kind_of_file, read_blocks, read_chunks
 from transformer_xl.errors import ConfigError, CorpusError, beside, did_you_mean
@@ -41,6 +40,7 @@ BENCHMARKS = {
 }
 """What `txl score` knows by name, and where to get it."""
 
+_NO_IDS = "corpus '{}' has no ids, as tokenizer.kind=ids reads: .npy, .npz, .jsonl"
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
 
 
@@ -80,7 +80,7 @@ class Corpus:
     left_out: Sequence[Path] = ()  # binary files of a directory
 
     @cached_property
-    def splits(self) -> Mapping[SplitName, tuple[FileRange, ...]]:
+    def splits(self) -> Splits:
         """The pieces of train, valid and test; valid and test may be empty."""
         return self.plan()
 
@@ -150,10 +150,7 @@ def choose_corpus(config: DataConfig, corpus: str | None) -> DataConfig:
 
 def choose_tokenizer(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Return the settings with a tokenizer of ids if the corpus holds ids, unless `overrides` name another kind."""
-    chosen: dict[str, Any] = {}
-    for change in map(parse_override, overrides):
-        chosen = merge(chosen, change)
-    told = chosen.get("tokenizer", {})
+    told = reduce(merge, map(parse_override, overrides), {}).get("tokenizer", {})
     kind, corpus = config.tokenizer.kind, config.data.corpus
     files = [file for file in _files(corpus)[0] if file.name.lower().split(".")[0] not in ABOUT_THE_CORPUS]
     if kind == "ids" or not files or not all(map(is_id_file, files)):
@@ -203,65 +200,50 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
         download: download a named corpus that is in none of them.
         hold_ids: read files of ids.
     """
-    path = Path(config.corpus).expanduser()
-    files, root = _files(config.corpus)
-    if not (files or path.is_dir() or config.corpus in corpus_names()):
-        named = f"; {did_you_mean(config.corpus, corpus_names())}" if len(path.parts) == 1 else ""
+    name, path = config.corpus, Path(config.corpus).expanduser()
+    files, root = _files(name)
+    if files or path.is_dir():
+        return _of_files(config, files, root, hold_ids=hold_ids)
+    if name not in corpus_names():
+        named = f"; {did_you_mean(name, corpus_names())}" if len(path.parts) == 1 else ""
         near = beside(path, Path.exists, lists=False) or named
         why = "a pipe or device; give a file" if path.exists() else f"no such file or name{near}"
-        raise CorpusError(f"corpus '{config.corpus}': {why}")
+        raise CorpusError(f"corpus '{name}': {why}")
     if hold_ids:
-        if not (files := list(filter(is_id_file, files))):
-            raise CorpusError(f"corpus '{config.corpus}' has no ids, as tokenizer.kind=ids reads: .npy, .npz, .jsonl")
-        return _from_files(config, files, root, by_name=not path.is_file(), hold_ids=True)
-    if path.is_dir():
-        files, binary = _text_files(files, root)
-        return _from_files(config, files, root, left_out=binary)
-    if files:
-        return _from_files(config, files, root, by_name=not path.is_file())
-    if config.corpus == PYTHON_STDLIB:
+        raise CorpusError(_NO_IDS.format(name))
+    if name == PYTHON_STDLIB:
         return _python_stdlib(config)
     own = [config.directory] if config.directory else []
     return _named(config, [*map(Path, [*own, *search]), data_dir()], download=download)
 
 
-def _from_files(
-    config: DataConfig,
-    files: list[Path],
-    root: Path,
-    *,
-    by_name: bool = True,
-    left_out: Sequence[Path] = (),
-    hold_ids: bool = False,
-) -> Corpus:
-    if not files or not any(file.stat().st_size for file in files):
+def _of_files(config: DataConfig, files: list[Path], root: Path, *, hold_ids: bool) -> Corpus:
+    path, binary = Path(config.corpus).expanduser(), []
+    if hold_ids:
+        if not (files := list(filter(is_id_file, files))):
+            raise CorpusError(_NO_IDS.format(config.corpus))
+    elif path.is_dir():
+        binary = [file for file in files if kind_of_file(file) == "binary"]
+        if binary and len(binary) == len(files):
+            raise CorpusError(
+                f"corpus '{path}': all {len(files)} files are binary (NUL or control bytes); give a directory of text"
+            )
+        files = sorted({*files} - {*binary})
+    if not any(file.stat().st_size for file in files):
         raise CorpusError(f"corpus '{config.corpus}' is empty; give a file or directory with text")
     if not hold_ids and (array := next(filter(is_array_file, files), None)):
         raise CorpusError(
             f"'{array}' holds ids, and this tokenizer reads text; use tokenizer.kind=ids, and with --from a model of ids"
         )
-    splits = splits_by_name(files, root) if by_name else None
+    splits = None if path.is_file() else splits_by_name(files, root)
     return Corpus(
         config.corpus,
         files=[file.absolute() for file in files],
         plan=lambda: splits or splits_by_ratio(files, config.split, config.separator, hold_ids=hold_ids),
         document_separator=config.separator,
         settings="by name" if splits else f"{config.split}{', whole files if near' * (len(files) > 1)}",
-        left_out=left_out,
+        left_out=binary,
     )
-
-
-def _text_files(files: Sequence[Path], root: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files of a directory that are text, and the others."""
-    texts: list[Path] = []
-    binary: list[Path] = []
-    for file in files:
-        (binary if kind_of_file(file) == "binary" else texts).append(file)
-    if binary and not texts:
-        raise CorpusError(
-            f"corpus '{root}': all {len(binary)} files are binary (NUL or control bytes); give a directory of text"
-        )
-    return texts, binary
 
 
 def _python_stdlib(config: DataConfig) -> Corpus:
@@ -288,16 +270,12 @@ def _is_utf8(file: Path) -> bool:
 
 def _named(config: DataConfig, directories: list[Path], *, download: bool) -> Corpus:
     name, canonical = config.corpus, NAMED[config.corpus]
-    found = _search(name, directories)
-    if found is None:
-        if not download or not canonical.sources:
-            listed = ", ".join(f"'{directory}'" for directory in dict.fromkeys(directories))
-            raise CorpusError(f"corpus '{name}' is in none of {listed}; {_remedy(name, canonical)}")
-        fetch(name)
-        found = _search(name, directories)
-    if found is None:
-        raise CorpusError(f"corpus '{name}' lacks files after its download to '{data_dir()}'; delete '{data_dir() / name}'")
-    splits = found
+    splits = _search(name, directories)
+    if splits is None and download and canonical.sources:
+        splits = _search(name, [fetch(name)])
+    if splits is None:
+        listed = ", ".join(f"'{directory}'" for directory in dict.fromkeys(directories))
+        raise CorpusError(f"corpus '{name}' is in none of {listed}; {_remedy(name)}")
     return Corpus(
         name,
         files=list(dict.fromkeys(path for split in SPLITS for piece in splits[split] for path in piece.paths)),
@@ -315,26 +293,23 @@ def fetch(name: str) -> Path:
     """
     if name not in NAMED:
         raise CorpusError(f"cannot download corpus '{name}'; {did_you_mean(name, NAMED)}")
-    corpus, folder = NAMED[name], data_dir() / name
-    if not corpus.sources:
-        raise CorpusError(f"corpus '{name}' is not downloaded automatically; {_remedy(name, corpus)}")
+    sources, folder = NAMED[name].sources, data_dir() / name
+    if not sources:
+        raise CorpusError(f"corpus '{name}' is not downloaded automatically; {_remedy(name)}")
     make_directories(folder)
     busy = f"another process is downloading '{name}'; waiting for it"  # perhaps another process of the same run
     with locked(folder / ".lock", on_busy=lambda: say(busy, quiet=not is_reporter())):
-        for source in corpus.sources:
-            _fetch(source, folder)
+        for source in sources:
+            targets = [target for _, target in source.members] or [source.file]
+            if all((folder / target).is_file() for target in targets):
+                continue
+            archive = folder / (source.file or source.urls[0].rsplit("/", 1)[1])
+            download(source.urls, archive, size=source.size, sha256=source.sha256)
+            if source.members:
+                members = {member: folder / target for member, target in source.members}
+                unpack(archive, members, limit=source.unpacked_limit)
+                archive.unlink()
     return folder
-
-
-def _fetch(source: Download, folder: Path) -> None:
-    targets = [member for _, member in source.members] or [source.file]
-    if all((folder / target).is_file() for target in targets):
-        return
-    archive = folder / (source.file or source.urls[0].rsplit("/", 1)[1])
-    download(source.urls, archive, size=source.size, sha256=source.sha256)
-    if source.members:
-        unpack(archive, {member: folder / target for member, target in source.members}, limit=source.unpacked_limit)
-        archive.unlink()
 
 
 def _search(name: str, directories: list[Path]) -> Splits | None:
@@ -347,19 +322,22 @@ def _search(name: str, directories: list[Path]) -> Splits | None:
     return None
 
 
-def _pieces(split: SplitFiles, folder: Path) -> tuple[FileRange, ...]:
-    for name in split.files:
+def _pieces(split: SplitFiles, folder: Path) -> Sequence[FileRange]:
+    files = _first_that_match(split.files, folder)
+    if not split.translations:
+        return [FileRange(file, split.start, split.stop) for file in files]
+    pairs = zip(files, _first_that_match(split.translations, folder), strict=False)
+    return [FileRange(file, translation=other) for file, other in pairs]
+
+
+def _first_that_match(names: Sequence[str], folder: Path) -> list[Path]:
+    for name in names:
         for ending in ("", *COMPRESSED):
-            if files := sorted(file for file in folder.glob(name + ending) if file.is_file()):
-                if not split.translations:
-                    return tuple(FileRange(file.absolute(), split.start, split.stop) for file in files)
-                beside = _pieces(SplitFiles(split.translations), folder)
-                return tuple(
-                    FileRange(file.absolute(), translation=other.path) for file, other in zip(files, beside, strict=False)
-                )
-    return ()
+            if files := sorted(file.absolute() for file in folder.glob(name + ending) if file.is_file()):
+                return files
+    return []
 
 
-def _remedy(name: str, corpus: NamedCorpus) -> str:
-    get = corpus.how_to_get or f"get it with 'txl corpus get {name}'"
+def _remedy(name: str) -> str:
+    get = NAMED[name].how_to_get or f"get it with 'txl corpus get {name}'"
     return f"{get}, or give the directory that has it with --corpus DIR or TXL_DATA"

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from io import BytesIO
 from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
@@ -54,14 +53,24 @@ def encode_chunks(
         for batch in batches:
             yield _encode(batch, tokenizer)
         return
-    with _pool(n_workers, tokenizer_path) as pool:
-        pending: deque[Future[EncodedBatch]] = deque()
+    # Not fork, because this process may have threads and locks of torch, tokenizers or a notebook.
+    method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+    pool = ProcessPoolExecutor(n_workers, get_context(method), _start_worker, (tokenizer_path,))
+    pending: deque[Future[EncodedBatch]] = deque()
+    try:
         for batch in batches:
             pending.append(pool.submit(_encode_in_worker, batch))
             if len(pending) >= n_workers * _BATCHES_PER_WORKER:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+    except BrokenProcessPool:
+        raise CorpusError(
+            "an encoding process died, for lack of memory or because the calling script has no "
+            "`if __name__ == '__main__':`; use n_workers=1"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
@@ -117,22 +126,6 @@ def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:
         return tokenizer.encode(chunk.text())
     except TokenizerError as error:
         raise CorpusError(f"'{chunk.path}', from byte {chunk.offset} on: {error}") from None
-
-
-@contextmanager
-def _pool(n_workers: int, tokenizer_path: Path) -> Iterator[ProcessPoolExecutor]:
-    # Not fork, because this process may have threads and locks of torch, tokenizers or a notebook.
-    method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
-    pool = ProcessPoolExecutor(n_workers, get_context(method), _start_worker, (tokenizer_path,))
-    try:
-        yield pool
-    except BrokenProcessPool:
-        raise CorpusError(
-            "an encoding process died, for lack of memory or because the calling script has no "
-            "`if __name__ == '__main__':`; use n_workers=1"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 _worker_tokenizer: Tokenizer

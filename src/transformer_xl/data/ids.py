@@ -1,18 +1,14 @@
-"""Files of ids, read in bounded memory.
+"""Files of ids: lines are read one by one, an array stays on the disk, and one array of an archive is held at a time.
 
 They are arrays of numpy (.npy, .npz) and lines of JSON (.jsonl). A row of a 2-D array is a document, and so is a 1-D array or
 a line. A `FileRange` counts bytes: of arrays, those of their ids one after another, without headers; of another file, its own.
 An id belongs to the piece in which its first byte lies.
 """
 
-import math
-import os
 import re
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -22,7 +18,6 @@ from transformer_xl.data.text_files import (
     Chunk,
     FileRange,
     content_size,
-    damage_told,
     numbered_lines,
     read_blocks,
 )
@@ -34,17 +29,6 @@ PACKED = np.dtype("<u4")
 """How the chunks of `read_ids` hold ids."""
 
 _BEGINS_WITH_IDS = re.compile(rb'(\xef\xbb\xbf)?\s*(\{[^\n]*"ids"\s*:\s*)?\[\s*-?[0-9]')
-
-
-class _Array(NamedTuple):
-    name: str  # in a .npz
-    start: int  # bytes of the arrays before it
-    dtype: np.dtype
-    shape: tuple[int, int]  # documents, and ids of each
-
-    @property
-    def n_byte(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def is_array_file(path: Path) -> bool:
@@ -62,17 +46,15 @@ def is_id_file(path: Path) -> bool:
 
 def id_file_size(path: Path) -> int:
     """Return the size of a file of ids in the bytes that a `FileRange` counts."""
-    with damage_told(path):
-        return sum(array.n_byte for array, _ in _arrays(path)) if is_array_file(path) else content_size(path)
+    return sum(array.nbytes for *_, array in _arrays(path)) if is_array_file(path) else content_size(path)
 
 
 def read_ids(piece: FileRange, tokenizer: IdTokenizer | None = None) -> Iterator[Chunk]:
     """Yield the ids of a piece in chunks of bounded size, as `PACKED`."""
     vocab_size = tokenizer.vocab_size if tokenizer else MOST_IDS
     if is_array_file(piece.path):
-        with damage_told(piece.path):
-            for array, file in _arrays(piece.path):
-                yield from _of_array(piece, array, file, vocab_size)
+        for name, begin, array in _arrays(piece.path):
+            yield from _of_array(piece, name, begin, array, vocab_size)
         return
     for offset, line in _lines(piece):
         ids = _of_line(piece.path, offset, line)
@@ -80,18 +62,15 @@ def read_ids(piece: FileRange, tokenizer: IdTokenizer | None = None) -> Iterator
         yield Chunk(packed, True, piece.path, offset)
 
 
-def _of_array(piece: FileRange, array: _Array, file: IO[bytes], vocab_size: int) -> Iterator[Chunk]:
+def _of_array(piece: FileRange, name: str, begin: int, array: np.ndarray, vocab_size: int) -> Iterator[Chunk]:
     width, (n_row, n_column) = array.dtype.itemsize, array.shape
-    at, stop = (
-        min(max(0, -((array.start - place) // width)), n_row * n_column) for place in (piece.start, piece.stop or sys.maxsize)
-    )
-    file.seek(at * width, os.SEEK_CUR)
+    at, stop = (min(max(0, -((begin - place) // width)), array.size) for place in (piece.start, piece.stop or sys.maxsize))
     begins = True
     while at < stop:
         row, column = divmod(at, n_column)
         n_id = min(stop - at, n_column - column, BLOCK_BYTES // width)
-        place = f"'{piece.path}': {array.name}[{f'{row}, ' if n_row > 1 else ''}"
-        ids = np.frombuffer(file.read(n_id * width), array.dtype)
+        place = f"'{piece.path}': {name}[{f'{row}, ' if n_row > 1 else ''}"
+        ids = array[row, column : column + n_id]
         packed = _packed(ids, vocab_size, lambda index, place=place, column=column: f"{place}{column + index}]")
         yield Chunk(packed, begins or column == 0, piece.path, at)
         at, begins = at + n_id, False
@@ -151,9 +130,8 @@ def _document_starts(path: Path) -> Iterator[int]:
     if not is_array_file(path):
         yield from (offset for offset, _ in _lines(FileRange(path)))
         return
-    with damage_told(path):
-        for array, _ in _arrays(path):
-            yield from range(array.start, array.start + array.n_byte, array.shape[1] * array.dtype.itemsize)
+    for _, begin, array in _arrays(path):
+        yield from range(begin, begin + array.nbytes, array.shape[1] * array.dtype.itemsize)
 
 
 def _lines(piece: FileRange) -> Iterator[tuple[int, bytes]]:
@@ -165,46 +143,34 @@ def _lines(piece: FileRange) -> Iterator[tuple[int, bytes]]:
         offset += len(line)
 
 
-def _arrays(path: Path) -> Iterator[tuple[_Array, IO[bytes]]]:
-    """Yield the arrays of a file, each with the file at its first id."""
-    before = 0
-    for name, size, file in _members(path):
-        array = _read_header(f"'{path}'{name and f', array {name}'}", name, file, before, size)
-        yield array, file
-        before += array.n_byte
+def _arrays(path: Path) -> Iterator[tuple[str, int, np.ndarray]]:
+    """Yield the arrays of a file as rows, with their names and the bytes of ids before them."""
+    loaded, begin = _loaded(path), 0
+    while True:
+        try:
+            name, array = next(loaded)
+        except StopIteration:
+            return
+        except Exception as error:  # what is no array can raise nearly anything
+            raise CorpusError(f"numpy cannot read '{path}' ({one_line(error)}); copy it or save it again") from None
+        what = f"'{path}'{name and f', array {name}'}"
+        if array.dtype.kind not in "iu":
+            raise CorpusError(f"{what} holds {array.dtype}, not integers; save ids with a type such as np.int32")
+        if array.ndim not in (1, 2) or not array.size:
+            shape = f"has the shape {array.shape}; save rows, of the shape (n,) for one document or (documents, n)"
+            raise CorpusError(f"{what} {shape}")
+        if isinstance(array, np.memmap) and array.offset + array.nbytes != path.stat().st_size:
+            raise CorpusError(f"{what} goes on behind the ids that its header counts; copy or save it again")
+        yield name, begin, np.atleast_2d(array)
+        begin += array.nbytes
 
 
-def _members(path: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    if path.suffix == ".npy":
-        with path.open("rb") as file:
-            yield "", path.stat().st_size, file
+def _loaded(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield arrays and their names: one that stays on the disk, or those of an archive, one at a time."""
+    loaded = np.load(path, mmap_mode="r")  # executes nothing: a pickle is an error
+    if isinstance(loaded, np.ndarray):
+        yield "", loaded
         return
-    with zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
-            try:
-                file = archive.open(member)
-            except RuntimeError:
-                raise CorpusError(
-                    f"'{path}', array {member.filename} is encrypted or packed in an unknown way; save it with np.savez"
-                ) from None
-            with file:
-                yield member.filename.removesuffix(".npy"), member.file_size, file
-
-
-def _read_header(what: str, name: str, file: IO[bytes], before: int, size: int) -> _Array:
-    """Read the header of an array that has `size` bytes with it, and `before` bytes of ids before it; compare them."""
-    try:
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, by_columns, dtype = read[np.lib.format.read_magic(file)](file)
-    except Exception as error:  # what is no header can raise nearly anything
-        raise CorpusError(f"{what} is no array that numpy has saved ({one_line(error)}); save it with np.save") from None
-    if dtype.kind not in "iu":
-        raise CorpusError(f"{what} holds {dtype}, not integers; save ids with a type such as np.int32")
-    if len(shape) not in (1, 2) or min(shape) < 1 or by_columns:
-        kind = "stored by columns" if by_columns else f"of the shape {shape}"
-        raise CorpusError(f"{what} is {kind}; save rows, of the shape (n,) for one document or (documents, n)")
-    start, n_byte = file.tell(), math.prod(shape) * dtype.itemsize
-    if start + n_byte != size:
-        has = f"has {size - start:,} bytes of ids instead of the {n_byte:,} that its header says"
-        raise CorpusError(f"{what} {has}; it was cut or altered: copy or save it again")
-    return _Array(name, before, dtype, (n_byte // dtype.itemsize // shape[-1], shape[-1]))
+    with loaded:
+        for name in loaded.files:
+            yield name, np.asanyarray(loaded[name])

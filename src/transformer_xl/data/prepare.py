@@ -124,7 +124,9 @@ def prepare(
             for note in _notes(corpus, tokenizer):
                 console.warn(note)
         if not isinstance(tokenizer, Tokenizer):
-            tokenizer = _learned(root, corpus, tokenizer) or _learn(root, corpus, tokenizer, progress=progress)
+            learned = _learned(root, corpus, tokenizer) or _train(corpus, tokenizer, progress=progress)
+            learned.save(root / f"{_key(corpus, tokenizer)}.json")
+            tokenizer = learned
         return _build(root / _key(corpus, tokenizer), corpus, tokenizer, n_workers=n_workers, progress=progress)
 
 
@@ -170,12 +172,6 @@ def _learned(root: Path, corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer)
         return load_tokenizer(root / f"{_key(corpus, tokenizer)}.json")
     except (TokenizerError, OSError):
         return None
-
-
-def _learn(root: Path, corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokenizer:
-    learned = _train(corpus, config, progress=progress)
-    learned.save(root / f"{_key(corpus, config)}.json")
-    return learned
 
 
 def _notes(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> Iterator[str]:

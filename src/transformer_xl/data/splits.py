@@ -1,7 +1,7 @@
 """Dividing files into train, valid and test: by their names, by turns or by ratio."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from transformer_xl.data.ids import document_border, id_file_size
@@ -16,7 +16,7 @@ from transformer_xl.data.text_files import (
     read_chunks,
 )
 
-Splits = Mapping[SplitName, tuple[FileRange, ...]]
+Splits = Mapping[SplitName, Sequence[FileRange]]
 
 _SPLIT_WORDS: dict[str, SplitName] = {
     "train": "train",
@@ -51,29 +51,31 @@ def splits_by_name(files: Sequence[Path], root: Path) -> Splits | None:
     They are clear if there is a train file and another split, and every file belongs to a split. Files about the corpus, such
     as README or LICENSE, are left out.
     """
-    splits: dict[SplitName, list[FileRange]] = {name: [] for name in SPLITS}
-    for file in files:
-        split = split_of(file.relative_to(root))
-        if split:
-            splits[split].append(FileRange(file))
-        elif re.split(r"[.\-_]", file.name.lower())[0] not in ABOUT_THE_CORPUS:
-            return None
-    if not splits["train"] or not (splits["valid"] or splits["test"]):
-        return None
-    return {name: tuple(pieces) for name, pieces in splits.items()}
+    named = [(split_of(file.relative_to(root)), FileRange(file)) for file in files]
+    others = {re.split(r"[.\-_]", piece.path.name.lower())[0] for split, piece in named if split is None}
+    splits = _gathered(named)
+    is_clear = splits["train"] and (splits["valid"] or splits["test"]) and others <= ABOUT_THE_CORPUS
+    return splits if is_clear else None
+
+
+def _gathered(pieces: Iterable[tuple[SplitName | None, FileRange]]) -> Splits:
+    """Return the pieces of each split, in order."""
+    splits: dict[SplitName | None, list[FileRange]] = {name: [] for name in (*SPLITS, None)}
+    for name, piece in pieces:
+        splits[name].append(piece)
+    return {name: splits[name] for name in SPLITS}
 
 
 def splits_by_turns(files: Sequence[Path], shares: tuple[float, float, float]) -> Splits:
     """Deal files out in order; each goes to the split that lacks most bytes of its share of the bytes so far."""
-    splits: dict[SplitName, list[FileRange]] = {name: [] for name in SPLITS}
-    lacking = [0.0, 0.0, 0.0]
+    pieces, lacking = [], [0.0, 0.0, 0.0]
     for file in files:
         size = content_size(file)
         lacking = [lack + share * size for lack, share in zip(lacking, shares, strict=True)]
         neediest = lacking.index(max(lacking))
         lacking[neediest] -= size
-        splits[SPLITS[neediest]].append(FileRange(file))
-    return {name: tuple(pieces) for name, pieces in splits.items()}
+        pieces.append((SPLITS[neediest], FileRange(file)))
+    return _gathered(pieces)
 
 
 def splits_by_ratio(
@@ -123,10 +125,7 @@ def _between_files(sized: list[tuple[Path, int]], shares: tuple[float, float, fl
     ranks[-1] = len(wanted) - 1
     for i in reversed(range(len(ranks) - 1)):  # … and the last file belongs to the last one
         ranks[i] = max(ranks[i], ranks[i + 1] - 1)
-    splits: dict[SplitName, list[FileRange]] = {name: [] for name in SPLITS}
-    for (file, _), rank in zip(sized, ranks, strict=True):
-        splits[wanted[rank]].append(FileRange(file))
-    return {name: tuple(pieces) for name, pieces in splits.items()}
+    return _gathered((wanted[rank], FileRange(file)) for (file, _), rank in zip(sized, ranks, strict=True))
 
 
 def _inside_files(
@@ -136,8 +135,7 @@ def _inside_files(
     total = sum(size for _, size in sized)
     targets = [int(round(sum(shares[: i + 1]), 9) * total) for i in range(len(SPLITS))]
     targets[-1] = total
-    splits: dict[SplitName, list[FileRange]] = {name: [] for name in SPLITS}
-    before = 0
+    pieces, before = [], 0
     for file, size in sized:
         start = 0
         for name, target, next_target in zip(SPLITS, targets, [*targets[1:], total], strict=True):
@@ -145,10 +143,10 @@ def _inside_files(
             if 0 < stop < size:
                 stop = max(start, border(file, stop, start, min(next_target - before, size)))
             if stop > start:
-                splits[name].append(FileRange(file, start, None if stop == size else stop))
+                pieces.append((name, FileRange(file, start, None if stop == size else stop)))
                 start = stop
         before += size
-    return {name: tuple(pieces) for name, pieces in splits.items()}
+    return _gathered(pieces)
 
 
 def _border(file: Path, position: int, limit: int, separator: str | None) -> int:

@@ -4,10 +4,8 @@ import gzip
 import hashlib
 import lzma
 import re
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -71,7 +69,7 @@ def read_blocks(piece: FileRange) -> Iterator[bytes]:
     position = 0 if piece.path.suffix in COMPRESSED else piece.start  # only plain files can be opened in the middle
     if not piece.path.is_file() and piece.path.exists():  # texts are read more than once
         raise CorpusError(f"'{piece.path}' is a directory, pipe or device; give a file")
-    with damage_told(piece.path):
+    try:
         for block in _blocks(piece.path, position):
             begin, position = position, position + len(block)
             stop = len(block) if piece.stop is None else max(0, piece.stop - begin)
@@ -79,6 +77,8 @@ def read_blocks(piece: FileRange) -> Iterator[bytes]:
                 yield wanted
             if piece.stop is not None and position >= piece.stop:
                 return
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise CorpusError(f"compressed file '{piece.path}' is damaged ({error}); fetch or compress it again") from None
     if piece.stop is not None and position < piece.stop:
         raise CorpusError(
             f"'{piece.path}' ends at byte {position}, but should have {piece.stop}; "
@@ -228,28 +228,15 @@ def _zst_blocks(path: Path) -> Iterator[bytes]:
         import zstandard
     except ImportError:
         raise CorpusError(f"reading '{path}' needs the zstandard package: pip install zstandard") from None
-    frame = zstandard.ZstdDecompressor().decompressobj()
-    complete = False
+    frame = None
     with path.open("rb") as file:
         while data := file.read(_ZST_INPUT_BYTES):
             while data:  # a file may consist of several frames
-                if frame.eof:
-                    frame = zstandard.ZstdDecompressor().decompressobj()
+                frame = zstandard.ZstdDecompressor().decompressobj() if frame is None or frame.eof else frame
                 try:
-                    block = frame.decompress(data)
+                    yield frame.decompress(data)
                 except zstandard.ZstdError as error:
                     raise EOFError(str(error)) from None
-                if block:
-                    yield block
-                data, complete = frame.unused_data if frame.eof else b"", frame.eof
-    if not complete:
+                data = frame.unused_data if frame.eof else b""
+    if frame is None or not frame.eof:
         raise EOFError("it ends in the middle")
-
-
-@contextmanager
-def damage_told(path: Path) -> Iterator[None]:
-    """Turn what unpacking a damaged file raises into a `CorpusError`."""
-    try:
-        yield
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
-        raise CorpusError(f"compressed file '{path}' is damaged ({error}); fetch or compress it again") from None
