@@ -178,7 +178,6 @@ def test_draws_do_not_depend_on_how_many_are_taken_at_once(sizes) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sep": None}, "the vocabulary has no token <sep>, .*; train a tokenizer that has <sep> and <cls>"),
         ({"reuse_len": 32}, r"model.reuse_len \(32\) must be at least 1 and below train.tgt_len \(32\)"),
         (
             {"perm_size": 5},

@@ -24,7 +24,7 @@ from transformer_xl.data.downloads import download, unpack
 from transformer_xl.data.ids import is_array_file, is_id_file, read_ids
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, SplitFiles, SplitName
 from transformer_xl.data.splits import ABOUT_THE_CORPUS, Splits, splits_by_name, splits_by_ratio, splits_by_turns
-from transformer_xl.data.text_files import COMPRESSED, Chunk, FileRange, kind_of_file, read_blocks, read_chunks
+from transformer_xl.data.text_files import COMPRESSED, Chunk, FileRange, kind_of_file, read_chunks
 from transformer_xl.errors import ConfigError, CorpusError, beside, did_you_mean
 from transformer_xl.files import files_below, locked, make_directories
 from transformer_xl.process import is_reporter
@@ -254,18 +254,10 @@ def _python_stdlib(config: DataConfig) -> Corpus:
     return Corpus(
         PYTHON_STDLIB,
         files=files,
-        plan=lambda: splits_by_turns(list(filter(_is_utf8, files)), (0.9, 0.05, 0.05)),
+        plan=lambda: splits_by_turns(files, (0.9, 0.05, 0.05)),
         document_separator=config.separator,
         settings="by turns",
     )
-
-
-def _is_utf8(file: Path) -> bool:
-    try:
-        b"".join(read_blocks(FileRange(file))).decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _named(config: DataConfig, directories: list[Path], *, download: bool) -> Corpus:

@@ -80,8 +80,8 @@ class TargetSampler:
             reuse_len.
         num_predict: targets of a row, K.
         word_starts: (V,) bool, the tokens with which a word begins; punctuation and special tokens are words.
-        sep: id of <sep>; None if the vocabulary has none.
-        cls: id of <cls>; None if the vocabulary has none.
+        sep: id of <sep>.
+        cls: id of <cls>.
         mask_alpha: alpha tokens of text stand around beta that are predicted.
         mask_beta: see mask_alpha.
         max_gram: the most words, or tokens, of a span.
@@ -96,15 +96,15 @@ class TargetSampler:
         reuse_len: int,
         num_predict: int,
         word_starts: np.ndarray,
-        sep: int | None,
-        cls: int | None,
+        sep: int,
+        cls: int,
         perm_size: int | None = None,
         mask_alpha: int = 6,
         mask_beta: int = 1,
         max_gram: int = 5,
         spans: Spans = "words",
     ) -> None:
-        self.functional = _special(sep=sep, cls=cls)
+        self.functional = np.array([sep, cls])
         if not 1 <= reuse_len < tgt_len:
             raise ConfigError(
                 f"model.reuse_len ({reuse_len}) must be at least 1 and below train.tgt_len ({tgt_len}); half of it"
@@ -244,13 +244,3 @@ def ranks(
     half_T = np.where(np.arange(target_BT.shape[1]) < reuse_len, 0, reuse_len + 1)
     rank_BT = half_T + np.where(target_BT | functional_BT, place_BT, -1)
     return rank_BT, np.where(target_BT, rank_BT, np.where(functional_BT, rank_BT + 1, half_T))
-
-
-def _special(**ids: int | None) -> np.ndarray:
-    for name, token_id in ids.items():
-        if token_id is None:
-            raise ConfigError(
-                f"the vocabulary has no token <{name}>, which stands behind the texts of a row; train a tokenizer that has "
-                "<sep> and <cls>"
-            )
-    return np.array(list(ids.values()))
