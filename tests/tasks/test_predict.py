@@ -21,7 +21,7 @@ from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading import texts as texts_module
 from transformer_xl.reading.texts import windows
-from transformer_xl.tasks.metrics import Prediction, TaskScore, matthews, pearson, ranks
+from transformer_xl.tasks.metrics import Prediction, Sameness, TaskScore, matthews, pearson, ranks
 from transformer_xl.tasks.predict import predictions
 from transformer_xl.tokenizers.kinds import ByteTokenizer, Tokenizer, train_tokenizer
 
@@ -56,7 +56,7 @@ def texts(kind: str, n: int) -> list[Example]:
     """Return texts of very different lengths; those of a choice have two or three of them."""
     found = []
     for i in range(n):
-        text, label = LINE[i % 3 : 7 * (i * i % 5) + i % 11], LABELS[kind][i % 3]
+        text, label = LINE[i % 3 : 7 * (i * i % 5) + i % 11 + 1], LABELS[kind][i % 3]
         choices = tuple(LINE[: 9 * j + i] for j in range(2 + i % 2)) if kind == "choice" else ()
         found.append(Example(text, None if choices or i % 2 else LINE[:i], choices, label, place=f"line {i}"))
     return found
@@ -218,6 +218,56 @@ def test_scores_of_choices() -> None:
     score = TaskScore.of("choice", (), [said(0, 0, 0.25), said(3, 1, 0.75), said(0, 0), said(2, 0)])
     assert score.metrics == {"accuracy": 0.5, "nats": 0.5}
     assert score.in_words() == "accuracy 0.500, nats 0.5000 (4 texts)"
+
+
+def test_an_empty_text_gets_nothing_said_of_it() -> None:
+    """Wherever it stands; the others are as they are without it."""
+    for kind in ("classification", "regression"):
+        model, examples = task_model(kind), texts(kind, 9)
+        with_empty = [Example(""), *examples[:4], Example(" "), Example("\n"), *examples[4:], Example("")]
+        found = list(predictions(model, BYTES, with_empty, batch_size=2))
+        assert [each.example for each in found] == with_empty
+        assert {each.label for each in found if each.example.is_empty} == {""}
+        full = [each for each in found if not each.example.is_empty]
+        for each, alone in zip(full, predictions(model, BYTES, examples), strict=True):
+            assert figures(each) == pytest.approx(figures(alone), abs=1e-5)
+        assert list(predictions(model, BYTES, with_empty, batch_size=2, skip=6)) == found[6:]
+
+
+@pytest.mark.parametrize(
+    ("true", "label", "shown"),
+    [
+        (["good", "bad", "good"], "good", "'good'; fine-tune"),
+        ([("x",), ("y",)], (), "no label; fine-tune"),
+        ([0.5, 2.0], 0.25, "0.25; fine-tune"),
+        ([0, 3], 0, "0; fine-tune"),
+        ([None] * 10, "good", "'good'; if they should not, fine-tune"),
+        (["good"] * 3, "good", ""),
+        ([None] * 9, "good", ""),
+    ],
+)
+def test_the_same_answer_to_every_text_is_noticed(true: list[Label | None], label: Label, shown: str) -> None:
+    sameness = Sameness()
+    for each in true:
+        sameness.add(said(each, label))
+    start = f"all {len(true)} texts got the same, {shown}"
+    assert sameness.remark.startswith(start) if shown else not sameness.remark
+    assert sameness.remark.endswith(" or balanced classes (task.class_weights=balanced)") == (shown[:1] == "'")
+    other = 1.5 * label if isinstance(label, float) else ("y",) if label == () else 1 if label == 0 else "fair"
+    sameness.add(said(true[0], other))
+    assert not sameness.remark
+
+
+def test_a_score_remarks_that_all_texts_got_the_same() -> None:
+    numbers = [said(1.0, 0.51231), said(2.0, 0.51234), said(None, 7.0)]
+    score = TaskScore.of("regression", (), numbers)
+    assert score.remark == score.as_dict()["remark"] != ""
+    score = TaskScore.of("regression", (), [*numbers, said(2.0, 0.52)])
+    assert (score.remark, "remark" in score.as_dict()) == ("", False)
+    words = [Prediction(Example("x y z", label=gold, words=("x", "y")), ("O", "O")) for gold in (("O", "O"), ("A", "O"))]
+    assert TaskScore.of("tokens", ("O", "A"), words).remark.startswith("all 2 texts got the same, 'O'; fine-tune with more")
+    none = [replace(said(gold, ""), no_answer=0.9) for gold in (("cat",), ())]
+    assert TaskScore.of("span", (), none).remark.startswith("all 2 texts got the same, no answer; fine-tune with more steps")
 
 
 def test_labels_that_are_missing() -> None:

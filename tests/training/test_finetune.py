@@ -182,6 +182,7 @@ def test_patience_ends_a_run_and_more_patience_goes_on(tune: Tune, tmp_path: Pat
     ended = tune("run", *settings, display=shown)
     assert (ended.finished, ended.step, ended.best_step) == (True, 8, 2)
     assert any("because 3 validations in a row brought nothing better" in line for line in shown.said)
+    assert ended.valid and ended.valid.remark.startswith("all 40 texts got the same, '") and ended.valid.remark in shown.warned
     resumed = {"source": None, "task": None, "data": None, "resume": True}
     log = (tmp_path / "run" / "metrics.jsonl").read_text()
     again = tune("run", **resumed)

@@ -240,6 +240,8 @@ def _score_task(job: _Job) -> None:
         facts = {"run": job.run, "text": str(file), "precision": chosen, "seconds": seconds}
         print(json.dumps(facts | score.as_dict()))
         return
+    if score.remark:
+        warn(score.remark)
     print(f"{file}: {score.in_words()}, {chosen}, {seconds:.1f} s")
     if score.per_label:
         rows = [[f"{each[name]:.3f}" for name in ("precision", "recall", "f1")] for each in score.per_label.values()]

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from transformer_xl.cli.arriving import lines_of_stdin
 from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, Positive
 from transformer_xl.cli.prompts import STDIN
-from transformer_xl.console import progress, say
+from transformer_xl.console import progress, say, warn
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.files import check_file
 from transformer_xl.process import is_alone
@@ -44,7 +44,7 @@ def predict(
 
     It writes a line for each text, separated by tabs: label, probability, and the
     text or its id; with --json or to a .jsonl file, an object with all
-    probabilities.
+    probabilities. An empty line gives an empty row.
 
     Common uses:
         txl predict runs/mood --text "A fine day!"
@@ -73,36 +73,48 @@ def predict(
     check_out(out, resume=resume)
     if not is_alone():
         raise ConfigError("txl predict works in one process; start it without torchrun, and divide the texts yourself")
+    from transformer_xl.cli.printers import show
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.tasks.lines import as_json, as_row, origin_of, prediction_file
+    from transformer_xl.tasks.metrics import Sameness
     from transformer_xl.tasks.predict import head_of, precision_of_texts, predictions
 
     opened = opening.open(run, any_model=True)
     head = head_of(opened.any_model, f"'{run}'")
     keep_freed_memory()
     as_objects = json_ or (out is not None and out.suffix in JSON_LINES)
-
     write = as_json if as_objects else as_row
+    n_empty, sameness = 0, Sameness()
 
     def found(skip: int = 0) -> Iterator[str]:
+        nonlocal n_empty
         examples, is_ready = texts.read(opened, quiet=quiet)
         how = {"batch_size": batch_size, "precision": precision, "skip": skip, "is_ready": is_ready}
         for prediction in predictions(opened.any_model, opened.tokenizer, examples, **how):
+            if prediction.example.is_empty:
+                n_empty += 1
+            else:
+                sameness.add(prediction)
             yield f"{write(prediction, head.labels)}\n"
 
-    if out is None:
-        from transformer_xl.cli.printers import show
-
-        for line in found():
-            show(line)
-        return
-    chosen = precision_of_texts(precision, opened.device)
-    origin = origin_of(run, opened.any_model, texts.path, json=as_objects, precision=chosen, batch_size=batch_size)
-    total = texts.count(opened)
-    with prediction_file(out, origin, resume=resume) as (lines, n_kept):
-        if total is not None and n_kept > total:
-            raise ConfigError(f"'{out}' has {n_kept:,} lines, more than there are texts ({total:,}); choose another --out")
-        write_lines(found(n_kept), lines, out, n_kept=n_kept, total=total, quiet=quiet)
+    try:
+        if out is None:
+            for line in found():
+                show(line)
+        else:
+            chosen = precision_of_texts(precision, opened.device)
+            origin = origin_of(run, opened.any_model, texts.path, json=as_objects, precision=chosen, batch_size=batch_size)
+            total = texts.count(opened)
+            with prediction_file(out, origin, resume=resume) as (lines, n_kept):
+                if total is not None and n_kept > total:
+                    more = f"more than there are texts ({total:,})"
+                    raise ConfigError(f"'{out}' has {n_kept:,} lines, {more}; choose another --out")
+                write_lines(found(n_kept), lines, out, n_kept=n_kept, total=total, quiet=quiet)
+    finally:  # also when Ctrl-C ends a stream
+        if n_empty:
+            say(f"{n_empty:,} lines were empty, and so are their rows", quiet=quiet)
+        if sameness.remark:
+            warn(sameness.remark)
 
 
 def write_lines(

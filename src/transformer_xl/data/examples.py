@@ -39,6 +39,8 @@ _RACE = ("high", "middle")
 _CONLL = (".conll", ".conllu", ".tsv")
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 
+_EMPTY = object()  # in place of a JSON object
+
 Fields = Mapping[str, Any]
 
 
@@ -50,6 +52,7 @@ def read_examples(
     reads_labels: bool = True,
     better_first: bool = False,
     known_labels: Collection[str] = (),
+    keeps_empty: bool = False,
 ) -> Iterator[Example]:
     """Yield the examples of a file, of a directory with one directory per class, or of standard input, in constant memory.
 
@@ -64,9 +67,11 @@ def read_examples(
         better_first: of two sentences the first one is better, see `PairFinder`; a directory is no such source.
         known_labels: of words. Where no labels are needed, lines are texts, unless the first one ends in one of these, or the
             file is called .conll, .conllu or .tsv.
+        keeps_empty: an empty line is an example without text, as soon as it comes; False: it is an error before another text.
     """
     path = source if isinstance(source, Path) else None
-    reader = _Reader(path, task, known_labels, labelled=labelled, reads_labels=reads_labels, better_first=better_first)
+    how = {"labelled": labelled, "reads_labels": reads_labels, "better_first": better_first, "keeps_empty": keeps_empty}
+    reader = _Reader(path, task, known_labels, **how)
     if not isinstance(source, Path):
         if hasattr(source, "readline"):  # which takes no more than it is told, unlike iteration
             source = iter(partial(cast("BinaryIO", source).readline, BLOCK_BYTES), b"")
@@ -120,10 +125,11 @@ class _Reader:
         labelled: bool,
         reads_labels: bool,
         better_first: bool = False,
+        keeps_empty: bool = False,
     ) -> None:
         self._name = STDIN if path is None else f"'{path}'"
         self._task, self._kind, self._labelled, self._reads_labels = task, task.kind, labelled, reads_labels
-        self._known_labels = known_labels
+        self._known_labels, self._keeps_empty = known_labels, keeps_empty
         self._finder = PairFinder(self._name) if better_first else ColumnFinder(self._name, task, labelled=labelled)
         self._n_choice = 0
 
@@ -132,6 +138,9 @@ class _Reader:
     def lines(self, blocks: Iterable[bytes], kind: str = ".txt") -> Iterator[Example]:
         lines = numbered_lines(_without_mark(blocks), self._name)
         first = next(lines, None)
+        while self._keeps_empty and kind != ".json" and first is not None and not first[1].strip():
+            yield Example("", place=f"{self._name} line {first[0]}")
+            first = next(lines, None)
         if first is None:
             if self._labelled:
                 raise CorpusError(f"{self._name} is empty; give a file with texts")
@@ -209,8 +218,11 @@ class _Reader:
         names, columns, has_names = self._finder.in_table(first[1], kind)
         blank = None
         for number, row in rows if has_names else chain([first], rows):
-            if row == [""]:
-                blank = blank or number
+            if row == [""] or (self._keeps_empty and not "".join(row).strip()):
+                if self._keeps_empty:
+                    yield Example("", place=f"{self._name} line {number}")
+                else:
+                    blank = blank or number
                 continue
             place = f"{self._name} line {blank or number}"
             if blank or len(row) != len(names):
@@ -234,8 +246,9 @@ class _Reader:
 
     def _parsed(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[str, Any]]:
         for number, line in lines:
-            if line.strip():
-                yield f"{self._name} line {number}", self._json(line, f"{self._name} line {number}")
+            if line.strip() or self._keeps_empty:
+                place = f"{self._name} line {number}"
+                yield place, self._json(line, place) if line.strip() else _EMPTY
 
     def _listed(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[str, Any]]:
         for number, item in enumerate(self._json(b"".join(line for _, line in lines), self._name), 1):
@@ -244,6 +257,9 @@ class _Reader:
     def _objects(self, objects: Iterable[tuple[str, Any]]) -> Iterator[Example]:
         columns = None
         for place, value in objects:
+            if value is _EMPTY:
+                yield Example("", place=place)
+                continue
             if not isinstance(value, dict):
                 raise CorpusError(f"{place}: {shown(value)} is not a JSON object with a text and a label")
             for where, fields in _questions(value, place):

@@ -62,6 +62,11 @@ class Example:
         file = self.place.rpartition(" line ")[0]
         return f"{file} line {self.lines[index]}" if self.lines else f"{self.place} word {index + 1}"
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to say something of."""
+        return not (self.choices or self.pair or self.text.strip())
+
 
 def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...]:
     """Return the classes or labels of the training examples, sorted, numbers as numbers; columns of labels as they stand."""

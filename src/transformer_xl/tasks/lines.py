@@ -19,7 +19,7 @@ _DIGITS = 6  # of numbers in JSON
 
 
 def as_json(prediction: Prediction, labels: Sequence[str]) -> str:
-    """Return a prediction as a line of JSON; a text is left out if it has an id.
+    """Return a prediction as a line of JSON; a text is left out if it has an id, and an empty one has the label null.
 
     Example:
         >>> from transformer_xl.data.labels import Example
@@ -27,6 +27,8 @@ def as_json(prediction: Prediction, labels: Sequence[str]) -> str:
         {"text": "Fine!", "label": "good", "probability": 0.75, "probabilities": {"bad": 0.25, "good": 0.75}}
     """
     example, label = prediction.example, prediction.label
+    if example.is_empty:
+        return json.dumps({"text": "", "label": None})
     line: dict[str, Any] = {"text": example.text, "pair": example.pair} if example.id is None else {"id": example.id}
     if prediction.no_answer is not None:
         rounded = [{name: _rounded(value) for name, value in vars(answer).items()} for answer in prediction.answers]
@@ -52,7 +54,7 @@ def as_row(prediction: Prediction, labels: Sequence[str]) -> str:
     r"""Return a prediction as a line with tabs between: what it is, how probable, and of what: an id, or else the text.
 
     An answer has its first character and the one after its last before the id or question. Several labels, and their
-    probabilities, have commas between. Tabs and line ends within become spaces.
+    probabilities, have commas between. Tabs and line ends within become spaces. The row of an empty text is empty.
 
     Example:
         >>> from transformer_xl.data.labels import Example
@@ -62,6 +64,8 @@ def as_row(prediction: Prediction, labels: Sequence[str]) -> str:
         'x,z\t0.5000,0.7500\t7'
     """
     example, label = prediction.example, prediction.label
+    if example.is_empty:
+        return ""
     texts = (example.text, example.pair, _chosen(prediction))
     columns = [f"{label:.4f}" if isinstance(label, float) else str(label)]
     if isinstance(label, tuple):

@@ -20,12 +20,13 @@ import numpy as np
 
 from transformer_xl.data.entities import entities_of, name_entities
 from transformer_xl.data.labels import Example, Label
-from transformer_xl.errors import CorpusError
+from transformer_xl.errors import CorpusError, shown
 
 Version = Literal["1.1", "2.0"]
 
 _ARTICLES = re.compile(r"\b(?:an?|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_FEWEST = 10  # texts that may well be alike, if nobody knows their labels
 _WIDE_PUNCTUATION = {chr(ord(sign) + 0xFEE0) for sign in string.punctuation}  # which Unicode calls symbols in part: ＋ ＝ ～
 _SPACELESS = (  # characters that no spaces divide into words
     r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -122,6 +123,45 @@ class Prediction:
         return tuple(spans)
 
 
+class Sameness:
+    """Notices a model that says the same of every text, as one does that has learned nothing of what tells texts apart."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._first: Prediction | None = None
+        self._are_same = self._are_labels_same = True
+
+    def add(self, prediction: Prediction) -> None:
+        """Count a prediction; numbers are the same if their first three digits are, labels of words if all words get one."""
+        self._first = self._first or prediction
+        self._n += 1
+        self._are_same &= _summary(prediction) == _summary(self._first)
+        self._are_labels_same &= prediction.example.label == self._first.example.label
+
+    @property
+    def remark(self) -> str:
+        """What to try, if all texts got the same and should not have, or if there are many and nobody knows; else empty."""
+        if self._first is None or not self._are_same:
+            return ""
+        label, is_known = _summary(self._first), self._first.example.label is not None
+        if self._are_labels_same if is_known else self._n < _FEWEST:
+            return ""
+        said = {"": "no answer", (): "no label"}.get(label) or shown(label)
+        is_class = isinstance(self._first.label, str) and self._first.no_answer is None
+        doubt, balanced = "" if is_known else "if they should not, ", "balanced classes (task.class_weights=balanced)"
+        return (
+            f"all {self._n:,} texts got the same, {said}; {doubt}fine-tune with more steps (train.max_epochs), a higher rate "
+            f"(optim.lr){f' or {balanced}' if is_class else ''}"
+        )
+
+
+def _summary(prediction: Prediction) -> Label:
+    label = prediction.label
+    if isinstance(label, tuple) and prediction.example.words and len(set(label)) == 1:
+        return label[0]
+    return float(f"{label:.3g}") if isinstance(label, float) else label
+
+
 _MAIN = {
     "classification": "accuracy",
     "multilabel": "micro_f1",
@@ -148,6 +188,7 @@ class TaskScore:
             recall and f1 of entities, and accuracy of words, or of plain labels accuracy and macro_f1.
         per_label: precision, recall, f1 and n, how often it occurs, of each class or label, or of each type of entity.
         confusion: int64 (n_label, n_label), texts of each class (row) that got each class (column); None for other kinds.
+        remark: what to try if all texts got the same although their labels differ; else empty.
     """
 
     kind: str
@@ -155,6 +196,7 @@ class TaskScore:
     metrics: dict[str, float]
     per_label: dict[str, dict[str, float]] = field(default_factory=dict)
     confusion: np.ndarray | None = None
+    remark: str = ""
 
     @staticmethod
     def of(kind: str, labels: Sequence[str], predictions: Iterable[Prediction]) -> "TaskScore":
@@ -203,7 +245,7 @@ class TaskScore:
             parts["per_label"] = self.per_label
         if self.confusion is not None:
             parts |= {"labels": list(self.per_label), "confusion": self.confusion.tolist()}
-        return parts
+        return parts | ({"remark": self.remark} if self.remark else {})
 
     def in_words(self) -> str:
         """Return the metrics on one line."""
@@ -220,12 +262,14 @@ class Tally(ABC):
 
     def __init__(self) -> None:
         self._nats, self._n_nats = 0.0, 0
+        self._sameness = Sameness()
 
     def add(self, prediction: Prediction) -> None:
         """Count a prediction, unless the label of its text is not known."""
         if prediction.example.label is None:
             return
         self._count(prediction, prediction.example.label)
+        self._sameness.add(prediction)
         n = len(prediction.example.words) or 1
         self.n += n
         if prediction.nats is not None:
@@ -237,7 +281,8 @@ class Tally(ABC):
         if not self.n:
             raise CorpusError("no text has a label, so there is nothing to score; give a file with labels")
         score = self._score()
-        return replace(score, metrics=score.metrics | ({"nats": self._nats / self._n_nats} if self._n_nats else {}))
+        nats = {"nats": self._nats / self._n_nats} if self._n_nats else {}
+        return replace(score, metrics=score.metrics | nats, remark=self._sameness.remark)
 
     @abstractmethod
     def _count(self, prediction: Prediction, label: Label) -> None:

@@ -92,7 +92,7 @@ def example_of(text: Any) -> Example:
 def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool = False) -> Iterator[Example]:
     """Yield the texts of a file (see `read_examples`; of SQuAD where questions are answered) or lines, in the run's columns.
 
-    Unless `labelled`, labels are left out, because they may be others than the model's.
+    Unless `labelled`, labels are left out, because they may be others than the model's, and an empty line is an empty text.
     """
     head = head_of(opened.any_model, f"'{opened.source}'")
     task, first = opened.config.task or TaskConfig(kind=head.kind), b""
@@ -106,7 +106,7 @@ def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool
     else:
         is_csv = isinstance(source, Path) and not source.is_dir() and suffix_of(source) == ".csv"
         task = _with_columns(task, first, is_csv=is_csv)
-        examples = read_examples(source, task, labelled=labelled, reads_labels=labelled)
+        examples = read_examples(source, task, labelled=labelled, reads_labels=labelled, keeps_empty=not labelled)
     return examples if labelled else (replace(example, label=None) for example in examples)
 
 
@@ -140,6 +140,8 @@ def predictions(
     execution: Execution = Execution(),
 ) -> Iterator[Prediction]:
     """Return what a fine-tuned model says of each text, in their order, as an iterator that reads the texts as it goes.
+
+    Of an empty text it says nothing: the label is empty, and there are no probabilities.
 
     Args:
         model: a `TaskModel`; its mode is restored whenever a prediction is handed out.
@@ -191,7 +193,9 @@ def _predicted(predict: _Predict, parts: Iterator[list[Example]], skip: int) -> 
     for window in parts:
         n_done += len(window)
         if n_done > skip:
-            yield from predict(window)[max(len(window) - (n_done - skip), 0) :]
+            said = iter(predict([example for example in window if not example.is_empty]))
+            whole = [Prediction(example, "") if example.is_empty else next(said) for example in window]
+            yield from whole[max(len(window) - (n_done - skip), 0) :]
 
 
 @dataclass(frozen=True)

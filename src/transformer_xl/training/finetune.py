@@ -255,6 +255,8 @@ class FineTuning(Objective[TaskOutcome]):
             say(f"best weights: those of step {best.step:,}{', averaged' if best.average else ''}")
         for name, score in scores.items():
             say(f"{'validation' if name == 'valid' else name}: {score.in_words()}")
+        if remark := scores["valid"].remark:
+            run.display.warn(remark)
         if not run.final:
             tested = scores["test"].metrics if "test" in scores else {}
             figures = scores["valid"].metrics | {f"test_{name}": value for name, value in tested.items()}
