@@ -23,9 +23,10 @@ import torch
 from common.machine import describe, n_cores
 from common.report import facts
 
+from transformer_xl.batch import Batch
 from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.console import say, table
-from transformer_xl.data.pairs import PairSegment, PairStream
+from transformer_xl.data.pairs import PairStream
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.targets import score_targets, scored_stream
@@ -122,15 +123,16 @@ def child(way: str, *arguments: str) -> None:
 
 def hide_targets() -> None:
     """Make every PairStream put `<mask>`, 6 in XLNet's vocabularies, in the place of its targets."""
-    original = PairStream.__next__
+    original = PairStream.read
 
-    def masked(self: PairStream) -> PairSegment:
-        segment = original(self)
+    def masked(self: PairStream, tgt_len: int | None = None) -> Batch:
+        batch = original(self, tgt_len)
+        targets = batch.pairs.order.targets
         # A row with fewer targets names its last token in place of those it lacks, which is no target.
-        segment.ids.scatter_(1, torch.where(segment.labels >= 0, segment.targets, segment.targets[:, :1]), 6)
-        return segment
+        batch.ids.scatter_(1, torch.where(batch.labels >= 0, targets, targets[:, :1]), 6)
+        return batch
 
-    PairStream.__next__ = masked
+    PairStream.read = masked
 
 
 def scores(options: argparse.Namespace, way: str, seed: int) -> list[tuple[str, int, int, int, float]]:

@@ -22,11 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import transformer_xl as txl
+from transformer_xl.batch import Rows
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import at_least_fp32
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_model
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import remembered

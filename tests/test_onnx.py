@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, tiny_model
+from transformer_xl.batch import Rows
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.call import Rows
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.onnx import export_onnx
 

@@ -13,11 +13,12 @@ import transformer_xl
 from common.wire import serve
 from common.xlnet_shapes import XLNetShape
 from common.xlnet_side import XLNetSide
+from transformer_xl.batch import Order
 from transformer_xl.config.model import XLNetConfig
 from transformer_xl.conversion.key_maps.xlnet_huggingface import key_map
 from transformer_xl.kernels.device import Precision, activation_dtype, autocast, choose_precision
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.xlnet import Order, XLNet
+from transformer_xl.model.xlnet import XLNet
 
 CPU = torch.device("cpu")
 

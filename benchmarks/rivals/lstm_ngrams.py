@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from rivals.settings import LstmNgramsConfig
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.batch import Rows
+from transformer_xl.model.call import Execution
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.ngrams import NgramEmbedding, earlier_tokens

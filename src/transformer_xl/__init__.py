@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from transformer_xl.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from transformer_xl.batch import Order, Rows
     from transformer_xl.checkpoint.run_directory import load
     from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig, XLNetConfig
     from transformer_xl.config.recipes import load_recipe
@@ -34,14 +35,14 @@ if TYPE_CHECKING:
     from transformer_xl.model.attention.kinds import register_attention
     from transformer_xl.model.base import LanguageModel
     from transformer_xl.model.body import TransformerXLBody
-    from transformer_xl.model.call import Execution, ModelOutput, Rows
+    from transformer_xl.model.call import Execution, ModelOutput
     from transformer_xl.model.kinds import register_model
     from transformer_xl.model.lstm import Lstm
     from transformer_xl.model.memory import Mems
     from transformer_xl.model.task_model import TaskModel
     from transformer_xl.model.transformer_xl import TransformerXL
     from transformer_xl.model.vanilla import Vanilla
-    from transformer_xl.model.xlnet import Order, XLNet
+    from transformer_xl.model.xlnet import XLNet
     from transformer_xl.reading.cache import Cache
     from transformer_xl.reading.dynamic import Dynamic
     from transformer_xl.reading.evaluation import Score, evaluate
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from transformer_xl.training.run import train
 
 _NAMES = {
+    "batch": "Order Rows",
     "checkpoint.run_directory": "load",
     "config.model": "LstmConfig TransformerXLConfig VanillaConfig XLNetConfig",
     "config.recipes": "load_recipe",
@@ -67,7 +69,7 @@ _NAMES = {
     "model.attention.block": "AttentionKind",
     "model.attention.kinds": "register_attention",
     "model.body": "TransformerXLBody",
-    "model.call": "Execution ModelOutput Rows",
+    "model.call": "Execution ModelOutput",
     "model.base": "LanguageModel",
     "model.kinds": "register_model",
     "model.lstm": "Lstm",
@@ -76,7 +78,7 @@ _NAMES = {
     "model.task_model": "TaskModel",
     "model.transformer_xl": "TransformerXL",
     "model.vanilla": "Vanilla",
-    "model.xlnet": "Order XLNet",
+    "model.xlnet": "XLNet",
     "tasks.predict": "predict",
     "reading.cache": "Cache",
     "reading.dynamic": "Dynamic",

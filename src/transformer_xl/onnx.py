@@ -28,9 +28,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.batch import Rows
 from transformer_xl.errors import ConfigError
 from transformer_xl.files import make_directories, whole_file
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 

@@ -12,7 +12,7 @@ LAYERS = [
     {"files", "untrusted"},
     {"world", "pictures", "hub", "manifest"},
     {"tensor_file", "kernels"},
-    {"config"},
+    {"config", "batch"},
     {"tokenizers"},
     {"model", "data"},
     {"inference"},

@@ -12,10 +12,10 @@ import torch
 
 import transformer_xl as txl
 from tests.training.helpers import resumed_losses
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import KINDS
 from transformer_xl.kernels.equation import relative_attention
 from transformer_xl.model.build import make_model
-from transformer_xl.model.call import Rows
 from transformer_xl.model.mask import Mask
 
 SIZES: dict[str, Any] = {"vocab_size": 11, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12, "mem_len": 3}

@@ -22,10 +22,9 @@ from transformer_xl.config.model import AttentionConfig, LstmConfig, Transformer
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.pairs import PairStream
-from transformer_xl.data.streams import SegmentStream
+from transformer_xl.data.streams import EndlessStream, SegmentStream
 from transformer_xl.model.build import count_parameters, make_model
 from transformer_xl.training.display import Display
-from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.run import comparison, train
 from transformer_xl.training.start import complete
 from transformer_xl.training.trainer import Trainer
@@ -279,7 +278,8 @@ def test_two_steps_at_full_depth_from_each_seed(name: str, seed: int) -> None:
     assert model.n_layer == recipe.model.n_layer
     torch.manual_seed(seed)
     ids = torch.randint(59, (4 * config.train.tgt_len * config.train.tbptt_segments * 2 + 1,)).numpy()
-    stream: AnyStream = SegmentStream(ids, batch_size=4, tgt_len=config.train.tgt_len)
+    half = config.train.loss == "half"
+    stream: EndlessStream = SegmentStream(ids, batch_size=4, tgt_len=config.train.tgt_len, later_half=half)
     if isinstance(model, XLNetConfig):
         rows = {"reuse_len": 12, "num_predict": 4, "word_starts": np.ones(59, bool), "sep": 57, "cls": 58}
         stream = PairStream(ids, batch_size=4, tgt_len=config.train.tgt_len, **rows)

@@ -9,13 +9,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 import transformer_xl as txl
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import ModelConfig, TransformerXLConfig
 from transformer_xl.config.settings import Natural
 from transformer_xl.kernels.equation import Positions
 from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.attention.block import AttentionKind, Distances
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Memory
 
 

@@ -48,9 +48,7 @@ def _texts(n: int) -> LabelledTexts:
 
 
 def _same(one, other) -> bool:
-    return all(
-        torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)) for a, b in zip(vars(one).values(), vars(other).values(), strict=True)
-    )
+    return all(torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)) for a, b in zip(one.tensors, other.tensors, strict=True))
 
 
 def _scored(batch) -> list[float]:
@@ -135,15 +133,15 @@ class TestBatchOf:
         for i, (row,) in enumerate(rows):
             begin = int(batch.n_pad[i])
             assert batch.ids[i, begin:].tolist() == row.ids.tolist()
-            assert batch.segments[i, begin:].tolist() == row.segments.tolist()
-            assert batch.may_answer[i].tolist() == [False] * begin + [True] * len(row.ids)
-        assert batch.ids.dtype == batch.n_pad.dtype == batch.segments.dtype == torch.int64
+            assert batch.texts.segments[i, begin:].tolist() == row.segments.tolist()
+            assert batch.texts.may_answer[i].tolist() == [False] * begin + [True] * len(row.ids)
+        assert batch.ids.dtype == batch.n_pad.dtype == batch.texts.segments.dtype == torch.int64
 
     def test_choices_have_rows_of_their_own(self, pieces):
         examples = [Example("the cat", choices=("sat", "sat on"), label=1), Example("the dog", choices=("on", "mat"), label=0)]
         rows = [_layout(pieces).rows(example) for example in examples]
         batch = batch_of(rows, labels_of(CHOICE, examples))
-        assert batch.ids.shape == batch.segments.shape == batch.may_answer.shape == (2, 2, batch.ids.shape[2])
+        assert batch.ids.shape == batch.texts.segments.shape == batch.texts.may_answer.shape == (2, 2, batch.ids.shape[2])
         assert batch.labels.tolist() == [1, 0]
         for i, choices in enumerate(rows):
             for j, row in enumerate(choices):
@@ -198,8 +196,8 @@ class TestLabelledStream:
                 assert (whole.epoch, whole.position, whole.starts_epoch) == (epoch, position, position == 0)
                 batch = next(whole)
                 parts = [next(rank) for rank in ranks]
-                joined = type(batch)(*(torch.cat([getattr(part, name) for part in parts]) for name in vars(batch)))
-                assert _same(joined, batch)
+                joined = map(torch.cat, zip(*(part.tensors for part in parts), strict=True))
+                assert _same(batch.map(lambda _, joined=joined: next(joined)), batch)
                 assert len(batch.ids) == batch_size
                 assert int(batch.n_pad.min()) == 0
                 for row, n_pad, label in zip(batch.ids, batch.n_pad, batch.labels, strict=True):

@@ -1,5 +1,4 @@
 import json
-from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.data.given_draws import GivenDraws
 from tests.data.order_cases import documents
+from transformer_xl.batch import Batch
 from transformer_xl.data import pairs as pairs_module
-from transformer_xl.data.pairs import PairSegment, PairStream, shortened
+from transformer_xl.data.pairs import PairStream, shortened
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError, CorpusError
 
@@ -34,13 +34,13 @@ def _stream(ids: np.ndarray, **changes) -> PairStream:
     return PairStream(ids, **{**SIZES, "word_starts": starts, "sep": SEP, "cls": CLS, "sentence_ends": ends, **changes})
 
 
-def _same(one: PairSegment, other: PairSegment) -> bool:
-    return all(torch.equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(PairSegment))
+def _same(one: Batch, other: Batch) -> bool:
+    return all(map(torch.equal, one.tensors, other.tensors))
 
 
-def _parts(segment: PairSegment, row: int, reuse_len: int = 16) -> tuple[list[int], list[int], list[int]]:
+def _parts(segment: Batch, row: int, reuse_len: int = 16) -> tuple[list[int], list[int], list[int]]:
     """Return the tokens of the stream, A and B."""
-    ids, kinds = segment.ids[row], segment.segment_ids[row]
+    ids, kinds = segment.ids[row], segment.pairs.segments[row]
     first = int((kinds == 0).sum()) - 1
     assert ids[first] == ids[-2] == SEP
     return ids[:reuse_len].tolist(), ids[reuse_len:first].tolist(), ids[first + 1 : -2].tolist()
@@ -75,13 +75,13 @@ def test_rows_are_those_of_the_original(monkeypatch, case) -> None:
         for row in range(batch_size):
             expected = case["rows"][step * batch_size + order[row]]
             assert segment.ids[row].tolist() == expected["ids"]
-            assert segment.segment_ids[row].tolist() == expected["segment_ids"]
-            assert bool(segment.is_random[row]) == expected["is_random"]
-            assert bool(segment.backward[row]) == (layout["bi_data"] and row % 2 == 1)
+            assert segment.pairs.segments[row].tolist() == expected["segment_ids"]
+            assert bool(segment.pairs.is_random[row]) == expected["is_random"]
+            assert bool(segment.pairs.backward[row]) == (layout["bi_data"] and row % 2 == 1)
             padding = layout["num_predict"] - len(expected["targets"])
-            assert segment.targets[row].tolist() == expected["targets"] + [layout["tgt_len"] - 1] * padding
+            assert segment.pairs.order.targets[row].tolist() == expected["targets"] + [layout["tgt_len"] - 1] * padding
             assert segment.labels[row].tolist() == expected["labels"] + [-100] * padding
-            hidden = segment.rank[row] >= segment.sees[row][:, None]
+            hidden = segment.pairs.order.rank[row] >= segment.pairs.order.sees[row][:, None]
             assert np.packbits(hidden.numpy()).tobytes().hex() == expected["perm_mask"]
     assert not any(draws.left for draws in given_draws)
 
@@ -105,8 +105,8 @@ def test_rows_follow_the_text_in_both_directions() -> None:
     assert (stream.segments_per_epoch, stream.tokens_per_step) == ((245 - 32) // 16 + 1, 128)
     for step in range(stream.segments_per_epoch):
         segment = next(stream)
-        assert {getattr(segment, field.name).dtype for field in fields(segment)} == {torch.int64, torch.bool}
-        assert segment.backward.tolist() == [False, True, False, True]
+        assert {tensor.dtype for tensor in segment.tensors} == {torch.int64, torch.bool}
+        assert segment.pairs.backward.tolist() == [False, True, False, True]
         for row in range(4):
             lane = ids[row // 2 * 245 :][:245].tolist()
             lane = lane[::-1] if row % 2 else lane
@@ -115,8 +115,8 @@ def test_rows_follow_the_text_in_both_directions() -> None:
             assert b == lane[lane.index(b[0]) :][: len(b)]
             assert (len(a) + len(b), len(a) > 0, len(b) > 0) == (13, True, True)
             assert segment.ids[row, -1] == CLS
-            assert segment.segment_ids[row].tolist() == [0] * (17 + len(a)) + [1] * (len(b) + 1) + [2]
-            if not segment.is_random[row]:
+            assert segment.pairs.segments[row].tolist() == [0] * (17 + len(a)) + [1] * (len(b) + 1) + [2]
+            if not segment.pairs.is_random[row]:
                 assert b[0] == lane[lane.index(a[-1]) + 1]
     assert stream.starts_epoch
     assert stream.epoch == 1
@@ -148,7 +148,7 @@ def test_a_long_sentence_does_not_hold_b_back() -> None:
     first = set()
     for _ in range(50):
         segment = next(stream)
-        assert segment.is_random.all()
+        assert segment.pairs.is_random.all()
         for row in range(2):
             _, a, b = _parts(segment, row)
             assert (len(a), len(b)) in [(7, 6), *[(13 - n, n) for n in range(1, 6)]]
@@ -175,7 +175,7 @@ def test_a_random_b_is_from_the_lane() -> None:
     stream = _stream(ids, batch_size=8, sentence_ends=None)
     for _ in range(60):
         segment = next(stream)
-        for row in np.flatnonzero(segment.is_random.numpy()).tolist():
+        for row in np.flatnonzero(segment.pairs.is_random.numpy()).tolist():
             b = _parts(segment, row)[2]
             assert b[0] in ids[row // 2 * 247 :][:247]
             assert (np.diff(b) == (-1 if row % 2 else 1)).all()
@@ -200,8 +200,8 @@ def test_any_world_size_reads_the_same(layout, seed: int, shuffle) -> None:
     for step in range(2 * whole.segments_per_epoch + 1):
         assert (whole.epoch, whole.position) == divmod(step, whole.segments_per_epoch)
         segment, parts = next(whole), [next(rank) for rank in ranks]
-        for field in fields(segment):
-            assert torch.equal(torch.cat([getattr(part, field.name) for part in parts]), getattr(segment, field.name))
+        for same, tensor in zip(zip(*(part.tensors for part in parts), strict=True), segment.tensors, strict=True):
+            assert torch.equal(torch.cat(same), tensor)
 
 
 @given(st.integers(0, 12), st.booleans(), st.sampled_from(["none", "documents"]))
@@ -226,9 +226,11 @@ def test_draws_are_new_in_each_epoch_unless_they_are_fixed() -> None:
     for first, second, other in zip(*epochs[True], epochs[False][0], strict=True):
         assert _same(first, second)
         assert torch.equal(first.ids[:, :16], other.ids[:, :16])
-        assert not torch.equal(first.targets, other.targets)
-    assert all(not torch.equal(one.targets, two.targets) for one, two in zip(*epochs[False], strict=True))
-    assert not torch.equal(next(_stream(ids, seed=1)).targets, epochs[False][0][0].targets)
+        assert not torch.equal(first.pairs.order.targets, other.pairs.order.targets)
+    assert all(
+        not torch.equal(one.pairs.order.targets, two.pairs.order.targets) for one, two in zip(*epochs[False], strict=True)
+    )
+    assert not torch.equal(next(_stream(ids, seed=1)).pairs.order.targets, epochs[False][0][0].pairs.order.targets)
 
 
 def test_a_shuffled_text_is_that_of_a_segment_stream() -> None:

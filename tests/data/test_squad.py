@@ -295,8 +295,8 @@ def test_a_batch_is_padded_at_the_left() -> None:
     for i, row in enumerate(rows):
         n_pad = int(batch.n_pad[i])
         assert batch.ids[i, n_pad:].tolist() == row.row.ids.tolist()
-        assert not batch.ids[i, :n_pad].any() and not batch.may_answer[i, :n_pad].any()
-        assert batch.may_answer[i, n_pad:].tolist() == (row.row.may_answer == 1).tolist()
+        assert not batch.ids[i, :n_pad].any() and not batch.texts.may_answer[i, :n_pad].any()
+        assert batch.texts.may_answer[i, n_pad:].tolist() == (row.row.may_answer == 1).tolist()
     first, last, _ = batch.labels[0].tolist()
     assert bytes(batch.ids[0, first : last + 1].tolist()) == b"Bo"
     assert batch.labels[2].tolist() == [-100, -100, -100]
@@ -317,7 +317,9 @@ def test_a_stream_deals_out_every_window_once_with_its_answer() -> None:
     found = []
     for _ in range(stream.segments_per_epoch):
         batch = next(stream)
-        for ids, n_pad, label, may_answer in zip(batch.ids, batch.n_pad.tolist(), batch.labels, batch.may_answer, strict=True):
+        for ids, n_pad, label, may_answer in zip(
+            batch.ids, batch.n_pad.tolist(), batch.labels, batch.texts.may_answer, strict=True
+        ):
             if label[0] >= 0:
                 labels = (int(label[0]) - n_pad, int(label[1]) - n_pad, int(label[2]))
                 found.append((bytes(ids[n_pad:].tolist()), labels))

@@ -27,7 +27,7 @@ def test_lanes_follow_the_text() -> None:
     assert second.labels.tolist() == [[6, 7, 8, 9, 10], [18, 19, 20, 21, 22]]
     assert torch.equal(third.ids, first.ids)
     assert first.ids.dtype == first.labels.dtype == torch.int64
-    assert first.document_starts.dtype == torch.bool
+    assert first.rows.document_starts is None
 
 
 @given(LAYOUTS, st.lists(st.integers(0, 100), unique=True).map(sorted))
@@ -36,7 +36,7 @@ def test_any_world_size_reads_the_same(layout, begins) -> None:
     batch_size = lanes_per_rank * world_size
     n_tokens = batch_size * tgt_len + 1 + extra
     starts = np.array(begins, np.int64)
-    options = {"batch_size": batch_size, "tgt_len": tgt_len, "document_starts": starts}
+    options = {"batch_size": batch_size, "tgt_len": tgt_len, "document_starts": starts, "resets": True}
     whole = _stream(n_tokens, **options)
     ranks = [_stream(n_tokens, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
     n = (n_tokens - 1) // batch_size
@@ -44,12 +44,12 @@ def test_any_world_size_reads_the_same(layout, begins) -> None:
         assert whole.starts_epoch == (step % whole.segments_per_epoch == 0)
         assert (whole.epoch, whole.position) == divmod(step, whole.segments_per_epoch)
         segment, parts = next(whole), [next(rank) for rank in ranks]
-        for name in ("ids", "labels", "document_starts"):
-            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(segment, name))
+        for same, tensor in zip(zip(*(part.tensors for part in parts), strict=True), segment.tensors, strict=True):
+            assert torch.equal(torch.cat(same), tensor)
         begin = torch.arange(batch_size)[:, None] * n + step % whole.segments_per_epoch * tgt_len
         assert torch.equal(segment.ids, begin + torch.arange(tgt_len))
         assert torch.equal(segment.labels, segment.ids + 1)
-        assert torch.equal(segment.document_starts, torch.isin(segment.ids, torch.from_numpy(starts)))
+        assert segment.tensors[2].equal(torch.isin(segment.ids, torch.from_numpy(starts)))
 
 
 @pytest.mark.parametrize(("name", "value"), [("n_tokens", 101), ("batch_size", 2), ("tgt_len", 4)])
@@ -59,7 +59,7 @@ def test_state_of_another_layout(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=rf"saved position belongs to {name} {layout[name]}, not {value}; resume with"):
         _stream(**{**layout, name: value}).load_state_dict(state)
     with pytest.raises(ConfigError, match=r"saved position \(epoch 0, segment 99\) lies outside"):
-        _stream(**layout).load_state_dict({**state, "segment": 99})
+        _stream(**layout).load_state_dict({**state, "read": 5 * 99})
 
 
 def test_errors() -> None:
@@ -90,7 +90,7 @@ def _epoch(stream: SegmentStream) -> torch.Tensor:
 def test_each_epoch_reads_every_document_whole_in_an_order_of_its_own(lengths, seed: int) -> None:
     ids, starts = documents(lengths)
     stream = SegmentStream(
-        np.append(ids, 0), batch_size=1, tgt_len=1, document_starts=starts, shuffle="documents", seed=seed
+        np.append(ids, 0), batch_size=1, tgt_len=1, document_starts=starts, shuffle="documents", seed=seed, resets=True
     )  # the last document is longer by one, because the last token of any document may be the one that is never an input
     orders = []
     for _ in range(3):
@@ -98,7 +98,7 @@ def test_each_epoch_reads_every_document_whole_in_an_order_of_its_own(lengths, s
         tokens = [int(step.ids) for step in steps] + [int(steps[-1].labels)]
         assert [int(step.labels) for step in steps] == tokens[1:]
         assert sorted(tokens) == sorted([*ids.tolist(), 0])
-        begins = [i for i, step in enumerate(steps) if bool(step.document_starts)]
+        begins = [i for i, step in enumerate(steps) if bool(step.rows.document_starts)]
         order = [tokens[i] // 100 for i in begins]
         for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
             document = tokens[begin] // 100
@@ -111,7 +111,7 @@ def test_each_epoch_reads_every_document_whole_in_an_order_of_its_own(lengths, s
 @given(LENGTHS, st.integers(0, 60), st.sampled_from(["none", "documents"]))
 def test_resuming_continues_exactly(lengths, steps: int, shuffle) -> None:
     ids, starts = documents(lengths)
-    options = {"batch_size": 2, "tgt_len": 2, "document_starts": starts, "shuffle": shuffle, "seed": 1}
+    options = {"batch_size": 2, "tgt_len": 2, "document_starts": starts, "shuffle": shuffle, "seed": 1, "resets": True}
     stream, resumed = SegmentStream(ids, **options), SegmentStream(ids, **options)
     for _ in range(steps):
         next(stream)
@@ -119,9 +119,7 @@ def test_resuming_continues_exactly(lengths, steps: int, shuffle) -> None:
     resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
     assert (resumed.epoch, resumed.position) == (stream.epoch, stream.position)
     for _ in range(stream.segments_per_epoch + 1):
-        ours, theirs = next(resumed), next(stream)
-        assert torch.equal(ours.ids, theirs.ids)
-        assert torch.equal(ours.document_starts, theirs.document_starts)
+        assert all(map(torch.equal, next(resumed).tensors, next(stream).tensors))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +159,7 @@ def test_only_an_order_belongs_to_a_version_of_numpy(monkeypatch, shuffle) -> No
 def test_only_what_follows_the_first_separator_of_a_document_is_learned(ids, begins, shuffle, n_step: int) -> None:
     """Wherever reading begins, so that a resumed run learns from the same tokens."""
     starts = np.array([begin for begin in begins if begin < len(ids)], np.int64)
-    layout = {"batch_size": 2, "tgt_len": 3, "document_starts": starts, "shuffle": shuffle}
+    layout = {"batch_size": 2, "tgt_len": 3, "document_starts": starts, "shuffle": shuffle, "resets": True}
     text = np.array(ids, np.uint16)
     plain, answers = SegmentStream(text, **layout), SegmentStream(text, **layout, separator=1)
     epoch = [next(plain) for _ in range(plain.segments_per_epoch)]
@@ -171,12 +169,12 @@ def test_only_what_follows_the_first_separator_of_a_document_is_learned(ids, beg
     for place in range(len(ids)):  # of each token, whether the one after it belongs to an answer
         answered = (answered and place not in new) or whole[place] == 1
         learned[place] = answered and place + 1 not in new
-    answers.load_state_dict({**answers.state_dict(), "segment": n_step % plain.segments_per_epoch})
+    answers.load_state_dict({**answers.state_dict(), "read": n_step % plain.segments_per_epoch * 3})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("transformer_xl.data.streams._LOOK_BACK", 1)
         segment = next(answers)
     expected, first = epoch[n_step % plain.segments_per_epoch], n_step % plain.segments_per_epoch * 3
-    assert torch.equal(segment.ids, expected.ids) and torch.equal(segment.document_starts, expected.document_starts)
+    assert torch.equal(segment.ids, expected.ids) and torch.equal(segment.tensors[2], expected.tensors[2])
     for lane in range(2):
         begin = lane * ((len(ids) - 1) // 2) + first
         labels = np.where(learned[begin : begin + 3], expected.labels[lane].numpy(), -100)

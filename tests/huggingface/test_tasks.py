@@ -54,7 +54,7 @@ class Tuned:
         """Return rows as ours are laid out."""
         layout = Layout.of(self.model.config, self.tokenizer)
         batch = batch_of([layout.rows(example) for example in examples], torch.zeros(len(examples)))
-        return {"ids": batch.ids, "n_pad": batch.n_pad, "segments": batch.segments}
+        return {"ids": batch.ids, "n_pad": batch.n_pad, "segments": batch.texts.segments}
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from tests.helpers import tiny_model
+from transformer_xl.batch import Rows
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels import fused
 from transformer_xl.kernels.choose import choose_backend
 from transformer_xl.kernels.cpu_attention import matmul_attention
 from transformer_xl.kernels.equation import relative_attention
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

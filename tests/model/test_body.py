@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.body import TransformerXLBody
 from transformer_xl.model.build import make_model
-from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 

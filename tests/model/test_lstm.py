@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers import gradients
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import LstmConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.model.call import Rows
 from transformer_xl.model.lstm import Lstm, LstmLayer
 from transformer_xl.model.memory import Mems
 from transformer_xl.reading.evaluation import evaluate

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, tiny_model, tiny_xlnet, tokens
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import LstmConfig, TransformerXLConfig
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.build import make_blueprint, make_model
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Memory, Mems, join
 from transformer_xl.model.xlnet import XLNet
 

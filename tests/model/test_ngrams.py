@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, tiny_model
+from transformer_xl.batch import Rows
 from transformer_xl.inference.reader import Reader
-from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.ngrams import codes, earlier_tokens
 

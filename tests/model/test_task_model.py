@@ -365,7 +365,7 @@ def test_memory_goes_in_and_comes_out_untouched() -> None:
         assert isinstance(mems, Mems)
         assert mems.length == (config.mem_len if isinstance(config, LstmConfig) else 0)
         ids = torch.randint(13, (2, 9))
-        out = model(ids, mems=mems, labels=torch.tensor([0, 1]), keep_graph=True, progress=0.5)
+        out = model(ids, mems=mems, labels=torch.tensor([0, 1]))
         assert out.mems is mems
         assert torch.equal(out.nll, model(ids, labels=torch.tensor([0, 1])).nll)
         assert model(ids).mems.batch_size == 2
@@ -373,13 +373,13 @@ def test_memory_goes_in_and_comes_out_untouched() -> None:
 
 @pytest.mark.parametrize("name", ["xlnet", "transformer_xl", "lstm", "adaptive", "vanilla"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_smallest_call_uses_all_that_is_learned(name: str, kind: str) -> None:
+def test_the_smallest_batch_uses_all_that_is_learned(name: str, kind: str) -> None:
     """What only predicts tokens is not learned, or processes would wait for its gradients."""
     clusters = {"cutoffs": (5,), "div_val": 2, "tie_weight": False}
     vanilla = VanillaConfig(**{**SIZES, "mem_len": 0}, max_len=8, n_target=2)
     configs = {**BACKBONES, "adaptive": TransformerXLConfig(**SIZES, **clusters), "vanilla": vanilla}
     model = task_model(configs[name], kind, max_len=T).train()
-    out: ModelOutput = model(**model.smallest_call())
+    out: ModelOutput = model.loss(model.smallest_batch(), mems=None)
     assert out.nll is not None
     assert out.nll.shape == ((1, 2) if kind == "tokens" else (1,))
     out.nll.sum().backward()
@@ -407,8 +407,9 @@ def test_a_saved_model_loads_back_with_its_head(name: str, kind: str, tmp_path: 
         assert all(torch.equal(x, model.state_dict()[key]) for key, x in other.state_dict().items())
         learned = {key: parameter.requires_grad for key, parameter in model.named_parameters()}
         assert {key: parameter.requires_grad for key, parameter in other.named_parameters()} == learned
-    call = model.smallest_call()
-    assert torch.equal(loaded(**call).nll, model(**call).nll)
+    batch = model.smallest_batch()
+    ours, theirs = model.loss(batch, mems=None).nll, loaded.loss(batch, mems=None).nll
+    assert ours is not None and theirs is not None and torch.equal(ours, theirs)
 
 
 def test_names_of_weights_are_those_that_files_have() -> None:

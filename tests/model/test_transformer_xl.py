@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import assert_close, examples, tiny_model, tokens
-from transformer_xl.model.call import Rows
+from transformer_xl.batch import Rows
 from transformer_xl.model.memory import Mems
 
 pytestmark = pytest.mark.usefixtures("double_precision")

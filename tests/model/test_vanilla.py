@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.model.vanilla import Vanilla

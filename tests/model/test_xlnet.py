@@ -8,11 +8,12 @@ import torch
 
 from tests.helpers import assert_close, default_dtype, tiny_xlnet, tokens
 from tests.reference.test_xlnet import random_order
+from transformer_xl.batch import Order
 from transformer_xl.config.model import XLNetConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.xlnet import Order, XLNet
+from transformer_xl.model.xlnet import XLNet
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

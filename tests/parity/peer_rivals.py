@@ -21,10 +21,10 @@ from transformers import MistralForCausalLM
 from xlstm.xlstm_large.model import xLSTMLarge, xLSTMLargeConfig
 
 import transformer_xl as txl
+from transformer_xl.batch import Rows
 from transformer_xl.config.run import OptimConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.build import make_model
-from transformer_xl.model.call import Rows
 from transformer_xl.training.optim import Optimizers
 
 V, B, T = 13, 3, 8

@@ -12,12 +12,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.helpers import assert_close, default_dtype
+from transformer_xl.batch import Order
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.key_maps.entries import KeyMap, Part
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.xlnet import Order, XLNet
+from transformer_xl.model.xlnet import XLNet
 
 GOLDENS = Path(__file__).with_name("goldens")
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from transformer_xl.batch import Order
 from transformer_xl.conversion.convert import convert
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.xlnet import Order, XLNet
+from transformer_xl.model.xlnet import XLNet
 
 DATA = Path(os.environ.get("TXL_DATA", "no such directory"), "third-party")
 pytestmark = [pytest.mark.data, pytest.mark.skipif(not DATA.is_dir(), reason=f"'{DATA}' does not exist; set TXL_DATA")]

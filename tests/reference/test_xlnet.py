@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tests.helpers import assert_close, default_dtype, gradients, tiny_xlnet
 from tests.reference.xlnet_loops import read_row
+from transformer_xl.batch import Order
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.xlnet import Order, XLNet
+from transformer_xl.model.xlnet import XLNet
 
 VARIANTS = {
     "paper": {},

@@ -81,8 +81,8 @@ def test_answers_do_not_depend_on_their_batch(kind: str, is_xlnet: bool, monkeyp
     with torch.no_grad():
         for example in examples:
             batch = batch_of([layout.rows(example)], labels_of(head, [example]))
-            out = model(batch.ids, n_pad=batch.n_pad, segments=batch.segments, labels=batch.labels)
-            logits = model(batch.ids, n_pad=batch.n_pad, segments=batch.segments).logits[0]
+            out = model(batch.ids, n_pad=batch.n_pad, segments=batch.texts.segments, labels=batch.labels)
+            logits = model(batch.ids, n_pad=batch.n_pad, segments=batch.texts.segments).logits[0]
             one = {"multilabel": logits.sigmoid(), "regression": logits}.get(kind, logits.softmax(0)).tolist()
             expected.append(one + (out.nll.tolist() if example.label is not None and kind != "regression" else []))
     for batch_size in (3, 64):

@@ -13,17 +13,17 @@ import torch
 import torch.nn.functional as F
 
 from tests.checkpoint.helpers import as_bytes, spelled
+from transformer_xl.batch import Batch, Rows, TaskRows
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config.model import KINDS, HeadConfig, ModelConfig, model_config
 from transformer_xl.config.run import OptimConfig, TrainConfig
-from transformer_xl.data.labelled import LabelledBatch, LabelledStream
+from transformer_xl.data.labelled import LabelledStream
 from transformer_xl.data.pairs import PairStream
-from transformer_xl.data.streams import SegmentStream
+from transformer_xl.data.streams import EndlessStream, SegmentStream
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_model
 from transformer_xl.model.memory import Mems
 from transformer_xl.training.display import Display
-from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World
 
@@ -89,7 +89,7 @@ def tiny_model(*, kind: str = "transformer_xl", **changes: Any) -> SequenceModel
 
 def tiny_stream(
     ids: np.ndarray, train: TrainConfig, documents: list[int], model: ModelConfig, world: World | None = None
-) -> AnyStream:
+) -> EndlessStream:
     """The segments of a text, or the rows that an XLNet is trained on, in which 9 stands for <sep> and 10 for <cls>.
 
     With a head, labelled texts.
@@ -100,7 +100,8 @@ def tiny_stream(
     if head is not None:
         return LabelledStream(RandomTexts(head), batch_size=train.batch_size, seed=0, rank=world.rank, world_size=world.size)
     if kind != "xlnet":
-        return SegmentStream(ids, **sizes, **lanes)
+        half, resets = train.loss == "half", train.reset_at_documents
+        return SegmentStream(ids, **sizes, **lanes, later_half=half, resets=resets)
     targets = {"reuse_len": 6, "num_predict": 3, "word_starts": np.ones(11, bool), "sep": 9, "cls": 10}
     return PairStream(ids, **sizes, **lanes, **targets, seed=train.seed)
 
@@ -117,7 +118,7 @@ class RandomTexts:
         self._is_span = head.kind == "span"
         self._labels = torch.from_numpy(draws.integers(0, max(len(head.labels), 2), 30))
 
-    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
+    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> Batch:
         ids = torch.stack([F.pad(self._ids[i], (length - len(self._ids[i]), 0)) for i in chosen])
         n_pad = torch.from_numpy(length - self.lengths[chosen])
         labels = self._labels[chosen]
@@ -127,7 +128,7 @@ class RandomTexts:
             labels = torch.stack([place, place, labels], dim=1)
         labels = labels.clone()
         labels[~torch.from_numpy(is_scored)] = -100
-        return LabelledBatch(ids, n_pad, segments=ids % 3, labels=labels, may_answer=may_answer)
+        return Batch(ids, labels, Rows(n_pad=n_pad), TaskRows(ids % 3, may_answer), per_row=True)
 
 
 def tiny_trainer(*, seed: int = 0, precision: str = "fp32", device: str = "cpu", **changes: dict[str, Any]) -> Trainer:

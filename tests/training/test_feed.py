@@ -3,7 +3,9 @@
 Segment lengths: the same, or random; the same draws whenever they are asked for.
 """
 
+import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,54 +14,65 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transformer_xl.batch import Batch, Rows
 from transformer_xl.config.run import TrainConfig
-from transformer_xl.data.labelled import LabelledBatch
-from transformer_xl.data.streams import Segment, SegmentStream
+from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError
 from transformer_xl.training.feed import Feed, SegmentLengths
-from transformer_xl.training.segments import count, divided
-from transformer_xl.world import World
 
-CPU = torch.device("cpu")
 N_TOKEN, N_LANE, T = 47, 3, 4  # 15 tokens a lane: 3 segments an epoch, and 3 tokens that are not read
 STARTS = np.array([0, 5, 6, 20, 31, 46])
 
 
 def stream(n_token: int = N_TOKEN) -> SegmentStream:
-    return SegmentStream(np.arange(n_token), batch_size=N_LANE, tgt_len=T, document_starts=STARTS)
+    return SegmentStream(np.arange(n_token), batch_size=N_LANE, tgt_len=T, document_starts=STARTS, resets=True)
 
 
-def columns(segments: list[Segment]) -> list[list[list[int]]]:
+def feed(n_token: int = N_TOKEN, *, ahead: bool = False, **changes: Any) -> Feed:
+    values: dict[str, Any] = {"tgt_len": T, "max_steps": 9}
+    return Feed(stream(n_token), TrainConfig(**values | changes), ahead=ahead)
+
+
+def columns(segments: list[Batch]) -> list[list[list[int]]]:
     """The columns, one after another, of ids, labels and document starts."""
-    parts = ("ids", "labels", "document_starts")
-    return [torch.cat([getattr(segment, part) for segment in segments], dim=1).int().tolist() for part in parts]
+    return [torch.cat(same, dim=1).int().tolist() for same in zip(*(segment.tensors for segment in segments), strict=True)]
 
 
 @given(
-    lengths=st.lists(st.integers(1, 17), min_size=1, max_size=12),
-    stops=st.sets(st.integers(0, 11)),
+    lengths=st.lists(st.lists(st.integers(1, 17), min_size=3, max_size=3), min_size=1, max_size=8),
+    stops=st.sets(st.integers(0, 7)),
     ahead=st.booleans(),
+    n_segment=st.integers(1, 3),
     n_token=st.integers(N_LANE * T + 1, 60),
 )
-def test_no_token_is_skipped_or_read_twice(lengths: list[int], stops: set[int], ahead: bool, n_token: int) -> None:
-    feed = Feed(stream(n_token), CPU, ahead=ahead)
-    read: list[Segment] = []
-    for i, length in enumerate(lengths):
-        if i in stops:
-            state = feed.state_dict()
-            feed = Feed(stream(n_token), CPU, ahead=ahead)
-            feed.read(3)
-            feed.load_state_dict(state)
-        new_epoch = feed.starts_epoch
-        assert new_epoch == (feed.epochs == int(feed.epochs))
-        before = feed.epochs
-        segment = feed.read(length)
-        assert isinstance(segment, Segment)
-        feed.prefetch(2 * T)
-        read.append(segment)
-        assert feed.epochs - before == pytest.approx(segment.ids.shape[1] / T / stream(n_token).segments_per_epoch)
-        assert segment.ids.shape[1] == length or feed.starts_epoch  # short only where an epoch ends
-        assert int(before) == int(feed.epochs - 1e-9)  # and none goes beyond it
+def test_no_token_is_skipped_or_read_twice(
+    lengths: list[list[int]], stops: set[int], ahead: bool, n_segment: int, n_token: int
+) -> None:
+    """Segments are short only where an epoch ends, where a step ends too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SegmentLengths, "at", lambda self, step, index: lengths[step % len(lengths)][index])
+        own, read = feed(n_token, ahead=ahead, tbptt_segments=n_segment), []
+        n_lane = stream(n_token).segments_per_epoch * T
+        for step in range(len(lengths)):
+            if step in stops:
+                state = own.state_dict()
+                own = feed(n_token, ahead=ahead, tbptt_segments=n_segment)
+                own.read(0)
+                own.prefetch(1)
+                own.load_state_dict(json.loads(json.dumps(state)))
+            before = own.place
+            assert before.starts_epoch == (before.epochs == int(before.epochs))
+            segments = own.read(step)
+            own.prefetch(step + 1)
+            begun = round(before.epochs % 1 * n_lane)
+            for i, segment in enumerate(segments):
+                begun += segment.ids.shape[1]
+                assert segment.ids.shape[1] == lengths[step][i] or begun == n_lane
+                assert begun <= n_lane
+            assert len(segments) == n_segment or begun == n_lane
+            assert own.place.epochs == pytest.approx(before.epoch + begun / n_lane)
+            assert (own.place.epoch, own.place.position) == divmod(before.epoch * n_lane // T + begun // T, n_lane // T)
+            read += segments
     total = sum(segment.ids.shape[1] for segment in read)
     plain = stream(n_token)
     expected = columns([next(plain) for _ in range(-(-total // T))])
@@ -67,54 +80,42 @@ def test_no_token_is_skipped_or_read_twice(lengths: list[int], stops: set[int], 
 
 
 def test_what_was_read_ahead_is_not_part_of_the_state() -> None:
-    ahead, plain = Feed(stream(), CPU, ahead=True), Feed(stream(), CPU)
-    for length in (4, 4, 3, 4, 4):
-        assert ahead.read(length).ids.equal(plain.read(length).ids)
-        ahead.prefetch(9)
+    ahead, plain = feed(ahead=True), feed()
+    for step in range(5):
+        assert ahead.read(step)[0].ids.equal(plain.read(step)[0].ids)
+        ahead.prefetch(step + 1)
+        assert ahead.place == plain.place
         assert ahead.state_dict() == plain.state_dict()
-        assert (ahead.epochs, ahead.starts_epoch, ahead.place) == (plain.epochs, plain.starts_epoch, plain.place)
 
 
-def test_reading_ahead_reads_ahead_and_on_a_cpu_nothing_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_ahead_reads_one_step_ahead_and_on_a_cpu_nothing_does(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
-    following = SegmentStream.__next__
+    following = SegmentStream.read
 
-    def counted(self: SegmentStream) -> Segment:
+    def counted(self: SegmentStream, tgt_len: int | None = None) -> Batch:
         reads.append(self.position)
-        return following(self)
+        return following(self, tgt_len)
 
-    monkeypatch.setattr(SegmentStream, "__next__", counted)
-    ahead = Feed(stream(), CPU, ahead=True)
-    ahead.prefetch(T)
-    ahead.prefetch(T)
+    monkeypatch.setattr(SegmentStream, "read", counted)
+    ahead = feed(ahead=True)
+    ahead.prefetch(0)
+    ahead.prefetch(0)
     assert reads == [0]
-    ahead.prefetch(T + 1)
+    ahead.read(0)
+    assert reads == [0]
+    ahead.read(1)
     assert reads == [0, 1]
-    ahead.read(T + 1)
-    ahead.prefetch(T - 1)
+    feed().prefetch(0)
     assert reads == [0, 1]
-    ahead.prefetch(T)  # a token of what waits was given
-    assert reads == [0, 1, 2]
-    ahead.read(T - 1)
-    ahead.read(T)
-    assert reads == [0, 1, 2]
-    Feed(stream(), CPU).prefetch(T)
-    assert reads == [0, 1, 2]
 
 
-def test_fixed_lengths_are_the_segments_of_the_stream_unchanged() -> None:
-    feed, plain = Feed(stream(), CPU), stream()
-    for _ in range(7):
-        segment, expected = feed.read(T), next(plain)
-        assert segment.ids.equal(expected.ids) and segment.ids.is_contiguous()
-        assert feed.state_dict() == {"stream": plain.state_dict(), "offset": 0}
-
-
-@pytest.mark.parametrize("offset", [-1, T, 99])
-def test_a_damaged_position_is_refused(offset: int) -> None:
-    feed = Feed(stream(), CPU)
-    with pytest.raises(ConfigError, match=rf"token {offset} of a segment of 4\) is damaged; restore an older checkpoint"):
-        feed.load_state_dict({"stream": stream().state_dict(), "offset": offset})
+@pytest.mark.parametrize("read", [-1, 3 * T, 99])
+def test_a_damaged_position_is_refused(read: int) -> None:
+    state = {"stream": {**stream().state_dict(), "read": read}}
+    with pytest.raises(
+        ConfigError, match=rf"epoch 0, segment {read / T:g}\) lies outside the text of 3 segments; restore an older"
+    ):
+        feed().load_state_dict(state)
 
 
 def lengths(**changes: Any) -> SegmentLengths:
@@ -153,44 +154,26 @@ def test_draws_depend_on_seed_step_and_index_alone() -> None:
     assert drawn[::2] != drawn[1::2]
 
 
-def batch(length: int, labels: torch.Tensor, n_pad: list[int]) -> LabelledBatch:
-    ids = torch.arange(len(n_pad) * length).view(len(n_pad), length)
-    return LabelledBatch(ids, torch.tensor(n_pad), torch.zeros_like(ids), labels, torch.ones_like(ids, dtype=torch.bool))
-
-
 @pytest.mark.parametrize(
-    ("labels", "n_scored"),
+    ("labels", "n_scored", "n_label"),
     [
-        (torch.tensor([1, -100, 0]), 2),
-        (torch.tensor([math.nan, 0.5, math.nan]), 1),
-        (torch.tensor([[0.0, 1.0], [math.nan, math.nan], [0.0, 0.0]]), 2),
-        (torch.tensor([[1, 2, 0], [-100, -100, -100], [4, 4, 1]]), 2),
+        (torch.tensor([1, -100, 0]), 2, 2),
+        (torch.tensor([math.nan, 0.5, math.nan]), 1, 1),
+        (torch.tensor([[0.0, 1.0], [math.nan, math.nan], [0.0, 0.0]]), 2, 4),
+        (torch.tensor([[1, 2, 0], [-100, -100, -100], [4, -100, 1]]), 1, 5),
     ],
 )
-def test_rows_without_a_label_are_not_counted(labels: torch.Tensor, n_scored: int) -> None:
+def test_rows_without_a_label_are_not_counted(labels: torch.Tensor, n_scored: int, n_label: int) -> None:
     """The last batch of an epoch is filled up with such rows, and a mean over them would be another loss."""
-    config = TrainConfig(max_steps=1)
-    assert count([batch(5, labels, [0, 2, 4])], config, World()) == (9, n_scored)
-    first, second, third = divided(batch(5, labels, [0, 2, 4]), 3)
-    assert [count([part], config, World())[0] for part in (first, second, third)] == [5, 3, 1]
+    batch = Batch(torch.arange(15).view(3, 5), labels, Rows(n_pad=torch.tensor([0, 2, 4])), per_row=True)
+    assert (batch.n_read, batch.n_scored, replace(batch, per_row=False).n_scored) == (9, n_scored, n_label)
+    assert [part.n_read for part in batch.split(3)] == [5, 3, 1]
+    assert [part.n_read for part in batch.split(2)] == [5, 4]
 
 
-def test_texts_are_read_whole_and_one_batch_ahead() -> None:
-    class Texts:
-        epoch, segments_per_epoch, starts_epoch = 0, 9, False
-        position = 0
-
-        def __next__(self) -> LabelledBatch:
-            self.position += 1
-            return batch(self.position, torch.tensor([1, 0]), [0, 0])
-
-        def state_dict(self) -> dict[str, int]:
-            return {"epoch": 0, "segment": self.position}
-
-    texts: Any = Texts()
-    feed = Feed(texts, CPU, ahead=True)
-    for length in (1, 2, 3):
-        assert feed.read(512).ids.shape == (2, length)
-        feed.prefetch(512)
-        assert texts.position == length + 1
-        assert feed.state_dict() == {"stream": {"epoch": 0, "segment": length}, "offset": 0}
+def test_half_a_segment_is_learned_from_however_long_it_is() -> None:
+    batches = SegmentStream(np.arange(40), batch_size=2, tgt_len=6, later_half=True)
+    for length in (6, 5, 1):
+        batch = batches.read(length)
+        assert ((batch.labels >= 0) == (torch.arange(length) >= length // 2)).all()
+        assert batch.n_scored == 2 * (length - length // 2)

@@ -28,7 +28,6 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let trainers launch graphs, on a CPU."""
     monkeypatch.setattr(trainer_module, "why_no_graph", lambda *_, train, **__: None if train.graph == "auto" else "it is off")
     monkeypatch.setattr(trainer_module, "Graphs", AtOnce)
-    monkeypatch.setattr("transformer_xl.training.feed.Feed._keeps_labels", lambda self: True)
 
 
 def both(**changes: Any) -> tuple[Trainer, Trainer]:
@@ -163,7 +162,6 @@ def test_a_resumed_run_has_the_bits_of_one_that_went_on() -> None:
 def test_tails_have_few_sizes() -> None:
     """Numbers of tokens in the tails differ from step to step, and shapes hardly do; what is left over counts for nothing."""
     launched, plain = both(model={"cutoffs": [3, 7], "div_val": 2})
-    plain.feed._keeps_labels = lambda: False  # it counts them in each step
     for step in range(9):
         one, other = seeded(launched, step), seeded(plain, step)
         assert one.nats == pytest.approx(other.nats, rel=1e-6)

@@ -12,7 +12,6 @@ from tests.checkpoint.helpers import never
 from tests.training.helpers import OPTIM, bits, differing, memories, saved, tiny_trainer
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config.run import OptimConfig
-from transformer_xl.data.streams import Segment
 from transformer_xl.errors import ConfigError
 from transformer_xl.training.trainer import Trainer, checkpoint_bytes
 
@@ -139,7 +138,6 @@ def test_penalties_are_added_to_the_mean_loss_of_a_token() -> None:
     """In groups of lanes, too, and whatever share of the tokens is scored."""
     reference, stream = tiny_trainer(), tiny_trainer().stream
     segment = next(stream)
-    assert isinstance(segment, Segment)
     reference.model.train()
     out = reference.model(segment.ids, mems=reference.mems[0], labels=segment.labels)
     (*_, states), _ = reference.model.hidden_states(segment.ids, mems=reference.mems[0])  # pyright: ignore[reportCallIssue]

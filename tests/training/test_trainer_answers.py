@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from tests.helpers import assert_close
 from tests.training.helpers import OPTIM, TRAIN, random_ids, tiny_model, tiny_stream
 from transformer_xl.config.run import OptimConfig, TrainConfig
-from transformer_xl.data.streams import Segment, SegmentStream
+from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.call import Regularizers, Rows
+from transformer_xl.model.call import Regularizers
 from transformer_xl.training.trainer import Trainer
 
 STARTS = list(range(0, 130, 13))
@@ -23,7 +23,7 @@ def answering(accumulate: int = 1, **train: Any) -> Trainer:
     config = TrainConfig(**{**TRAIN, "loss": "answer", "reset_at_documents": True, "accumulate": accumulate, **train})
     torch.manual_seed(0)
     layout: dict[str, Any] = {"batch_size": config.batch_size, "tgt_len": config.tgt_len}
-    stream = SegmentStream(random_ids(), **layout, document_starts=torch.tensor(STARTS).numpy(), separator=7)
+    stream = SegmentStream(random_ids(), **layout, document_starts=torch.tensor(STARTS).numpy(), separator=7, resets=True)
     return Trainer(tiny_model(), stream, train=config, optim=optim, precision="fp32")
 
 
@@ -32,12 +32,10 @@ def test_gradients_are_those_of_the_mean_answer_token(accumulate: int, smoothing
     """Learned from are the labels that the stream gives; the nats that are reported are not smoothed."""
     trainer, other = answering(), answering(accumulate, label_smoothing=smoothing)
     segment = next(trainer.stream)
-    assert isinstance(segment, Segment)
     n = int((segment.labels >= 0).sum())
     assert 0 < n < segment.labels.numel()
-    rows = Rows(document_starts=segment.document_starts)
     trainer.model.train()
-    logits = trainer.model(segment.ids, mems=trainer.model.init_mems(4), rows=rows).logits.flatten(0, 1)
+    logits = trainer.model(segment.ids, mems=trainer.model.init_mems(4), rows=segment.rows).logits.flatten(0, 1)
     labels = segment.labels.flatten()
     (F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing) / n).backward()
     result = other.train_step()

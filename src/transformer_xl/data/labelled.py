@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_xl.batch import NOT_SCORED, Batch, Rows, TaskRows
 from transformer_xl.config.model import HeadConfig, ModelConfig, XLNetConfig
-from transformer_xl.data.labels import NOT_SCORED, Example, labels_of
+from transformer_xl.data.labels import Example, labels_of
 from transformer_xl.data.order import ORDER, permutation
 from transformer_xl.data.pairs import shortened
 from transformer_xl.data.streams import EndlessStream
@@ -37,27 +38,6 @@ class Row:
     ids: np.ndarray  # int32 (n,)
     segments: np.ndarray  # int8 (n,), the text that each token belongs to (XLNet); all zeros for other models
     may_answer: np.ndarray | None = None  # bool (n,), tokens that an answer may consist of; None: all
-
-
-@dataclass(frozen=True)
-class LabelledBatch:
-    """Texts as rows of ids, padded at the left to the same length L, and their labels.
-
-    Attributes:
-        ids: int64 (B, L), or (B, C, L) with C choices each.
-        n_pad: int64 (B,) or (B, C), padding at the left of each row.
-        segments: int64 like `ids`, the text that each token belongs to (XLNet); all zeros for other models.
-        labels: classification and choice int64 (B,), multilabel float32 (B, n_label) of 0 and 1, regression float32 (B,),
-            span int64 (B, 3): first and last token of the answer, counted from the row's left end with its padding, and whether
-            there is none (1). -100, or NaN where they are floats, is not scored.
-        may_answer: bool (B, L), tokens that an answer may consist of; all True unless it is a span.
-    """
-
-    ids: Tensor
-    n_pad: Tensor
-    segments: Tensor
-    labels: Tensor
-    may_answer: Tensor
 
 
 class Layout:
@@ -170,8 +150,20 @@ def _texts_of(example: Example) -> tuple[str, ...]:
     return (example.text, *(example.choices or (() if example.pair is None else (example.pair,))))
 
 
-def batch_of(rows: Sequence[tuple[Row, ...]], labels: Tensor, *, length: int | None = None) -> LabelledBatch:
-    """Return rows with padding at their left: one tuple per example, of a row, or of equally many for each of its choices."""
+def batch_of(rows: Sequence[tuple[Row, ...]], labels: Tensor, *, length: int | None = None, per_row: bool = True) -> Batch:
+    """Return rows with padding at their left.
+
+    Args:
+        rows: one tuple per example, of a row, or of equally many for each of its C choices.
+        labels: classification and choice int64 (B,), multilabel float32 (B, n_label) of 0 and 1, regression float32 (B,),
+            span int64 (B, 3): first and last token of the answer, counted from the row's left end with its padding, and whether
+            there is none (1). -100, or NaN where they are floats, is not scored.
+        length: tokens of a row, L; None: those of the longest one.
+        per_row: a row has one loss, rather than each of its labels.
+
+    Returns:
+        ids (B, L), or (B, C, L) of choices, with segments and `may_answer` alike.
+    """
     n_choice = len(rows[0])
     flat = [row for choices in rows for row in choices]
     length = max(len(row.ids) for row in flat) if length is None else length
@@ -188,7 +180,8 @@ def batch_of(rows: Sequence[tuple[Row, ...]], labels: Tensor, *, length: int | N
     def shaped(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).reshape(*shape, *array.shape[1:])
 
-    return LabelledBatch(shaped(ids), shaped(n_pad), shaped(segments), labels, shaped(may_answer))
+    extra = TaskRows(shaped(segments), shaped(may_answer))
+    return Batch(shaped(ids), labels, Rows(n_pad=shaped(n_pad)), extra, per_row)
 
 
 class LabelledRows(Protocol):
@@ -204,7 +197,7 @@ class LabelledRows(Protocol):
         """A number that other examples do not have; a saved position belongs to it."""
         ...
 
-    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
+    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> Batch:
         """Return a batch.
 
         Args:
@@ -266,7 +259,7 @@ class LabelledTexts:
         first, *others = [self._ids[self._borders[part] : self._borders[part + 1]] for part in self._parts[index]]
         return tuple(self._layout.row(first, other, is_choice=self._is_choice) for other in others or [None])
 
-    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
+    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> Batch:
         """Return a batch; see `LabelledRows.batch`."""
         labels = self.labels[torch.from_numpy(chosen)]
         labels[torch.from_numpy(~is_scored)] = torch.nan if labels.is_floating_point() else NOT_SCORED
@@ -299,8 +292,8 @@ class LabelledStream(EndlessStream):
     def segments_per_epoch(self) -> int:
         return -(-self._n_example // self._batch_size)
 
-    def __next__(self) -> LabelledBatch:
-        window, place = divmod(self._position, WINDOW)
+    def read(self, tgt_len: int | None = None) -> Batch:
+        window, place = divmod(self._n_read, WINDOW)
         if self._window is None or self._window[0] != (self._epoch, window):
             self._window = ((self._epoch, window), self._batches(window))
         chosen = self._window[1][place]

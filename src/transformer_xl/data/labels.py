@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_xl.batch import NOT_SCORED
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.entities import Scheme, fault
-from transformer_xl.data.streams import NOT_SCORED
 from transformer_xl.errors import CorpusError, did_you_mean, shown
 
 Label = str | float | int | tuple[str, ...]
@@ -129,7 +129,7 @@ def _number(text: str) -> float | None:
 
 
 def labels_of(head: HeadConfig, examples: Sequence[Example]) -> Tensor:
-    """Return the labels of examples as numbers, as in `LabelledBatch`, of words one after another; spans have none."""
+    """Return the labels of examples as numbers, as in a `Batch`, of words one after another; spans have none."""
     index = {name: i for i, name in enumerate(head.labels)}
     if head.kind == "tokens":
         return torch.tensor([number for each in examples for number in _of_words(each, index)], dtype=torch.int64)

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from transformer_xl.batch import Batch, Order, Pairs
 from transformer_xl.data.order import PlainText, Shuffle, ShuffledText
 from transformer_xl.data.streams import LaneStream
 from transformer_xl.data.targets import Draws, TargetSampler
@@ -36,20 +37,6 @@ from transformer_xl.errors import ConfigError, CorpusError
 
 _N_SPECIAL = 3
 _TRAINING, _FIXED = 0, 1
-
-
-@dataclass(frozen=True)
-class PairSegment:
-    """The tokens of one step, B rows of T tokens with up to K targets each."""
-
-    ids: torch.Tensor  # (B, T) int64
-    labels: torch.Tensor  # (B, K) int64, the tokens at the targets; -100 where a row has fewer than K
-    targets: torch.Tensor  # (B, K) int64, places of the targets in the row; T - 1 where a row has fewer
-    rank: torch.Tensor  # (B, T) int64, of each token as a key; see `targets.py`
-    sees: torch.Tensor  # (B, T) int64, of each token as a query, which sees the keys of lower rank
-    segment_ids: torch.Tensor  # (B, T) int64, 0 up to the <sep> after A, 1 for B and its <sep>, 2 for <cls>
-    backward: torch.Tensor  # (B,) bool, rows that hold text from right to left
-    is_random: torch.Tensor  # (B,) bool, rows in which B does not go on where A ends
 
 
 class PairStream(LaneStream):
@@ -141,14 +128,14 @@ class PairStream(LaneStream):
     def segments_per_epoch(self) -> int:
         return (self._lane_len - self._tgt_len) // self._reuse_len + 1
 
-    def __next__(self) -> PairSegment:
+    def read(self, tgt_len: int | None = None) -> Batch:
         n_row, n_token = len(self._rows), self._tgt_len
         ids_BT = np.empty((n_row, n_token), np.int64)
         segment_BT = np.zeros((n_row, n_token), np.int64)
         is_random_B = np.zeros(n_row, bool)
         sep, cls = self._sampler.functional
         purpose, epoch = (_FIXED, 0) if self._fixed else (_TRAINING, self._epoch)
-        draws = [Draws(self._seed, purpose, epoch=epoch, row=row, step=self._position) for row in self._rows]
+        draws = [Draws(self._seed, purpose, epoch=epoch, row=row, step=self._n_read) for row in self._rows]
         for i, row in enumerate(self._rows):
             stream, a, b, is_random_B[i] = self._texts(row, draws[i])
             ids_BT[i] = np.concatenate([stream, a, [sep], b, [sep, cls]])
@@ -156,8 +143,9 @@ class PairStream(LaneStream):
         segment_BT[:, -1] = 2
         drawn = self._sampler.draw(ids_BT, self._backward_B, draws)
         self._move_on()
-        arrays = (ids_BT, drawn.labels, drawn.targets, drawn.rank, drawn.sees, segment_BT)
-        return PairSegment(*map(torch.from_numpy, (*arrays, self._backward_B.copy(), is_random_B)))
+        order = Order(*map(torch.from_numpy, (drawn.rank, drawn.sees, drawn.targets)))
+        pairs = Pairs(order, *map(torch.from_numpy, (segment_BT, self._backward_B.copy(), is_random_B)))
+        return Batch(torch.from_numpy(ids_BT), torch.from_numpy(drawn.labels), extra=pairs)
 
     def _texts(self, row: int, draws: Draws) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
         """Return the next tokens of the row's lane, A, B, and whether B is at a random place.
@@ -167,7 +155,7 @@ class PairStream(LaneStream):
             draws: used in the order of the original: whether B is random, where A ends, where B begins.
         """
         lane = self._lane(row)
-        begin, pair_len = self._position * self._reuse_len, self._pair_len
+        begin, pair_len = self._n_read * self._reuse_len, self._pair_len
         # It does not matter where farther on a sentence ends: B keeps at most half of the room if A needs as much.
         tokens, sentences = lane.read(begin, min(begin + self._reuse_len + pair_len + pair_len // 2, lane.length))
         stream, tokens, sentences = tokens[: self._reuse_len], tokens[self._reuse_len :], sentences[self._reuse_len :]

@@ -28,9 +28,10 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
+from transformer_xl.batch import NOT_SCORED, Batch
 from transformer_xl.config.model import ModelConfig
-from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
-from transformer_xl.data.labels import NOT_SCORED, Example
+from transformer_xl.data.labelled import Layout, Row, batch_of
+from transformer_xl.data.labels import Example
 from transformer_xl.data.text_files import FileRange, read_blocks
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, shown
 from transformer_xl.tokenizers.base import Tokenizer
@@ -383,7 +384,7 @@ def _most_context(cuts: Sequence[_Cut], n_piece: int) -> np.ndarray:
     return best
 
 
-def batch_of_windows(rows: Sequence[Row], labels: Sequence[tuple[int, int, int]], length: int | None = None) -> LabelledBatch:
+def batch_of_windows(rows: Sequence[Row], labels: Sequence[tuple[int, int, int]], length: int | None = None) -> Batch:
     """Return windows as the rows of a batch, padded at the left; places in its labels count the padding."""
     batch = batch_of([(row,) for row in rows], torch.tensor(labels, dtype=torch.int64), length=length)
     places = batch.labels[:, :2]
@@ -432,7 +433,7 @@ class LabelledWindows:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
+    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> Batch:
         """Return a batch; see `LabelledRows.batch`."""
         rows, labels = [], []
         for index, counts in zip(chosen.tolist(), is_scored.tolist(), strict=True):

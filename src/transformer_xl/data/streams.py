@@ -18,38 +18,33 @@ If documents are shuffled, each epoch cuts another text into lanes: the document
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
 
+from transformer_xl.batch import NOT_SCORED, Batch, Rows
 from transformer_xl.data.order import ORDER, PlainText, Shuffle, ShuffledText
 from transformer_xl.errors import ConfigError, CorpusError
-
-NOT_SCORED = -100
-"""The label of a token or row that is not scored or learned from, torch's `ignore_index`; where labels are floats, NaN is."""
 
 _LOOK_BACK = 64  # tokens; a sentence usually has fewer
 
 
-@dataclass(frozen=True)
-class Segment:
-    """The tokens of one step, B lanes of T tokens."""
-
-    ids: torch.Tensor  # (B, T) int64
-    labels: torch.Tensor  # (B, T) int64, the token after each of `ids`; -100 where it is not learned from
-    document_starts: torch.Tensor  # (B, T) bool, True where a new document begins at that token of `ids`
-
-
 class EndlessStream(ABC):
     """The place of an endless stream, epoch after epoch; a subclass says what a step reads there.
+
+    Places are counted in units: tokens of a lane, where a segment may be cut, and else whole segments.
 
     With W processes, rank r reads rows r·B/W … (r+1)·B/W - 1 of the B rows of a step. So all processes together read the same
     rows in the same order for every W.
     """
 
     _resumed_with = "the same corpus, train.batch_size, train.tgt_len, train.seed and data.shuffle"
+    _unit = 1
+    """Units of a segment."""
+
+    is_even = False
+    """Whether all processes read and learn from as many tokens in a step, and each segment of a length in as many."""
 
     def __init__(self, *, batch_size: int, rank: int, world_size: int) -> None:
         if batch_size % world_size:
@@ -62,7 +57,7 @@ class EndlessStream(ABC):
         self._batch_size = batch_size
         n_rows = batch_size // world_size
         self._rows = range(rank * n_rows, (rank + 1) * n_rows)  # of this process
-        self._epoch = self._position = 0
+        self._epoch = self._n_read = 0
 
     @property
     @abstractmethod
@@ -76,26 +71,44 @@ class EndlessStream(ABC):
 
     @property
     def position(self) -> int:
-        """Index of the next segment in its epoch."""
-        return self._position
+        """Index in its epoch of the segment that comes next, or is read in part."""
+        return self._n_read // self._unit
 
     @property
     def starts_epoch(self) -> bool:
         """True if the next segment is the first of an epoch, so that memory of earlier text does not belong to it."""
-        return self._position == 0
+        return self._n_read == 0
+
+    @property
+    def epochs(self) -> float:
+        """Passes through the text, with a fraction for the present one."""
+        segments, rest = divmod(self._n_read, self._unit)
+        return self._epoch + (segments + rest / self._unit) / self.segments_per_epoch
+
+    @abstractmethod
+    def read(self, tgt_len: int | None = None) -> Batch:
+        """Return the next segment; of `tgt_len` tokens, where segments may be cut, or fewer where an epoch ends."""
 
     def __iter__(self) -> Self:
         return self
 
-    def _move_on(self) -> None:
-        self._go_to(*divmod(self._epoch * self.segments_per_epoch + self._position + 1, self.segments_per_epoch))
+    def __next__(self) -> Batch:
+        return self.read()
 
-    def _go_to(self, epoch: int, position: int) -> None:
-        self._epoch, self._position = epoch, position
+    def _move_on(self, n_unit: int = 1) -> None:
+        self._go_to(*divmod(self._epoch * self._units + self._n_read + n_unit, self._units))
+
+    def _go_to(self, epoch: int, n_read: int) -> None:
+        self._epoch, self._n_read = epoch, n_read
+
+    @property
+    def _units(self) -> int:
+        """Units of an epoch."""
+        return self.segments_per_epoch * self._unit
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the position and its layout as plain values."""
-        return {"epoch": self._epoch, "segment": self._position, **self._layout()}
+        return {"epoch": self._epoch, "read": self._n_read, **self._layout()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position that `state_dict` returned, for any world size.
@@ -105,18 +118,18 @@ class EndlessStream(ABC):
         """
         layout = self._layout()
         for name in layout | dict(state):
-            if name not in ("epoch", "segment") and state.get(name) != layout.get(name):
+            if name not in ("epoch", "read") and state.get(name) != layout.get(name):
                 raise ConfigError(
                     f"saved position belongs to {name} {state.get(name)}, not {layout.get(name)}; "
                     f"resume with {'that version of numpy' if name == 'order' else self._resumed_with}"
                 )
-        epoch, segment = state.get("epoch", -1), state.get("segment", -1)
-        if epoch < 0 or not 0 <= segment < self.segments_per_epoch:
+        epoch, n_read = state.get("epoch", -1), state.get("read", -1)
+        if epoch < 0 or not 0 <= n_read < self._units:
             raise ConfigError(
-                f"saved position (epoch {epoch}, segment {segment}) lies outside the text of {self.segments_per_epoch} "
-                "segments; restore an older checkpoint"
+                f"saved position (epoch {epoch}, segment {n_read / self._unit:g}) lies outside the text of "
+                f"{self.segments_per_epoch} segments; restore an older checkpoint"
             )
-        self._go_to(epoch, segment)
+        self._go_to(epoch, n_read)
 
     @abstractmethod
     def _layout(self) -> dict[str, int | str]:
@@ -159,10 +172,10 @@ class LaneStream(EndlessStream):
                 self._text = ShuffledText(self._ids, self._starts, key=(self._seed, self._epoch))
         return self._text
 
-    def _go_to(self, epoch: int, position: int) -> None:
+    def _go_to(self, epoch: int, n_read: int) -> None:
         if epoch != self._epoch and self._shuffle != "none":
             self._text = None
-        super()._go_to(epoch, position)
+        super()._go_to(epoch, n_read)
 
     def _layout(self) -> dict[str, int | str]:
         layout: dict[str, int | str] = {
@@ -189,6 +202,8 @@ class SegmentStream(LaneStream):
         shuffle: none: the text as stored; documents: documents in a new random order in each epoch.
         seed: seed of the random orders.
         separator: id after which a document's answer begins, which alone is learned from; None: all is.
+        later_half: only the later half of each segment is learned from.
+        resets: the rows say where documents begin, so that a document sees nothing from before it.
 
     Example:
         >>> stream = SegmentStream(np.arange(13), batch_size=2, tgt_len=3)
@@ -212,6 +227,8 @@ class SegmentStream(LaneStream):
         shuffle: Shuffle = "none",
         seed: int = 0,
         separator: int | None = None,
+        later_half: bool = False,
+        resets: bool = False,
     ) -> None:
         super().__init__(
             ids,
@@ -223,7 +240,8 @@ class SegmentStream(LaneStream):
             shuffle=shuffle,
             seed=seed,
         )
-        self._separator = separator
+        self._separator, self._later_half, self._resets = separator, later_half, resets
+        self._unit, self.is_even = tgt_len, separator is None
         self._lane_len = (len(ids) - 1) // batch_size
         if self._lane_len < tgt_len:
             raise CorpusError(
@@ -236,21 +254,25 @@ class SegmentStream(LaneStream):
     def segments_per_epoch(self) -> int:
         return self._lane_len // self._tgt_len
 
-    def __next__(self) -> Segment:
-        tokens = np.empty((len(self._rows), self._tgt_len + 1), np.int64)
-        documents = np.zeros((len(self._rows), self._tgt_len), bool)
-        learned = np.ones((len(self._rows), self._tgt_len), bool)
+    def read(self, tgt_len: int | None = None) -> Batch:
+        n_token = min(tgt_len or self._tgt_len, self._units - self._n_read)
+        tokens = np.empty((len(self._rows), n_token + 1), np.int64)
+        documents = np.zeros((len(self._rows), n_token), bool)
+        learned = np.ones((len(self._rows), n_token), bool)
         text = self._epoch_text()
         for lane, row in enumerate(self._rows):
-            begin = row * self._lane_len + self._position * self._tgt_len
-            tokens[lane], starts = text.read(begin, begin + self._tgt_len + 1)
-            documents[lane, starts[starts < self._tgt_len]] = True
+            begin = row * self._lane_len + self._n_read
+            tokens[lane], starts = text.read(begin, begin + n_token + 1)
+            documents[lane, starts[starts < n_token]] = True
             if self._separator is not None:
-                learned[lane] = _in_answers(text, begin, begin + self._tgt_len, self._separator)
-        self._move_on()
+                learned[lane] = _in_answers(text, begin, begin + n_token, self._separator)
+        if self._later_half:
+            learned[:, : n_token // 2] = False
+        self._move_on(n_token)
         both = torch.from_numpy(tokens)
         labels = both[:, 1:].where(torch.from_numpy(learned), NOT_SCORED)
-        return Segment(both[:, :-1].contiguous(), labels, torch.from_numpy(documents))
+        starts = torch.from_numpy(documents) if self._resets else None
+        return Batch(both[:, :-1].contiguous(), labels, Rows(document_starts=starts))
 
 
 def _in_answers(text: PlainText | ShuffledText, begin: int, end: int, separator: int) -> np.ndarray:

@@ -25,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from transformer_xl.data.streams import NOT_SCORED
+from transformer_xl.batch import NOT_SCORED
 from transformer_xl.errors import ConfigError
 
 Spans = Literal["words", "pieces"]

@@ -16,6 +16,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils.generic import ModelOutput
 from transformers.utils.hub import cached_file
 
+from transformer_xl.batch import Rows
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.files import record_of
 from transformer_xl.huggingface.cache import MemoryCache
@@ -23,7 +24,6 @@ from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.manifest import MANIFEST_FILE
 from transformer_xl.model.build import make_model
-from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.pretrained import WEIGHTS_FILE, check_finite, fitting_blueprint, manifest_of
 from transformer_xl.model.transformer_xl import TransformerXL

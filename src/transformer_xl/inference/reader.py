@@ -12,6 +12,7 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.batch import Rows
 from transformer_xl.errors import ConfigError
 from transformer_xl.inference.buffer import KeyValueMemory, Rings, count_slots, slot_of
 from transformer_xl.inference.frozen import LayerOptions, freeze_layer, freeze_norm
@@ -23,7 +24,6 @@ from transformer_xl.kernels.equation import common_rows
 from transformer_xl.kernels.graphs import Captured
 from transformer_xl.kernels.rotation import Turns, turned
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.call import Rows
 from transformer_xl.model.layers import DecoderLayer, ShiftedLayer
 from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import Mems

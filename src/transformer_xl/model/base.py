@@ -14,12 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.batch import Batch, Rows
 from transformer_xl.config.model import AttentionConfig, ModelConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.choose import check_no_backend
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, make_embedding
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.call import Execution, ModelOutput, Regularizers, Rows, check_tokens
+from transformer_xl.model.call import Execution, ModelOutput, Regularizers, check_tokens
 from transformer_xl.model.dropout import Dropout, WordDropout
 from transformer_xl.model.memory import Memory, Mems, ZeroFirstMems
 from transformer_xl.model.pretrained import PretrainedMixin
@@ -188,8 +189,33 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         raise ConfigError(f"{self.described} cannot be fine-tuned: it neither reads from left to right nor is an xlnet")
 
     @abstractmethod
-    def smallest_call(self) -> dict[str, Any]:
-        """Return arguments of a call with labels that uses all parameters."""
+    def loss(
+        self,
+        batch: Batch,
+        *,
+        mems: Any,
+        execution: Execution = Execution(),
+        keep_graph: bool = False,
+        progress: float = 0.0,
+        regularizers: Regularizers = Regularizers(),
+    ) -> ModelOutput:
+        """Read a batch, and return the loss of each of its labels.
+
+        Args:
+            batch: of the kind that this model learns from, on its device.
+            mems: memory returned by the last call, or `init_mems`; None: empty.
+            execution: how to compute; the result is the same.
+            keep_graph: the new memory keeps its gradients, see `LanguageModel.forward`.
+            progress: share of the training's budget that is used up; only models that add losses look at it.
+            regularizers: what is added to the loss; only a `LanguageModel` knows them.
+
+        Returns:
+            `nll`, 0 where nothing is learned, `auxiliary`, and the new memory.
+        """
+
+    @abstractmethod
+    def smallest_batch(self) -> Batch:
+        """Return a batch whose loss uses all parameters."""
 
     def attention_blocks(self) -> list[AttentionKind]:
         """Return the attention block of each layer; none if layers do not attend."""
@@ -265,9 +291,30 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
 class LanguageModel(SequenceModel):
     """A model that predicts each token of a stream from those before it, segment by segment; see `SequenceModel`."""
 
-    def smallest_call(self) -> dict[str, Any]:
+    def loss(
+        self,
+        batch: Batch,
+        *,
+        mems: Any,
+        execution: Execution = Execution(),
+        keep_graph: bool = False,
+        progress: float = 0.0,
+        regularizers: Regularizers = Regularizers(),
+    ) -> ModelOutput:
+        return self(
+            batch.ids,
+            mems=mems,
+            labels=batch.labels,
+            rows=batch.rows,
+            execution=execution,
+            keep_graph=keep_graph,
+            progress=progress,
+            regularizers=regularizers,
+        )
+
+    def smallest_batch(self) -> Batch:
         ids = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
-        return {"ids": ids, "labels": ids}
+        return Batch(ids, ids)
 
     @property
     def window(self) -> int | None:

@@ -7,10 +7,11 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.build import make_model
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.transformer_xl import TransformerXL
 

@@ -22,20 +22,6 @@ def run_layer(layer: nn.Module, h_BTD: Tensor, **arguments: Any) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Padding and document borders of the rows of a call.
-
-    Attributes:
-        n_pad: int64 (B,), padding tokens at the left of each row; they are neither seen nor remembered. None: there are none.
-        document_starts: bool (B, T), True where a token begins a new document, which sees nothing from before it. None:
-            no token does.
-    """
-
-    n_pad: Tensor | None = None
-    document_starts: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Regularizers:
     """What training adds to the nats of the labels.
 

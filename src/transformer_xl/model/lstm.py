@@ -15,11 +15,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import LstmConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution
 from transformer_xl.model.dropout import Dropout
 from transformer_xl.model.memory import Memory, Mems
 

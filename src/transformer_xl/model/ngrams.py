@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import TransformerXLConfig
-from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import join
 from transformer_xl.model.softmax import drawn, look_up
 

@@ -14,11 +14,12 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.batch import Batch, TaskRows
 from transformer_xl.config.model import ModelConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kernels.device import at_least_fp32
 from transformer_xl.model.base import SequenceModel
-from transformer_xl.model.call import Execution, ModelOutput
+from transformer_xl.model.call import Execution, ModelOutput, Regularizers
 from transformer_xl.model.heads import SpanHead, SpanScores, make_head
 from transformer_xl.model.kinds import make_backbone
 from transformer_xl.model.memory import Memory
@@ -83,15 +84,19 @@ class TaskModel(SequenceModel):
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Memory:
         return self.backbone.init_mems(batch_size, length=0)  # comes out of `forward` as it goes in: every text begins anew
 
-    def smallest_call(self) -> dict[str, Any]:
+    def smallest_batch(self) -> Batch:
         kind, zero = self._head_config.kind, torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        ids = zero.unsqueeze(1) if kind == "choice" else zero
         if kind in ("classification", "choice"):
-            return {"ids": ids, "labels": zero[:, 0]}
-        if kind in ("span", "tokens"):
-            return {"ids": ids, "labels": zero.new_zeros(1, 3) if kind == "span" else zero}
-        n_label = (self._head_config.n_score,) if kind == "multilabel" else ()
-        return {"ids": ids, "labels": torch.zeros(1, *n_label, device=self.device)}
+            labels = zero[:, 0]
+        elif kind == "span":
+            labels = zero.new_zeros(1, 3)
+        elif kind == "tokens":
+            labels = zero
+        else:
+            n_label = (self._head_config.n_score,) if kind == "multilabel" else ()
+            labels = torch.zeros(1, *n_label, device=self.device)
+        ids = zero.unsqueeze(1) if kind == "choice" else zero
+        return Batch(ids, labels, extra=TaskRows(segments=ids, may_answer=ids == 0))
 
     def check_backend(self, backend: str, device: torch.device) -> None:
         self.backbone.check_backend(backend, device)
@@ -101,6 +106,26 @@ class TaskModel(SequenceModel):
         vars(view).update(vars(self))
         vars(view)["_modules"] = {**self._modules, "backbone": self.backbone.with_context(**changes)}
         return view
+
+    def loss(
+        self,
+        batch: Batch,
+        *,
+        mems: Any,
+        execution: Execution = Execution(),
+        keep_graph: bool = False,
+        progress: float = 0.0,
+        regularizers: Regularizers = Regularizers(),
+    ) -> ModelOutput:
+        return self(
+            batch.ids,
+            n_pad=batch.rows.n_pad,
+            segments=batch.texts.segments,
+            labels=batch.labels,
+            may_answer=batch.texts.may_answer,
+            mems=mems,
+            execution=execution,
+        )
 
     def forward(
         self,
@@ -112,8 +137,6 @@ class TaskModel(SequenceModel):
         may_answer: Tensor | None = None,
         mems: Memory | None = None,
         execution: Execution = Execution(),
-        keep_graph: bool = False,
-        progress: float = 0.0,
     ) -> ModelOutput:
         """Read texts to their end, and score them.
 
@@ -125,8 +148,6 @@ class TaskModel(SequenceModel):
             may_answer: bool (B, L), tokens that an answer may consist of, for a span; None: all.
             mems: comes out as it goes in; None: `init_mems`.
             execution: how to compute; the result is the same.
-            keep_graph: has no effect, because memory ends with the text.
-            progress: has no effect.
 
         Returns:
             logits (B, n_score), or (B, C) of a choice, (B, L, n_score) of tokens; with labels the loss of each example (B,), or

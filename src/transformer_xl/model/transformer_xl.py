@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.choose import Attention, choose_backend
@@ -27,7 +28,7 @@ from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.attention.block import Distances
 from transformer_xl.model.attention.kinds import attention_kind
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution
 from transformer_xl.model.gates import FIRST_BIAS
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.mask import Mask

@@ -16,13 +16,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.batch import Rows
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.sdpa import sdpa_attention
 from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.call import Execution, ModelOutput, Regularizers, Rows
+from transformer_xl.model.call import Execution, ModelOutput, Regularizers
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import Memory, Mems

@@ -15,42 +15,25 @@ Shapes: B batch, T tokens, K targets, M memory, S = M + T keys, P = S + T distan
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.batch import Batch, Order, Pairs
 from transformer_xl.config.model import XLNetConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.equation import sinusoids
 from transformer_xl.model.adaptive import make_softmax
 from transformer_xl.model.attention.two_streams import Biases, Sight, TwoStreamAttention, hidden_by_rank
 from transformer_xl.model.base import SequenceModel
-from transformer_xl.model.call import Execution, ModelOutput, check_tokens
+from transformer_xl.model.call import Execution, ModelOutput, Regularizers, check_tokens
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered
 
 _UNSEEN = torch.iinfo(torch.int64).max
 """Rank of keys that nobody sees: padding, and memory that is not used yet."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """In what order the targets of a segment are predicted, and so who sees whom.
-
-    A query sees the keys of lower rank. So two numbers per token say what the authors' `perm_mask` (B, T, T) says.
-
-    Attributes:
-        rank: int64 (B, T), the rank of each token as a key; every query sees the rank -1.
-        sees: int64 (B, T), at least 0: a token sees the keys of lower rank, and itself. A target's is at most its own rank.
-        targets: int64 (B, K), the positions of the targets. A row with fewer repeats any position, with the label -100.
-    """
-
-    rank: Tensor
-    sees: Tensor
-    targets: Tensor
 
 
 class XLNet(SequenceModel):
@@ -102,17 +85,38 @@ class XLNet(SequenceModel):
             return True
         return False
 
-    def smallest_call(self) -> dict[str, Any]:
+    def smallest_batch(self) -> Batch:
         ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
-        places = torch.arange(2, device=self.device).unsqueeze(0)
+        places, no = torch.arange(2, device=self.device).unsqueeze(0), ids[:, 0] > 0
         order = Order(rank=places - 1, sees=ids, targets=places[:, 1:])  # one target, which sees another text
-        return {"ids": ids, "labels": ids[:, 1:], "order": order, "segments": places}
+        return Batch(ids, ids[:, 1:], extra=Pairs(order, segments=places, backward=no, is_random=no))
 
     def check_context(self) -> None:
         if self.clamp_len is not None and self.clamp_len < 1:
             raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
         if self.same_length:
             raise ConfigError("same_length (True) is for models that read from left to right; an xlnet sees both sides")
+
+    def loss(
+        self,
+        batch: Batch,
+        *,
+        mems: Any,
+        execution: Execution = Execution(),
+        keep_graph: bool = False,
+        progress: float = 0.0,
+        regularizers: Regularizers = Regularizers(),
+    ) -> ModelOutput:
+        return self(
+            batch.ids,
+            order=batch.pairs.order,
+            labels=batch.labels,
+            mems=mems,
+            segments=batch.pairs.segments,
+            is_backward=batch.pairs.backward,
+            execution=execution,
+            keep_graph=keep_graph,
+        )
 
     def forward(
         self,
@@ -126,7 +130,6 @@ class XLNet(SequenceModel):
         n_pad: Tensor | None = None,
         execution: Execution = Execution(),
         keep_graph: bool = False,
-        progress: float = 0.0,
     ) -> ModelOutput:
         """Predict the targets of a segment, after the memory of those before it.
 
@@ -142,7 +145,6 @@ class XLNet(SequenceModel):
                 `reuse_len` counts them, as in the peers, so less of a padded row is remembered.
             execution: how to compute; the result is the same.
             keep_graph: the new memory keeps its gradients; the caller detaches it (`Memory.detach`) to end that.
-            progress: share of the training's budget that is used up; unused.
 
         Returns:
             logits (B, K, V), or with labels nats per target (B, K), and the new memory.

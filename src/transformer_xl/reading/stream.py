@@ -19,6 +19,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from transformer_xl.batch import Rows
 from transformer_xl.errors import ConfigError
 from transformer_xl.inference.buffer import KeyValueMemory, count_slots, slot_of
 from transformer_xl.inference.reader import Reader
@@ -26,7 +27,7 @@ from transformer_xl.inference.softmax import FrozenSoftmax
 from transformer_xl.kernels.device import InferencePrecision, Precision, activation_dtype, autocast
 from transformer_xl.kernels.graphs import Compute, Graphs, Readback, sent
 from transformer_xl.model.base import LanguageModel, SequenceModel
-from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.room import check_room
 from transformer_xl.model.transformer_xl import TransformerXL

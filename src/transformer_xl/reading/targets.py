@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from transformer_xl.batch import Batch
 from transformer_xl.config.model import XLNetConfig
 from transformer_xl.config.run import RunConfig
-from transformer_xl.data.pairs import PairSegment, PairStream
+from transformer_xl.data.pairs import PairStream
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.call import Execution
-from transformer_xl.model.xlnet import Order, XLNet
+from transformer_xl.model.xlnet import XLNet
 from transformer_xl.reading.evaluation import Score
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.stream import scoring
@@ -108,17 +108,6 @@ def scored_stream(
         ) from None
 
 
-def call_arguments(segment: PairSegment, device: torch.device) -> dict[str, Any]:
-    """Return what an XLNet is called with to predict the targets of a segment, besides ids and memory."""
-    moved: dict[str, Tensor] = {name: tensor.to(device) for name, tensor in vars(segment).items()}
-    return {
-        "order": Order(moved["rank"], moved["sees"], moved["targets"]),
-        "labels": moved["labels"],
-        "segments": moved["segment_ids"],
-        "is_backward": moved["backward"],
-    }
-
-
 def precision_of_targets(name: str, device: torch.device) -> Precision:
     """Return the precision in which targets are scored; ConfigError for an unknown name or int8."""
     check_precision(name)
@@ -162,45 +151,44 @@ def score_targets(
     with scoring(model):
         view = model.with_context(mem_len=reading.mem_len)
         mems = None
-        for segment in itertools.islice(stream, n_step):
-            mems = mems or view.init_mems(len(segment.ids))
+        for batch in itertools.islice(stream, n_step):
+            mems = mems or view.init_mems(len(batch.ids))
             with autocast(model.device, precision):
-                ids, arguments = segment.ids.to(model.device), call_arguments(segment, model.device)
-                out = view(ids, mems=mems, **arguments, execution=execution)
+                out = view.loss(batch.to(model.device), mems=mems, execution=execution)
             mems = out.mems
+            assert out.nll is not None
             nats += float(out.nll.double().sum())
-            n_target += int((segment.labels >= 0).sum())
-            on_tokens(segment.ids.numel())
+            n_target += batch.n_scored
+            on_tokens(batch.n_read)
     nats, total = world.sum(nats, n_target)
     share = n_step / stream.segments_per_epoch
     return Score(nats, round(total), round(total), None, time.perf_counter() - begin, share=share)
 
 
-def filled_in(model: XLNet, segment: PairSegment, tokenizer: Tokenizer, *, precision: Precision, most: int) -> str:
+def filled_in(model: XLNet, batch: Batch, tokenizer: Tokenizer, *, precision: Precision, most: int) -> str:
     """Return what a model fills into a row's gaps, without memory: a line a target; `_` are tokens that it does not see.
 
     Args:
         model: put into evaluation mode and back.
-        segment: its first row that is read forward is shown.
+        batch: its first row that is read forward is shown.
         tokenizer: of the model.
         precision: of matrix products.
         most: targets shown, in the order in which they are predicted.
     """
-    row = int((~segment.backward).int().argmax())
-    one = type(segment)(*(tensor[row : row + 1] for tensor in vars(segment).values()))
+    row = int((~batch.pairs.backward).int().argmax())
+    batch = batch.at(slice(row, row + 1))
+    there, order = batch.to(model.device), batch.pairs.order
+    pairs = there.pairs
     with scoring(model), autocast(model.device, precision):
-        arguments = call_arguments(one, model.device)
-        del arguments["labels"]
-        logits_KV = model(one.ids.to(model.device), **arguments).logits[0]
+        logits_KV = model(there.ids, order=pairs.order, segments=pairs.segments, is_backward=pairs.backward).logits[0]
     probability_KV = logits_KV.float().softmax(-1).cpu()
-    lines, row = [], {name: tensor[0] for name, tensor in vars(one).items()}
-    ranks = row["rank"][row["targets"]]
-    for k in [k for k in ranks.argsort().tolist() if row["labels"][k] >= 0][:most]:
-        place, true, best = int(row["targets"][k]), int(row["labels"][k]), int(probability_KV[k].argmax())
-        seen = (row["rank"] < row["sees"][place]).tolist()
+    (ids,), (labels,), (targets,) = batch.ids.tolist(), batch.labels.tolist(), order.targets.tolist()
+    lines = []
+    for k in [k for k in order.rank[0][order.targets[0]].argsort().tolist() if labels[k] >= 0][:most]:
+        place, true, best = targets[k], labels[k], int(probability_KV[k].argmax())
+        seen = (order.rank[0] < order.sees[0, place]).tolist()
 
         def shown(begin: int, end: int, seen: list[bool] = seen) -> str:
-            ids = row["ids"].tolist()
             places = range(max(begin, 0), min(end, len(ids)))
             return "".join(tokenizer.piece(ids[j]).decode(errors="replace") if seen[j] else "_" for j in places)
 

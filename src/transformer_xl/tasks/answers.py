@@ -131,13 +131,13 @@ class SpanPredictor:
 
     def _read(self, windows: Sequence[Window]) -> Iterator[WindowScores]:
         batch = batch_of_windows([window.row for window in windows], [window.labels for window in windows])
-        device = self.model.device
-        with autocast(device, self.precision):
+        there = batch.to(self.model.device)
+        with autocast(self.model.device, self.precision):
             scores = self.model.span_scores(
-                batch.ids.to(device),
-                n_pad=batch.n_pad.to(device),
-                segments=batch.segments.to(device),
-                may_answer=batch.may_answer.to(device),
+                there.ids,
+                n_pad=there.rows.n_pad,
+                segments=there.texts.segments,
+                may_answer=there.texts.may_answer,
                 n_start=N_START + 1,  # the last token, which answers nothing, may be among them
                 n_end=N_END + 1,
                 execution=self.execution,

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from transformer_xl.batch import Batch
 from transformer_xl.checkpoint.open_run import Opened, Which
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.examples import read_examples, suffix_of
-from transformer_xl.data.labelled import LabelledBatch, Layout, Row, batch_of
+from transformer_xl.data.labelled import Layout, Row, batch_of
 from transformer_xl.data.labels import Example, labels_of
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import FileRange, read_blocks
@@ -231,15 +232,10 @@ class _Texts:
             for begin in range(0, len(chosen), self.batch_size):
                 yield chosen[begin : begin + self.batch_size]
 
-    def _logits(self, batch: LabelledBatch) -> Tensor:
-        device = self.model.device
-        with autocast(device, self.precision):
-            out = self.model(
-                batch.ids.to(device),
-                n_pad=batch.n_pad.to(device),
-                segments=batch.segments.to(device),
-                execution=self.execution,
-            )
+    def _logits(self, batch: Batch) -> Tensor:
+        batch = batch.to(self.model.device)
+        with autocast(self.model.device, self.precision):
+            out = self.model(batch.ids, n_pad=batch.rows.n_pad, segments=batch.texts.segments, execution=self.execution)
         assert out.logits is not None
         logits = out.logits.cpu().double()
         if not logits.isfinite().all():

@@ -7,16 +7,15 @@ A small model's step is thousands of kernels of a few microseconds, which a host
 import torch
 
 from transformer_xl.config.run import TrainConfig
-from transformer_xl.data.streams import SegmentStream
+from transformer_xl.data.streams import EndlessStream
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import Precision
 from transformer_xl.model.base import LanguageModel, SequenceModel
-from transformer_xl.training.feed import AnyStream
 from transformer_xl.world import World
 
 
 def why_no_graph(
-    model: SequenceModel, stream: AnyStream, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
+    model: SequenceModel, stream: EndlessStream, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
 ) -> str | None:
     """Say why steps of a run cannot be captured; None if they can."""
     reasons = {
@@ -25,7 +24,7 @@ def why_no_graph(
         "several processes exchange gradients within a step": not world.alone,
         "fp16 scales its losses by what the host has seen": precision == "fp16",
         "layers that are computed again restore random numbers (train.checkpoint_layers)": train.checkpoint_layers,
-        "how many losses a step has differs from step to step": not isinstance(stream, SegmentStream) or train.loss == "answer",
+        "how many losses a step has differs from step to step": not stream.is_even,
         f"an {model.config.kind} is not captured": not (
             isinstance(model, LanguageModel) and model.attention_blocks() and not model.adds_losses
         ),

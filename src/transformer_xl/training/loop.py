@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 from transformer_xl.checkpoint.run_directory import RunDirectory, copies
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config.run import RunConfig
+from transformer_xl.data.streams import EndlessStream
 from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, message_of
 from transformer_xl.process import stop_signals
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
-from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.record import Record
 from transformer_xl.training.trainer import StepResult, Trainer
 from transformer_xl.world import World
@@ -101,7 +101,7 @@ class Objective(ABC, Generic[Ending]):
         """
 
     @abstractmethod
-    def stream(self, config: RunConfig, world: World) -> AnyStream:
+    def stream(self, config: RunConfig, world: World) -> EndlessStream:
         """Return the batches that a process learns from."""
 
     @abstractmethod

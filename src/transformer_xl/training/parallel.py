@@ -1,21 +1,34 @@
 """One model in several processes: a whole one in each (DDP), or a part of it in each (FSDP2)."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from transformer_xl.batch import Batch
 from transformer_xl.config.run import Parallelism
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.base import SequenceModel
+from transformer_xl.model.call import ModelOutput
 from transformer_xl.world import World
+
+
+class _Loss(nn.Module):
+    """A model's `loss` as a module's call, which is what DDP wraps."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **how: Any) -> ModelOutput:
+        return self.model.loss(*args, **how)
 
 
 class Parallel:
@@ -30,13 +43,13 @@ class Parallel:
         self, model: SequenceModel, world: World, *, how: Parallelism, precision: Precision, device: torch.device
     ) -> None:
         self.model = model
-        self._call: Callable[..., Any] = model
+        self._loss = _Loss(model)
         if how == "fsdp" and not world.alone:
             _shard(model, world, precision, device)
             return
         model.to(device)
         if not world.alone:
-            self._call = DistributedDataParallel(model, gradient_as_bucket_view=True)
+            self._loss = DistributedDataParallel(self._loss, gradient_as_bucket_view=True)
             self._order_buckets(precision)
 
     def _order_buckets(self, precision: Precision) -> None:
@@ -48,19 +61,20 @@ class Parallel:
         # without this list, fork_rng warns of many GPUs and touches all of them
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices), autocast(self.model.device, precision):
-            out = self._call(**self.model.smallest_call())
+            out = self._loss(self.model.smallest_batch(), mems=None)
             (out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary).backward()
         self.model.zero_grad()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(*args, **kwargs)
+    def loss(self, batch: Batch, **how: Any) -> ModelOutput:
+        """Return what the model's `loss` does."""
+        return self._loss(batch, **how)
 
     @contextmanager
     def group(self, *, last: bool) -> Iterator[None]:
         """Compute loss and gradients of one group of lanes; the processes exchange gradients only with the last group."""
         waits: Any = nullcontext()
-        if isinstance(self._call, DistributedDataParallel) and not last:
-            waits = self._call.no_sync()
+        if isinstance(self._loss, DistributedDataParallel) and not last:
+            waits = self._loss.no_sync()
         elif isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last)
         with waits:

@@ -16,7 +16,7 @@ from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.console import clock
 from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
-from transformer_xl.data.streams import SegmentStream
+from transformer_xl.data.streams import EndlessStream, SegmentStream
 from transformer_xl.data.text import not_scored
 from transformer_xl.errors import ConfigError, CorpusError, TrainingError
 from transformer_xl.generation.generate import generate
@@ -28,7 +28,6 @@ from transformer_xl.reading.evaluation import Score
 from transformer_xl.reading.targets import filled_in, pair_stream, scored_stream
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
-from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.loop import Objective, Run, RunOutcome, conduct
 from transformer_xl.training.scoring import TextScores, as_entry, extent, final_scores, recorded, score_split
 from transformer_xl.training.start import absolute_base, check_model, complete, settings_of_base, settings_with_base, start
@@ -172,7 +171,7 @@ class Pretraining(Objective[Outcome]):
         self.comparison = comparison(config) if fresh else None
         return config
 
-    def stream(self, config: RunConfig, world: World) -> AnyStream:
+    def stream(self, config: RunConfig, world: World) -> EndlessStream:
         return text_stream(config, self.prepared, world)
 
     def contents(self, config: RunConfig) -> str:
@@ -244,7 +243,7 @@ class Pretraining(Objective[Outcome]):
         )
 
 
-def text_stream(config: RunConfig, corpus: PreparedCorpus, world: World) -> AnyStream:
+def text_stream(config: RunConfig, corpus: PreparedCorpus, world: World) -> EndlessStream:
     """Return the segments of a corpus that a process trains on, or the rows of an XLNet; refuse a text too short for them."""
     training, tokenizer = corpus.splits["train"], corpus.tokenizer
     lanes: dict[str, Any] = {"batch_size": config.train.batch_size, "document_starts": training.document_starts}
@@ -265,6 +264,8 @@ def text_stream(config: RunConfig, corpus: PreparedCorpus, world: World) -> AnyS
         shuffle=config.data.shuffle,
         seed=config.train.seed,
         separator=_separator(training.ids, tokenizer) if config.train.loss == "answer" else None,
+        later_half=config.train.loss == "half",
+        resets=config.train.reset_at_documents,
         **lanes,
     )
 

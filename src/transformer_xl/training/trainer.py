@@ -15,24 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_xl.batch import Batch
 from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged_weights
 from transformer_xl.config.run import OptimConfig, TrainConfig
+from transformer_xl.data.streams import EndlessStream
 from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.kernels.device import Precision, autocast, cannot_compile
 from transformer_xl.kernels.graphs import Graphs, Readback
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.base import LanguageModel, SequenceModel
-from transformer_xl.model.call import Execution, run_layer
+from transformer_xl.model.call import Execution, Regularizers, run_layer
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.pretrained import is_finite
 from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.training.averages import Average
-from transformer_xl.training.feed import AnyStream, Feed, SegmentLengths
+from transformer_xl.training.feed import Feed
 from transformer_xl.training.graph import why_no_graph
 from transformer_xl.training.optim import Optimizers, Schedule, clipped, finite_norm, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
-from transformer_xl.training.segments import AnySegment, count, divided, kind_of, tensors_of
 from transformer_xl.world import World
 
 _SAVED_NAME = re.compile(rf"optimizer\.|{re.escape(AVERAGE_PREFIX)}|mems\.|random\.([0-9]+\.)?(cpu|cuda)$")
@@ -69,7 +70,7 @@ class Trainer:
     def __init__(
         self,
         model: SequenceModel,
-        stream: AnyStream,
+        stream: EndlessStream,
         *,
         train: TrainConfig,
         optim: OptimConfig,
@@ -96,8 +97,8 @@ class Trainer:
         """Whether the device finds out by itself if a step is bad; with DTensors the optimizers of PyTorch cannot."""
         if self.world.rank:  # other processes have the same weights, but other random numbers
             torch.manual_seed(train.seed + self.world.rank)
-        self.feed, self.lengths = Feed(stream, self.device), SegmentLengths(train)
-        self._labels: list[Tensor] = []  # of the step's segments, where the host has them although a GPU reads
+        self.feed = Feed(stream, train, ahead=self.device.type == "cuda")
+        self._regularizers = Regularizers(train.label_smoothing, train.activation_penalty, train.temporal_penalty)
         self.average = Average(train)
         self.optimizers = Optimizers(model, optim)
         self.schedule = Schedule(optim)
@@ -115,7 +116,7 @@ class Trainer:
     @property
     def used(self) -> dict[str, float]:
         """The share of each budget that is used up, by the name of its setting."""
-        done = {"max_steps": self.step, "max_tokens": self.tokens, "max_epochs": self.feed.epochs}
+        done = {"max_steps": self.step, "max_tokens": self.tokens, "max_epochs": self.feed.place.epochs}
         done["max_minutes"] = self.seconds / 60
         return {name: amount / limit for name, amount in done.items() if (limit := getattr(self.config, name))}
 
@@ -147,11 +148,11 @@ class Trainer:
         if self.bad_in_a_row + 1 >= self.config.max_bad_steps:  # the step before may have been the last
             self._judge()
         place = self.feed.place
-        if self.feed.starts_epoch:
+        if place.starts_epoch:
             self._forget()
         progress = self.progress
-        segments = self._next_segments()
-        n_token, n_scored = count(segments, self.config, self.world)
+        segments = self.feed.read(self.step)
+        n_token, n_scored = self._count(segments)
         rate = self.schedule.factor(self.step, progress, share=self._share_of_step(progress)) * self._share_of_length(segments)
         if not self.model.training:  # to tell all modules takes longer than to launch the graph of a small model
             self.model.train()
@@ -171,11 +172,14 @@ class Trainer:
         self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
         return result
 
-    def _update(self, segments: list[AnySegment], n_scored: int, progress: float, rate: float) -> tuple[Readback, bool]:
+    def _update(self, segments: list[Batch], n_scored: int, progress: float, rate: float) -> tuple[Readback, bool]:
         """Take a step, and wait where the host decides what comes next; say also whether fp16 overflowed."""
         self.optimizers.zero_grad()
-        own_nats, new_mems = self._forward_backward(segments, n_scored, progress, self._tail_sizes())
-        self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
+        groups = self._groups(segments)
+        tail_sizes = None if self.device.type == "cpu" else self._tail_sizes(groups)
+        groups = [[batch.to(self.device) for batch in group] for group in groups]
+        own_nats, new_mems = self._forward_backward(groups, n_scored, progress, tail_sizes)
+        self.feed.prefetch(self.step + 1)
         for optimizer in self.optimizers.parts:
             self.scaler.unscale_(optimizer)
         norm, finite = finite_norm(self.model.parameters(), self.clip)
@@ -193,17 +197,17 @@ class Trainer:
             self.scaler.update(None if finite or overflow else self.scaler.get_scale())
         return Readback(torch.tensor([nats, float(norm), not finite], dtype=torch.float64)), overflow
 
-    def _launch(self, graphs: Graphs, segments: list[AnySegment], n_scored: int, progress: float, rate: float) -> Readback:
+    def _launch(self, graphs: Graphs, segments: list[Batch], n_scored: int, progress: float, rate: float) -> Readback:
         """Take a step as `_update` does, to the same bits, without waiting for anything."""
-        kinds = [(type(segment), len(tensors_of(segment))) for segment in segments]
-        tail_sizes = self._tail_sizes()
+        groups = self._groups(segments)
+        tail_sizes = self._tail_sizes(groups)
 
         def compute(tensors: Sequence[Tensor]) -> Tensor:
             factor, *rest = tensors
-            own = iter(rest)
-            found = [kind(*(next(own) for _ in range(n))) for kind, n in kinds]
+            places = iter(rest)
+            there = [[batch.map(lambda _: next(places)) for batch in group] for group in groups]
             self.optimizers.zero_grad()
-            nats, new_mems = self._forward_backward(found, n_scored, progress, tail_sizes)
+            nats, new_mems = self._forward_backward(there, n_scored, progress, tail_sizes)
             norm, found_inf = clipped(self.model.parameters(), self.clip)
             found_inf = torch.where(nats.isfinite(), found_inf, 1.0)
             self.optimizers.step(factor, found_inf=found_inf)
@@ -212,10 +216,11 @@ class Trainer:
                 _move(new, mems, unless=found_inf)
             return torch.stack([nats.double(), norm.double(), found_inf.double()])
 
-        inputs = [torch.full((), rate, device=self.device), *(tensor for segment in segments for tensor in tensors_of(segment))]
+        tensors = [tensor for group in groups for batch in group for tensor in batch.to(self.device).tensors]
+        inputs = [torch.full((), rate, device=self.device), *tensors]
         key = (*(tuple(tensor.shape) for tensor in inputs), tail_sizes, self.average.is_due(progress))
         readback = Readback(graphs.launch(key, compute, inputs))
-        self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
+        self.feed.prefetch(self.step + 1)
         return readback
 
     def settle(self) -> None:
@@ -250,44 +255,44 @@ class Trainer:
         """Return the share of the budget that the step takes whose segments have just been read; 0 if nobody knows."""
         return max(self.progress - before, 1 / self.config.max_steps if self.config.max_steps else 0.0)
 
-    def _share_of_length(self, segments: list[AnySegment]) -> float:
+    def _share_of_length(self, segments: list[Batch]) -> float:
         """Return the factor on the rate of a step that reads shorter or longer segments, or fewer; see `optim.lr_by_length`."""
         if not self.schedule.config.lr_by_length:
             return 1.0
         return sum(segment.ids.shape[1] for segment in segments) / (self.config.tgt_len * self.config.tbptt_segments)
 
-    def _next_segments(self) -> list[AnySegment]:
-        """Read the segments of one update. It ends where an epoch ends, because memory begins anew there."""
-        segments: list[AnySegment] = []
-        self._labels = []
-        for index in range(self.config.tbptt_segments):
-            if segments and self.feed.starts_epoch:
-                break
-            segments.append(self.feed.read(self.lengths.at(self.step, index)))
-            self._labels += [] if self.feed.labels is None else [self.feed.labels]
-        return segments
+    def _count(self, segments: list[Batch]) -> tuple[int, int]:
+        """Return how many tokens are read, and from how many losses is learned, in all processes."""
+        n_read, n_scored = sum(batch.n_read for batch in segments), sum(batch.n_scored for batch in segments)
+        if self.stream.is_even:
+            return n_read * self.world.size, n_scored * self.world.size
+        n_read, n_scored = map(round, self.world.sum(n_read, n_scored))
+        return n_read, max(n_scored, 1)  # short segments may hold nothing but questions
+
+    def _groups(self, segments: list[Batch]) -> list[list[Batch]]:
+        """Return the segments of each group of lanes."""
+        return [list(group) for group in zip(*(batch.split(self.config.accumulate) for batch in segments), strict=True)]
 
     def _forward_backward(
-        self, segments: list[AnySegment], n_scored: int, progress: float, tail_sizes: tuple[int, ...] | None
+        self, groups: list[list[Batch]], n_scored: int, progress: float, tail_sizes: tuple[int, ...] | None
     ) -> tuple[Tensor, list[Memory]]:
         """Accumulate gradients of the mean loss over groups of lanes; return the sum of nats and the memories."""
         execution = replace(self.execution, tail_sizes=tail_sizes)
         total, new_mems = torch.zeros((), dtype=torch.float64, device=self.device), []
-        groups = zip(*(divided(segment, self.config.accumulate) for segment in segments), strict=True)
         for i, (group, mems) in enumerate(zip(groups, self.mems, strict=True), start=1):
             losses = []
             with self.parallel.group(last=i == len(self.mems)):
-                for segment in group:
-                    arguments = kind_of(segment).arguments(segment, self.device, self.config)
+                for batch in group:
                     with autocast(self.device, self.precision):
-                        out = self.parallel(
-                            segment.ids.to(self.device),
+                        out = self.parallel.loss(
+                            batch,
                             mems=mems,
-                            **arguments,
                             execution=execution,
                             keep_graph=len(group) > 1,
                             progress=progress,
+                            regularizers=self._regularizers,
                         )
+                    assert out.nll is not None
                     mems = out.mems
                     losses.append(out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary)
                     total += out.nll.detach().double().sum()
@@ -296,13 +301,13 @@ class Trainer:
             new_mems.append(mems.detach())
         return total, new_mems
 
-    def _tail_sizes(self) -> tuple[int, ...] | None:
+    def _tail_sizes(self, groups: list[list[Batch]]) -> tuple[int, ...] | None:
         """Return how many tokens of each tail of an adaptive softmax a call of the model has at most; None: it has no tails."""
         softmax = getattr(self.model, "softmax", None)
-        if not isinstance(softmax, AdaptiveSoftmax) or not self._labels:
+        if not isinstance(softmax, AdaptiveSoftmax):
             return None
-        groups = (group for labels in self._labels for group in labels.chunk(self.config.accumulate))
-        return tuple(max(sizes) for sizes in zip(*map(softmax.tail_sizes, groups), strict=True))
+        sizes = [softmax.tail_sizes(batch.labels) for group in groups for batch in group]
+        return tuple(map(max, zip(*sizes, strict=True)))
 
     def _forget(self) -> None:
         """Empty the memory of all lanes; graphs read it where it lies."""

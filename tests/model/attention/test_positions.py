@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, gradients, tiny_model
+from transformer_xl.batch import Rows
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.kernels.rotation import turned, turns
 from transformer_xl.model.attention.alibi import slopes
-from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 

@@ -16,8 +16,8 @@ from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
+from transformer_xl.data.streams import EndlessStream
 from transformer_xl.model.build import count_parameters
-from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.run import text_stream
 from transformer_xl.training.start import Start, begin, complete
 from transformer_xl.training.trainer import Trainer
@@ -101,7 +101,7 @@ def n_parameters(config: RunConfig, vocab_size: int) -> int:
     return count_parameters(complete(config, vocab_size).model)
 
 
-def make_parts(config: RunConfig, corpus: PreparedCorpus) -> tuple[Start, AnyStream]:
+def make_parts(config: RunConfig, corpus: PreparedCorpus) -> tuple[Start, EndlessStream]:
     """Make what a run in a single process trains: its model, and what it reads; refuse what it would fail at."""
     start = begin(complete(config, corpus.tokenizer.vocab_size), World())
     return start, text_stream(start.config, corpus, World())
