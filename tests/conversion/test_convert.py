@@ -115,7 +115,7 @@ HEADS = {
     "XLNetLMHeadModel": (0, [], None),
     "XLNetModel": (0, LACKS, None),
     "XLNetForSequenceClassification": (0, LACKS, "classification"),
-    "XLNetForTokenClassification": (2, LACKS, None),
+    "XLNetForTokenClassification": (0, LACKS, "tokens"),
     "XLNetForMultipleChoice": (0, LACKS, "choice"),
     "XLNetForQuestionAnsweringSimple": (2, LACKS, None),
     "XLNetForQuestionAnswering": (0, LACKS, "span"),
@@ -247,6 +247,20 @@ def test_settings_of_a_head_that_cannot_be(changes, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         convert(with_config(copy(SOURCE, tmp_path), **changes), tmp_path / "native")
     assert names(tmp_path) == ["source"]
+
+
+def test_a_head_of_tokens_has_the_labels_that_its_settings_name(tmp_path):
+    source = copy("xlnet_heads/tokens", tmp_path)
+    with_config(source, id2label={"0": "B-PER", "1": "I-PER", "2": "O"})
+    head, _ = converted_head(source, tmp_path / "named")
+    assert head == HeadConfig(kind="tokens", labels=("B-PER", "I-PER", "O"), dropout=0.0, max_len=512)
+    with_config(source, id2label={"0": "B-PER", "1": "O"})
+    with pytest.raises(
+        CheckpointError, match=r"'classifier.weight' of '\S+' has shape \(3, 6\), its settings call for \(2, 6\)"
+    ):
+        convert(source, tmp_path / "other")
+    with_config(source, id2label={"0": "O"})
+    assert convert(source, tmp_path / "bare").config.head is None
 
 
 def test_an_old_bare_xlnet_of_hugging_face_has_no_prefix(tmp_path):

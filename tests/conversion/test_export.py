@@ -149,6 +149,7 @@ TASKS: list[dict[str, Any]] = [
     {"kind": "regression"},
     {"kind": "choice"},
     {"kind": "span"},
+    {"kind": "tokens", "labels": ("B-PER", "I-PER", "O"), "dropout": 0.0},
 ]
 
 

@@ -77,12 +77,14 @@ TASK_OF_THE_AUTHORS = ("model/classification_mnli/logit/kernel",)
 def heads(draw: st.DrawFn, form: str, mem_len: int) -> HeadConfig | None:
     """Draw a head that a format can express; the authors' files say little of one."""
     at_the_authors = form == "xlnet_tensorflow"
-    kinds = ["classification"] if at_the_authors else ["classification", "multilabel", "regression", "choice"]
+    kinds = ["classification"] if at_the_authors else ["classification", "multilabel", "regression", "choice", "tokens"]
     kind: Any = draw(st.sampled_from([None, "span", *kinds]))
     if kind is None or kind == "span":
         return HeadConfig(kind=kind) if kind else None
     stem = "label" if at_the_authors else draw(st.sampled_from(["LABEL", "name"]))
     labels = [f"{stem}_{i}" for i in range(draw(st.integers(2, 5)))]
+    if kind == "tokens":
+        return HeadConfig(kind=kind, labels=tuple(labels), dropout=0.0, max_len=None if mem_len else 512)
     return HeadConfig(
         kind=kind,
         labels=tuple(labels) if kind in ("classification", "multilabel") else (),

@@ -28,6 +28,7 @@ from transformers import (  # noqa: E402
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     pipeline,
 )
@@ -180,6 +181,35 @@ def test_answers_are_found_where_ours_are(tune: Callable[..., Tuned], kind: str,
         model(**batch, start_positions=start)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_scored_as_ours(tune: Callable[..., Tuned], kind: str, side: str) -> None:
+    """Of several segments; the loss is the mean of the tokens that are scored, and the pipeline gives each its label."""
+    tuned = tune(kind, "tokens", LABELS)
+    model = AutoModelForTokenClassification.from_pretrained(tuned.path)
+    tokenizer = AutoTokenizer.from_pretrained(tuned.path, padding_side=side)
+    rows = tuned.batch([Example(text) for text in PASSAGES])
+    expected = tuned.model(**rows).logits
+    batch = tokenizer(PASSAGES, padding=True, return_tensors="pt")
+    labels = torch.full_like(batch["input_ids"], -100)
+    costs = []
+    for i, n_pad in enumerate(rows["n_pad"].tolist()):
+        begin = n_pad if side == "left" else 0
+        n = labels.shape[1] - n_pad
+        labels[i, begin : begin + n : 2] = torch.arange(n)[::2] % 3
+        costs.append(torch.nn.functional.cross_entropy(expected[i, n_pad::2], torch.arange(n)[::2] % 3, reduction="none"))
+    out = model(**batch, labels=labels)
+    for i, n_pad in enumerate(rows["n_pad"].tolist()):
+        found = out.logits[i, n_pad:] if side == "left" else out.logits[i, : labels.shape[1] - n_pad]
+        assert_close("logits", found, expected[i, n_pad:], 2e-6)
+    assert_close("loss", out.loss, torch.cat(costs).mean(), 2e-6)
+    assert model(**batch, return_dict=False)[0].shape == expected.shape
+    said = pipeline("token-classification", str(tuned.path))(PASSAGES[0])
+    best = expected[0, rows["n_pad"][0] :].argmax(-1).tolist()
+    n_special = 2 if kind == "xlnet" else 1  # at the end, which no word belongs to
+    assert [each["entity"] for each in said] == [LABELS[i] for i in best[:-n_special]]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_transformers_saves_both_sides_load(tune: Callable[..., Tuned], kind: str, tmp_path: Path) -> None:
     from transformer_xl.checkpoint.run_directory import load
@@ -206,6 +236,10 @@ def test_another_class_than_the_head_needs_is_refused(tune: Callable[..., Tuned]
     tuned = tune(kind, "span")
     with pytest.raises(ConfigError, match=r"is fine-tuned for task 'span'; load it with AutoModelForQuestionAnswering$"):
         AutoModelForSequenceClassification.from_pretrained(tuned.path)
+    tuned = tune(kind, "tokens", LABELS)
+    with pytest.raises(ConfigError, match=r"is fine-tuned for task 'tokens'; load it with AutoModelForTokenClassification$"):
+        AutoModelForQuestionAnswering.from_pretrained(tuned.path)
+    tune(kind, "span")
     if kind == "transformer_xl":
         with pytest.raises(ConfigError, match=r"is fine-tuned for task 'span'; load it with AutoModelForQuestionAnswering$"):
             AutoModelForCausalLM.from_pretrained(tuned.path)

@@ -72,6 +72,8 @@ HEAD_VARIANTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "span_with_another_epsilon": (
         "span", {"layer_norm_eps": 1e-3, "d_model": 12, "n_head": 3, "n_layer": 1}, {"padding": False}
     ),
+    "tokens": ("tokens", GELU_NEW, {}),
+    "tokens_of_documents": ("tokens", {"mem_len": 6, "reuse_len": None}, DOCUMENT),
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Runs in the environment of requirements-huggingface.txt. `peer_huggingface.py` passes on requests that have "model": "head":
 
     {"model": "head", "directory": PATH, "seed": N, "hyperparameters": {of XLNetConfig},
-     "task": "classification" | "multilabel" | "regression" | "choice" | "span", "n_score": N, "batch_size": B,
+     "task": "classification" | "multilabel" | "regression" | "choice" | "span" | "tokens", "n_score": N, "batch_size": B,
      "n_choice": C (of a choice), "lengths": [of the segments that a text is read in, with memory],
      "padding": whether rows are padded at the left, "weights": as in peer_xlnet.py}
 
@@ -12,11 +12,12 @@ Expectations have these tensors, in float64; T is the sum of the lengths:
     ids, segments       int64 (B, T); (B, C, T) of a choice
     n_pad               int64 (B,), or (B, C); padding at the left of each row
     labels              classification, choice int64 (B,); multilabel (B, N); regression (B,); span int64 (B, 3): first and last
-                        token of the answer and whether there is none (1), which points at the last token
+                        token of the answer and whether there is none (1), which points at the last token; tokens (B, T), -100
+                        where one is not scored
     may_answer          bool (B, T), of spans: tokens that an answer may consist of
-    logits              (B, N), or (B, C); of a span (B, T): of starts
+    logits              (B, N), or (B, C); of a span (B, T): of starts; of tokens (B, T, N), 0 at padding
     ends, impossible    of spans: (B, T) logits of ends after the true start, (B,) logits of that there is no answer
-    nats                (B,), the loss of each example
+    nats                (B,), the loss of each example; (B, T) of tokens
     grads.{name}        of the mean of nats, for every parameter
 
 and an entry of metadata, `about`: see golden_writer.py.
@@ -40,9 +41,14 @@ from transformers import (
     XLNetForMultipleChoice,
     XLNetForQuestionAnswering,
     XLNetForSequenceClassification,
+    XLNetForTokenClassification,
 )
 
-CLASSES = {"choice": XLNetForMultipleChoice, "span": XLNetForQuestionAnswering}
+CLASSES = {
+    "choice": XLNetForMultipleChoice,
+    "span": XLNetForQuestionAnswering,
+    "tokens": XLNetForTokenClassification,
+}
 IDLE = {"choice": ("logits_proj.bias",), "span": ("start_logits.dense.bias", "end_logits.dense_1.bias")}
 """What is added to all that a softmax compares, and learns nothing."""
 PROBLEMS = {"classification": "single_label_classification", "multilabel": "multi_label_classification"}
@@ -53,6 +59,8 @@ def build(request: dict[str, Any]) -> Any:
     task, own = request["task"], {}
     if task == "span":  # a window may have fewer tokens than they would look for
         own = {"start_n_top": 1, "end_n_top": 1}
+    elif task == "tokens":
+        own = {"num_labels": request["n_score"]}
     elif task != "choice":
         own = {"num_labels": request["n_score"], "problem_type": PROBLEMS.get(task, "regression")}
     config = XLNetConfig(**request["hyperparameters"], **own, dropout=0.0, summary_last_dropout=0.0, use_mems_eval=True)
@@ -83,6 +91,11 @@ def draw(request: dict[str, Any]) -> dict[str, Tensor]:
         impossible = integers(0, 3, B) == 0
         ends[impossible] = T - 1
         return drawn | {"may_answer": may_answer, "labels": torch.cat([ends, impossible[:, None].long()], dim=1)}
+    if task == "tokens":
+        labels = integers(0, request["n_score"], B, T)
+        is_scored = (integers(0, 3, B, T) > 0) & (torch.arange(T) >= n_pad[:, None])
+        is_scored[:, -1] = True
+        return drawn | {"labels": labels.where(is_scored, -100)}
     if task == "regression":
         return drawn | {"labels": torch.randn(B, generator=generator, dtype=torch.float64)}
     if task == "multilabel":
@@ -99,16 +112,20 @@ def expect(model: Any, task: str, lengths: list[int], drawn: dict[str, Tensor]) 
     if task == "span":
         found = _span(model, drawn, real)
     else:
-        mems, output, begin = None, None, 0
+        mems, output, begin, logits = None, None, 0, []
         for length in lengths:
             here = slice(begin, begin + length)
             given = {"token_type_ids": drawn["segments"][..., here], "attention_mask": real[..., here]}
             own = {} if mems is None else {"mems": mems}
-            output = model(drawn["ids"][..., here], labels=labels, **given, **own)
+            of_these = labels[:, here].contiguous() if task == "tokens" else labels
+            output = model(drawn["ids"][..., here], labels=of_these, **given, **own)
             mems, begin = output.mems, begin + length
+            logits.append(output.logits)
+            mean = _nats(task, output.logits, of_these).sum() / (of_these != -100).sum()
+            torch.testing.assert_close(output.loss, mean if task == "tokens" else _nats(task, output.logits, labels).mean())
         assert output is not None
-        found = {"logits": output.logits, "nats": _nats(task, output.logits, labels)}
-        torch.testing.assert_close(output.loss, found["nats"].mean())
+        scores = torch.cat(logits, dim=1) * real[..., None] if task == "tokens" else output.logits
+        found = {"logits": scores, "nats": _nats(task, scores, labels)}
     found["nats"].mean().backward()
     tensors = drawn | {name: x.detach() for name, x in found.items()}
     for name, parameter in model.named_parameters():
@@ -118,6 +135,8 @@ def expect(model: Any, task: str, lengths: list[int], drawn: dict[str, Tensor]) 
 
 
 def _nats(task: str, logits: Tensor, labels: Tensor) -> Tensor:
+    if task == "tokens":
+        return F.cross_entropy(logits.mT, labels, reduction="none")
     if task == "regression":
         return (logits.squeeze(-1) - labels) ** 2
     if task == "multilabel":

@@ -180,7 +180,7 @@ def test_converted_xlnet_computes_the_same(peer: Peer, request: dict[str, Any]):
 @st.composite
 def head_requests(draw: st.DrawFn) -> dict[str, Any]:
     """Draw a configuration of a fine-tuned XLNet, and texts to score (see peer_xlnet_heads.py)."""
-    task = draw(st.sampled_from(["classification", "multilabel", "regression", "choice", "span"]))
+    task = draw(st.sampled_from(["classification", "multilabel", "regression", "choice", "span", "tokens"]))
     n_head = draw(st.integers(1, 3))
     projection = draw(st.booleans())
     length, n_whole = draw(st.integers(3, 7)), draw(st.integers(0, 2)) if task not in ("choice", "span") else 0

@@ -16,6 +16,7 @@ try:
         AutoModelForMultipleChoice,
         AutoModelForQuestionAnswering,
         AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
         AutoTokenizer,
     )
 except ImportError as error:
@@ -31,10 +32,12 @@ from transformer_xl.huggingface.tasks import (
     TransformerXLForMultipleChoice,
     TransformerXLForQuestionAnswering,
     TransformerXLForSequenceClassification,
+    TransformerXLForTokenClassification,
     TransformerXLQuestionAnsweringOutput,
     XLNetForMultipleChoice,
     XLNetForQuestionAnswering,
     XLNetForSequenceClassification,
+    XLNetForTokenClassification,
 )
 from transformer_xl.huggingface.tokenizer import TransformerXLTokenizer, TransfoXLTokenizer
 
@@ -47,12 +50,14 @@ __all__ = [
     "TransformerXLForMultipleChoice",
     "TransformerXLForQuestionAnswering",
     "TransformerXLForSequenceClassification",
+    "TransformerXLForTokenClassification",
     "TransformerXLPretrainedConfig",
     "TransformerXLQuestionAnsweringOutput",
     "TransformerXLTokenizer",
     "XLNetForMultipleChoice",
     "XLNetForQuestionAnswering",
     "XLNetForSequenceClassification",
+    "XLNetForTokenClassification",
     "XLNetPretrainedConfig",
 ]
 
@@ -63,6 +68,7 @@ for _auto, _models in {
     AutoModelForSequenceClassification: (TransformerXLForSequenceClassification, XLNetForSequenceClassification),
     AutoModelForMultipleChoice: (TransformerXLForMultipleChoice, XLNetForMultipleChoice),
     AutoModelForQuestionAnswering: (TransformerXLForQuestionAnswering, XLNetForQuestionAnswering),
+    AutoModelForTokenClassification: (TransformerXLForTokenClassification, XLNetForTokenClassification),
 }.items():
     for _model in _models:
         _auto.register(_model.config_class, _model, exist_ok=True)

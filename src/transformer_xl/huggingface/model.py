@@ -277,7 +277,8 @@ def _check_head(config: TransformerXLPretrainedConfig, gives: tuple[str | None, 
         return
     if kind is None:
         raise ConfigError(f"'{source}' is not fine-tuned, so it has no head; txl finetune makes one")
-    auto = {"span": "QuestionAnswering", "choice": "MultipleChoice"}.get(kind, "SequenceClassification")
+    autos = {"span": "QuestionAnswering", "choice": "MultipleChoice", "tokens": "TokenClassification"}
+    auto = autos.get(kind, "SequenceClassification")
     raise ConfigError(f"'{source}' is fine-tuned for task '{kind}'; load it with AutoModelFor{auto}")
 
 

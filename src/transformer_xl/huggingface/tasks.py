@@ -1,11 +1,11 @@
-"""Fine-tuned models behind the methods that transformers calls: classes and numbers of a text, choices, places in a text."""
+"""Fine-tuned models behind the methods that transformers calls: classes, numbers, choices, places, and labels of tokens."""
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_outputs import MultipleChoiceModelOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import MultipleChoiceModelOutput, SequenceClassifierOutput, TokenClassifierOutput
 from transformers.utils.generic import ModelOutput
 
 from transformer_xl.huggingface.config import XLNetPretrainedConfig
@@ -72,6 +72,30 @@ class TransformerXLForMultipleChoice(TransformerXLPreTrainedModel):
         rows = {name: x.view(*input_ids.shape[:2], *x.shape[1:]) for name, x in rows.items()}
         loss, logits = _scored(self.transformer, rows, labels)
         result = MultipleChoiceModelOutput(loss=loss, logits=logits)
+        return result.to_tuple() if return_dict is False else result
+
+
+class TransformerXLForTokenClassification(TransformerXLPreTrainedModel):
+    """A model fine-tuned to give every token a label; `labels` are int64 (B, T), -100 where one is not scored."""
+
+    gives = ("tokens",)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> TokenClassifierOutput | tuple[Any, ...]:
+        """Score tokens: as `TransformerXLForSequenceClassification.forward`, with logits (B, T, n_label)."""
+        padding = Padding.of(real_tokens(input_ids, attention_mask, self.config.vocab_size, continued=False))
+        logits = self.transformer(**_rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)).logits
+        logits = logits if padding is None else padding.turn_back(logits)
+        loss = None
+        if labels is not None:
+            loss = self.transformer.head.nll(logits, labels).sum() / (labels != -100).sum().clamp(min=1)
+        result = TokenClassifierOutput(loss=loss, logits=logits)
         return result.to_tuple() if return_dict is False else result
 
 
@@ -163,6 +187,12 @@ class XLNetForSequenceClassification(TransformerXLForSequenceClassification):
 
 
 class XLNetForMultipleChoice(TransformerXLForMultipleChoice):
+    """The same of an XLNet."""
+
+    config_class = XLNetPretrainedConfig
+
+
+class XLNetForTokenClassification(TransformerXLForTokenClassification):
     """The same of an XLNet."""
 
     config_class = XLNetPretrainedConfig

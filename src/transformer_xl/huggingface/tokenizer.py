@@ -107,6 +107,14 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         row = self._row(token_ids_0, token_ids_1)
         return super().create_token_type_ids_from_sequences(token_ids_0, token_ids_1) if row is None else row.segments.tolist()
 
+    def get_special_tokens_mask(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None, already_has_special_tokens: bool = False
+    ) -> list[int]:
+        row = None if already_has_special_tokens else self._row(token_ids_0, token_ids_1)
+        if row is None or self._layout is None:
+            return super().get_special_tokens_mask(token_ids_0, token_ids_1, already_has_special_tokens)
+        return np.isin(row.ids, [*self._layout.sep, *self._layout.end]).astype(int).tolist()
+
     def _row(self, first: list[int], second: list[int] | None) -> Row | None:
         if self._layout is None:
             return None

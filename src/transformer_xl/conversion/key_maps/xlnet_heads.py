@@ -25,7 +25,7 @@ def shapes(head: HeadConfig, d_model: int) -> dict[str, Shape]:
             **{"end.weight": (1, D), "end.bias": (1,)},
             **{"answerable_inner.weight": (D, 2 * D), "answerable_inner.bias": (D,), "answerable.weight": (1, D)},
         }
-    summary: dict[str, Shape] = {"summary.weight": (D, D), "summary.bias": (D,)} if head.projection else {}
+    summary: dict[str, Shape] = {"summary.weight": (D, D), "summary.bias": (D,)} if head.summarizes else {}
     return {**summary, "scores.weight": (head.n_score, D), "scores.bias": (head.n_score,)}
 
 

@@ -6,8 +6,9 @@ begins without memory. With `bi_data`, the second half of every batch is read ba
 What our `bi_data` says of training has no place there; the published models were trained so, and their files say false.
 
 A checkpoint with another head than the language model's lacks the bias of the softmax; in one of the bare `XLNetModel`, names
-do not begin with "transformer.", either. Heads of `XLNetForSequenceClassification`, `XLNetForMultipleChoice` and
-`XLNetForQuestionAnswering` are ours, too. Their mean of all states counts padding, ours does not.
+do not begin with "transformer.", either. Heads of `XLNetForSequenceClassification`, `XLNetForMultipleChoice`,
+`XLNetForQuestionAnswering` and `XLNetForTokenClassification` are ours, too. Their mean of all states counts padding, ours does
+not.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -91,12 +92,14 @@ _HEAD = {
     **{f"answerable_inner.{name}": f"answer_class.dense_0.{name}" for name in ("weight", "bias")},
     "answerable.weight": "answer_class.dense_1.weight",
 }
+_TOKENS_HEAD = {f"scores.{name}": f"classifier.{name}" for name in ("weight", "bias")}
 _CLASSES = {
     "classification": "XLNetForSequenceClassification",
     "multilabel": "XLNetForSequenceClassification",
     "regression": "XLNetForSequenceClassification",
     "choice": "XLNetForMultipleChoice",
     "span": "XLNetForQuestionAnswering",
+    "tokens": "XLNetForTokenClassification",
 }
 PROBLEMS = {
     "classification": "single_label_classification",
@@ -150,7 +153,8 @@ def key_map(config: XLNetConfig, *, prefix: str = PREFIX) -> KeyMap:
         shape = sizes.shape("n d") if name != "seg_embed" else (2, *sizes.shape("n d"))
         parts = tuple(Part(f"{layer.format(i=i)}rel_attn.{name}", shape) for i in range(config.n_layer))
         entries.append(Entry((name,), parts))
-    return KeyMap(tuple(with_head(config, entries, _HEAD)), left_out=_HEADS)
+    names = _TOKENS_HEAD if config.head is not None and config.head.kind == "tokens" else _HEAD
+    return KeyMap(tuple(with_head(config, entries, names)), left_out=_HEADS)
 
 
 def config_of(values: Mapping[str, Any], names: Collection[str] = ()) -> XLNetConfig:
@@ -184,6 +188,9 @@ def head_of(values: Mapping[str, Any], names: Collection[str], *, mem_len: int) 
     """Return the settings of the head that tensors of these names have; None: there is none, or not one of ours."""
     if "start_logits.dense.weight" in names:
         return HeadConfig(kind="span")
+    if "classifier.weight" in names:
+        labels = named(values, _LABEL)
+        return HeadConfig(kind="tokens", labels=labels, dropout=0.0, max_len=longest(mem_len)) if len(labels) > 1 else None
     if "logits_proj.weight" not in names:
         return None
     given = SummaryValues.of(values)
@@ -282,14 +289,14 @@ def _values_of_head(head: HeadConfig) -> dict[str, Any]:
     """Return what a `config.json` says of a head."""
     if head.kind == "span":
         return {}
+    labels = dict(enumerate(head.labels or (f"{_LABEL}_0",)))
+    names = {"id2label": {str(i): label for i, label in labels.items()}, "label2id": {label: i for i, label in labels.items()}}
+    if head.kind == "tokens":
+        return names
     values: dict[str, Any] = {
         "summary_type": head.summary,
         "summary_use_proj": head.projection,
         "summary_activation": "tanh" if head.projection else "",
         "summary_last_dropout": head.dropout,
     }
-    if head.kind == "choice":
-        return values
-    labels = dict(enumerate(head.labels or (f"{_LABEL}_0",)))
-    names = {"id2label": {str(i): label for i, label in labels.items()}, "label2id": {label: i for i, label in labels.items()}}
-    return values | names | {"problem_type": PROBLEMS[head.kind]}
+    return values if head.kind == "choice" else values | names | {"problem_type": PROBLEMS[head.kind]}
