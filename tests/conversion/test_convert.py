@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import transformer_xl as txl
-from tests.conversion.examples import HEADS_OF_THE_AUTHORS, D, copy, fine_tuned_by_the_authors, names
+from tests.conversion.examples import GOLDENS, HEADS_OF_THE_AUTHORS, D, copy, fine_tuned_by_the_authors, names
 from tests.helpers import assert_close, random_weights
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.conversion.convert import convert
@@ -22,6 +22,7 @@ from transformer_xl.conversion.readers.tensor_bundle import read_bundle
 from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.readers.unpickle import unpickle
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 
 FILES = ["config.json", "manifest.json", "model.safetensors"]
@@ -88,6 +89,20 @@ def test_other_precisions(dtype, stored, tmp_path):
     weights = load_file(tmp_path / "native" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {stored}
     assert torch.equal(weights["embedding.weight"], cast["transformer.word_emb.emb_layers.0.weight"].to(stored))
+
+
+@pytest.mark.parametrize("name", ["bf16", "shards", "slots"])
+def test_what_tensorflow_2_saves(name, tmp_path):
+    """In several files, with what an optimizer keeps, and in bfloat16 (see make_goldens_bundles.py)."""
+    source = GOLDENS / "bundles" / name
+    convert(source, tmp_path / "native", settings={"mem_len": 5})
+    weights = load_file(tmp_path / "native" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    variables = read_bundle(source)
+    for native, variable in (("embedding.weight", "adaptive_embed/lookup_table"), ("softmax.bias", "adaptive_softmax/bias")):
+        assert torch.equal(weights[native], variables[f"transformer/{variable}"].load().float())
+    model = TransformerXL.from_pretrained(tmp_path / "native")
+    assert torch.isfinite(model(torch.tensor([[1, 2, 3]])).logits).all()
 
 
 def test_tensors_tied_by_the_settings_must_be_equal(tmp_path):

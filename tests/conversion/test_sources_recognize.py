@@ -1,12 +1,14 @@
 """What format a directory or file has is told by names."""
 
+import shutil
+
 import pytest
 
 import transformer_xl as txl
 from tests.conversion.examples import GOLDENS, touch
 from tests.helpers import tiny_xlnet
 from transformer_xl.conversion.programs import KINDS, PROGRAMS
-from transformer_xl.conversion.sources import recognize
+from transformer_xl.conversion.sources import open_source, recognize
 from transformer_xl.errors import CheckpointError
 
 
@@ -80,6 +82,21 @@ def test_one_of_several_and_a_prefix(tmp_path):
 def test_directories_that_cannot_be_taken(names, kind, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         recognize(touch(tmp_path, *names), kind)
+
+
+@pytest.mark.parametrize("kind", [None, "tensorflow"])
+@pytest.mark.parametrize("has_list", [True, False])
+@pytest.mark.parametrize("name", ["", "model.ckpt-7", "model.ckpt-7.meta"])
+def test_the_first_format_of_tensorflow_is_named(name, has_list, kind, tmp_path):
+    """However it is given: by its file, by the file of its graph, by its directory."""
+    shutil.copy(GOLDENS / "bundles" / "first_format" / "model.ckpt-7", tmp_path)
+    touch(tmp_path, "model.ckpt-7.meta", "graph.pbtxt")
+    if has_list:
+        shutil.copy(GOLDENS / "bundles" / "first_format" / "checkpoint", tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"model.ckpt-7' is a TensorFlow checkpoint of the first format, V1, which is not"
+    ):
+        open_source(tmp_path / name, kind=kind, settings={"mem_len": 5})
 
 
 def test_an_xlnet_is_ours_or_hugging_faces(tmp_path):

@@ -11,6 +11,7 @@ from transformer_xl.config.model import AttentionConfig
 from transformer_xl.config.run import merge
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.programs import HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Contents, Kind, read_any
+from transformer_xl.conversion.readers.tensor_bundle import refuse_first_format
 from transformer_xl.conversion.readers.tensors import TensorRef
 from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
@@ -100,6 +101,8 @@ def recognize(source: Path, kind: Kind | None = None) -> tuple[Kind | None, Path
 
 def _of_file(source: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
     is_prefix = source.with_name(f"{source.name}.index").exists()
+    if kind in (None, "tensorflow") and not is_prefix:
+        refuse_first_format(source)
     if kind is None and (is_prefix or _TENSORFLOW.fullmatch(source.name)):
         return "tensorflow", source
     if kind is None and (source.name in HUGGINGFACE_WEIGHTS or source.suffix == ".safetensors"):
@@ -132,6 +135,7 @@ def _refuse_native(folder: Path) -> None:
 
 
 def _nothing_in(folder: Path, names: list[str], kind: Kind | None) -> str:
+    refuse_first_format(folder)
     if RunDirectory(folder).holds_run:
         return f"'{folder}' is a run; {_AS_IT_IS}"
     for pattern, problem in _UNREADABLE.items():

@@ -65,6 +65,31 @@ def read_bundle(prefix: Path) -> dict[str, TensorRef]:
         ) from None
 
 
+def refuse_first_format(source: Path) -> None:
+    """Refuse what TensorFlow wrote before bundles: one table in a file, or a few, that has the name which prefixes have today.
+
+    Args:
+        source: such a file, its `.meta`, the beginning of their names, or the directory that holds them.
+
+    Raises:
+        CheckpointError: there is one.
+    """
+    folder, stem = (source, "") if source.is_dir() else (source.parent, source.name.removesuffix(".meta"))
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.name.startswith(stem) and path.suffix != ".index" and path.is_file() and _ends_as_table(path):
+            raise CheckpointError(
+                f"{str(path)!r} is a TensorFlow checkpoint of the first format, V1, which is not read; load it with TensorFlow "
+                "and save it again with tf.compat.v1.train.Saver()"
+            )
+
+
+def _ends_as_table(path: Path) -> bool:
+    file, size = open_regular(path)
+    with file:
+        file.seek(max(size - len(_MAGIC), 0))
+        return file.read(len(_MAGIC)) == _MAGIC
+
+
 # Where the files lie
 
 
