@@ -24,7 +24,7 @@ def real_corpus(name: str) -> Corpus:
     """Return a real corpus, or skip the test."""
     if not (_DATA / name).is_dir():
         pytest.skip(f"'{_DATA / name}' does not exist; set TXL_DATA to a directory with real corpora")
-    return find_corpus(DataConfig(corpus=name), search=[_DATA], download=False)
+    return find_corpus(DataConfig(corpus=name, directory=str(_DATA)))
 
 
 def _texts(corpus: Corpus) -> dict[str, str]:
@@ -166,12 +166,9 @@ def test_named_corpus_in_a_directory(tmp_path) -> None:
     for split in SPLITS:
         (folder / f"{split}.txt.xz").write_bytes(lzma.compress(split.encode()))
     expected = {split: split for split in SPLITS}
-    config = DataConfig(corpus="ptb")
-    assert _texts(find_corpus(config, search=[tmp_path], download=False)) == expected
-    assert _texts(find_corpus(config, search=[folder], download=False)) == expected
-    with pytest.raises(CorpusError, match=r"corpus 'ptb' is in none of .*--corpus DIR or TXL_DATA"):
-        find_corpus(config, download=False)
-    with pytest.raises(CorpusError, match=r"corpus 'pg19' is in none of .*gsutil"):
+    for directory in (tmp_path, folder):
+        assert _texts(find_corpus(DataConfig(corpus="ptb", directory=str(directory)))) == expected
+    with pytest.raises(CorpusError, match=r"corpus 'pg19' is not downloaded automatically; gsutil .*--corpus DIR or TXL_DATA"):
         find_corpus(DataConfig(corpus="pg19"))
 
 
@@ -183,7 +180,7 @@ def test_two_languages_become_pairs_line_by_line(tmp_path) -> None:
         (folder / f"{name}.en").write_bytes(f"a\t{name} \r\n\nb\n".encode())
         (folder / f"{name}.de.xz").write_bytes(lzma.compress("ä\n\nö".encode()))
     there, back = (
-        find_corpus(DataConfig(corpus=f"multi30k-{direction}", documents="lines"), search=[tmp_path], download=False)
+        find_corpus(DataConfig(corpus=f"multi30k-{direction}", documents="lines", directory=str(tmp_path)))
         for direction in ("en-de", "de-en")
     )
     assert _texts(there)["valid"] == "a val \tä\n\t\nb\tö\n"
@@ -193,8 +190,8 @@ def test_two_languages_become_pairs_line_by_line(tmp_path) -> None:
     with pytest.raises(CorpusError, match=r"val.en' ends before line 2, which '.*val.de.xz' has; they must have as many lines"):
         list(there.chunks("valid"))
     (folder / "val.en").unlink()
-    with pytest.raises(CorpusError, match=r"corpus 'multi30k-de-en' is in none of .*get train, val and test_2016_flickr from"):
-        find_corpus(DataConfig(corpus="multi30k-de-en"), search=[tmp_path], download=False)
+    with pytest.raises(CorpusError, match=r"corpus 'multi30k-de-en' is not downloaded .*; get train, val and test_2016"):
+        find_corpus(DataConfig(corpus="multi30k-de-en", directory=str(tmp_path)))
 
 
 @pytest.mark.data
@@ -210,7 +207,7 @@ def test_a_directory_that_holds_the_named_corpus_is_remembered(tmp_path) -> None
     (tmp_path / "tinyshakespeare" / "input.txt").write_text("to be")
     chosen = choose_corpus(DataConfig(corpus="tinyshakespeare"), str(tmp_path))
     assert (chosen.corpus, chosen.directory) == ("tinyshakespeare", str(tmp_path))
-    assert find_corpus(chosen, download=False).name == "tinyshakespeare"
+    assert find_corpus(chosen).name == "tinyshakespeare"
     other = choose_corpus(DataConfig(corpus="ptb"), str(tmp_path))
     assert (other.corpus, other.directory) == (str(tmp_path), None), "it holds no PTB, so it is a text of its own"
 

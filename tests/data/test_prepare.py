@@ -380,7 +380,9 @@ def test_canonical_sizes_are_checked(tmp_path, monkeypatch) -> None:
     with pytest.raises(
         CorpusError, match=r"test split of corpus 'text8' has 5 bytes, expected 4; '.*text8' is another version"
     ):
-        prepare(DataConfig(corpus="text8"), TokenizerConfig(), search=[tmp_path], cache=tmp_path / "cache", progress=False)
+        prepare(
+            DataConfig(corpus="text8", directory=str(tmp_path)), TokenizerConfig(), cache=tmp_path / "cache", progress=False
+        )
 
 
 def test_content_of_named_corpora_is_checked_before_use(tmp_path) -> None:
@@ -392,7 +394,7 @@ def test_content_of_named_corpora_is_checked_before_use(tmp_path) -> None:
         f"replace it, or train on it as it is: --set data.corpus={tmp_path / 'ptb'}"
     )
     with pytest.raises(CorpusError, match=message):
-        prepare(DataConfig(corpus="ptb"), TokenizerConfig(), search=[tmp_path], cache=tmp_path / "cache", progress=False)
+        prepare(DataConfig(corpus="ptb", directory=str(tmp_path)), TokenizerConfig(), cache=tmp_path / "cache", progress=False)
     assert _directories(tmp_path / "cache") == [], "nothing is left behind"
 
 
@@ -401,8 +403,8 @@ def test_content_of_named_corpora_is_checked_before_use(tmp_path) -> None:
 def test_real_word_counts(name: str, tmp_path) -> None:
     if not (_DATA / name).is_dir():
         pytest.skip(f"'{_DATA / name}' does not exist; set TXL_DATA to a directory with real corpora")
-    config = DataConfig(corpus=name)
-    prepared = prepare(config, TokenizerConfig(kind="word"), search=[_DATA], cache=tmp_path, progress=False)
+    config = DataConfig(corpus=name, directory=str(_DATA))
+    prepared = prepare(config, TokenizerConfig(kind="word"), cache=tmp_path, progress=False)
     assert prepared.tokenizer.vocab_size == {"ptb": 10_000, "wikitext-2": 33_278}[name]
     for split in SPLITS:
         assert len(prepared.splits[split].ids) == NAMED[name].splits[split].n_tokens

@@ -85,13 +85,12 @@ def prepare(
     from transformer_xl.data.prepare import prepare as encode
 
     # the corpus has the name that training gives it, so that training finds what is prepared here
-    data = DataConfig(corpus=absolute_corpus(corpus), documents=documents)
+    data = DataConfig(corpus=absolute_corpus(corpus), documents=documents, directory=str(search) if search else None)
     asked = TokenizerConfig(kind=tokenizer or "byte", vocab_size=vocab_size)
     told = {name: value for name, value in {"kind": tokenizer, "vocab_size": vocab_size}.items() if value is not None}
     overrides = [f"tokenizer.{name}={value}" for name, value in told.items()]
     settings = choose_tokenizer(RunConfig(data=data, tokenizer=asked), overrides).tokenizer
-    searched = [search] if search else []
-    prepared = encode(data, settings, search=searched, n_workers=workers)
+    prepared = encode(data, settings, n_workers=workers)
     counts = {
         name: {
             "tokens": len(split.ids),

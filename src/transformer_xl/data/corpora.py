@@ -187,18 +187,13 @@ def benchmark_files(name: str, folder: Path | None) -> list[Path]:
     )
 
 
-def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bool = True, hold_ids: bool = False) -> Corpus:
+def find_corpus(config: DataConfig, *, hold_ids: bool = False) -> Corpus:
     """Find the corpus that `config.corpus` means: an existing path, else a glob, else a name. Its content is not read yet.
 
     Files may be plain or compressed (.gz, .xz, .zst). A directory is read recursively in order of path, without hidden and
     binary files. If the files' names say which is train, valid and test, this decides; otherwise `config.split` divides the
-    text. Named corpora always have their published split.
-
-    Args:
-        config: name or path, shares, document separator.
-        search: directories that may hold a named corpus, searched after `config.directory` and before `data_dir()`.
-        download: download a named corpus that is in none of them.
-        hold_ids: read files of ids.
+    text. Named corpora always have their published split; one that is neither in `config.directory` nor in `data_dir()` is
+    downloaded. With `hold_ids`, only files of ids are read.
     """
     name, path = config.corpus, Path(config.corpus).expanduser()
     files, root = _files(name)
@@ -211,10 +206,7 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
         raise CorpusError(f"corpus '{name}': {why}")
     if hold_ids:
         raise CorpusError(_NO_IDS.format(name))
-    if name == PYTHON_STDLIB:
-        return _python_stdlib(config)
-    own = [config.directory] if config.directory else []
-    return _named(config, [*map(Path, [*own, *search]), data_dir()], download=download)
+    return _python_stdlib(config) if name == PYTHON_STDLIB else _named(config)
 
 
 def _of_files(config: DataConfig, files: list[Path], root: Path, *, hold_ids: bool) -> Corpus:
@@ -260,14 +252,10 @@ def _python_stdlib(config: DataConfig) -> Corpus:
     )
 
 
-def _named(config: DataConfig, directories: list[Path], *, download: bool) -> Corpus:
+def _named(config: DataConfig) -> Corpus:
     name, canonical = config.corpus, NAMED[config.corpus]
-    splits = _search(name, directories)
-    if splits is None and download and canonical.sources:
-        splits = _search(name, [fetch(name)])
-    if splits is None:
-        listed = ", ".join(f"'{directory}'" for directory in dict.fromkeys(directories))
-        raise CorpusError(f"corpus '{name}' is in none of {listed}; {_remedy(name)}")
+    splits = _search(name, [Path(config.directory or data_dir()), data_dir()]) or _search(name, [fetch(name)])
+    assert splits is not None
     return Corpus(
         name,
         files=list(dict.fromkeys(path for split in SPLITS for piece in splits[split] for path in piece.paths)),
@@ -287,7 +275,10 @@ def fetch(name: str) -> Path:
         raise CorpusError(f"cannot download corpus '{name}'; {did_you_mean(name, NAMED)}")
     sources, folder = NAMED[name].sources, data_dir() / name
     if not sources:
-        raise CorpusError(f"corpus '{name}' is not downloaded automatically; {_remedy(name)}")
+        raise CorpusError(
+            f"corpus '{name}' is not downloaded automatically; {NAMED[name].how_to_get}, or give the directory that has it "
+            "with --corpus DIR or TXL_DATA"
+        )
     make_directories(folder)
     busy = f"another process is downloading '{name}'; waiting for it"  # perhaps another process of the same run
     with locked(folder / ".lock", on_busy=lambda: say(busy, quiet=not is_reporter())):
@@ -328,8 +319,3 @@ def _first_that_match(names: Sequence[str], folder: Path) -> list[Path]:
             if files := sorted(file.absolute() for file in folder.glob(name + ending) if file.is_file()):
                 return files
     return []
-
-
-def _remedy(name: str) -> str:
-    get = NAMED[name].how_to_get or f"get it with 'txl corpus get {name}'"
-    return f"{get}, or give the directory that has it with --corpus DIR or TXL_DATA"

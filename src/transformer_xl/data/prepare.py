@@ -80,11 +80,9 @@ def prepare(
     data: DataConfig,
     tokenizer: TokenizerConfig | Tokenizer,
     *,
-    search: Sequence[Path] = (),
     cache: Path | None = None,
     n_workers: int | None = None,
     progress: bool = True,
-    download: bool = True,
 ) -> PreparedCorpus:
     """Return the corpus as ids; encode it first unless an earlier call did.
 
@@ -93,11 +91,9 @@ def prepare(
     Args:
         data: which corpus, and how to divide it.
         tokenizer: a trained tokenizer, or the settings to train one on this corpus.
-        search: directories that may hold a named corpus.
         cache: directory for prepared corpora; default `cache_dir() / "prepared"`.
         n_workers: encoding processes; default one per available core, 8 at most.
         progress: show progress on stderr, and warnings about what is read.
-        download: download a named corpus that is not on this machine.
 
     Returns:
         The prepared corpus; its ids are mapped from disk, not read.
@@ -110,7 +106,7 @@ def prepare(
     """
     if n_workers is not None and n_workers < 1:
         raise ConfigError(f"n_workers ({n_workers}) must be at least 1; leave it out for one per core")
-    corpus = find_corpus(data, search=search, download=download, hold_ids=tokenizer.kind == "ids")
+    corpus = find_corpus(data, hold_ids=tokenizer.kind == "ids")
     root = Path(cache) if cache is not None else cache_dir() / "prepared"
     if prepared := _prepared(root, corpus, tokenizer):
         return prepared
