@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.generation.test_decoder_rows import TEXT, feed, model_of
+from tests.generation.test_writing import Spelled
 from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation import scheduler as scheduler_module
@@ -21,7 +22,6 @@ from transformer_xl.generation.scheduler import Scheduler, write
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 KINDS = ["transformer_xl", "shaw", "vaswani", "al_rfou", "rotary", "lstm", "adaptive"]
 
@@ -78,31 +78,11 @@ def assert_same_state(one: RowState, other: RowState) -> None:
         assert torch.equal(x.nan_to_num(9e9), other.tensors[name].nan_to_num(9e9)), name
 
 
-class Few(ByteTokenizer):
-    """Cannot show the token after some."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__()
-        self.n = n
-
-    def stream(self) -> Any:
-        return self
-
-    def push(self, token: int) -> str:
-        self.n -= 1
-        if self.n < 0:
-            raise RuntimeError(f"token {token} cannot be shown")
-        return "x"
-
-    def finish(self) -> str:
-        return ""
-
-
 def bad_drafts() -> list[Draft]:
     return [
         Draft(TEXT[:6], seed=0, sampling=UNDRAWABLE),
-        Draft([1], seed=1, tokenizer=Few(1)),
-        Draft(TEXT[:17], seed=2, tokenizer=Few(20)),  # the prompt, and three more
+        Draft([1], seed=1, tokenizer=Spelled(1, then=None)),
+        Draft(TEXT[:17], seed=2, tokenizer=Spelled(20, then=None)),  # the prompt, and three more
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.helpers import assert_close, tiny_model
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.choice import choose
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.draft import Chosen, Draft, Read
@@ -130,6 +130,19 @@ def test_it_draws_on_after_a_stop_and_a_prompt(model: TransformerXL, tmp_path: P
     assert drawn(other, [3], 40) == expected
     assert drawn(again, [3], 40, seed=5) != expected
     assert (seed_of(session), seed_of(again)) == (5, 5)
+
+
+def test_a_refused_draft_leaves_the_random_numbers_as_they_were(model: TransformerXL) -> None:
+    for keeps_drawing in (True, False):
+        session = TextSession(Decoder(model), LETTERS, keeps_drawing=keeps_drawing)
+        with pytest.raises(TokenizerError):
+            turn(session, [], seed=4)
+        assert seed_of(session) is None
+        turn(session, [1, 2], seed=5)
+        with pytest.raises(TokenizerError):
+            turn(session, [99], seed=6)
+        assert seed_of(session) == 5
+        assert turn(session, [], seed=7) and seed_of(session) == (5 if keeps_drawing else 7)
 
 
 def test_each_turn_has_its_seed_unless_the_session_keeps_drawing(model: TransformerXL, tmp_path: Path) -> None:

@@ -159,18 +159,20 @@ def test_the_history_does_not_grow(window: int | None, most: int, monkeypatch: p
 
 
 class Spelled(ByteTokenizer):
-    """Spells some tokens, and then a dot."""
+    """Spells the first tokens with a letter, and each after them with a dot, or not at all."""
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, *, then: str | None = ".") -> None:
         super().__init__()
-        self.n = n
+        self.n, self.then = n, then
 
     def stream(self) -> Any:
         return self
 
     def push(self, token: int) -> str:
         self.n -= 1
-        return "a" if self.n >= 0 else "."
+        if self.n < 0 and self.then is None:
+            raise RuntimeError(f"token {token} cannot be shown")
+        return "a" if self.n >= 0 else self.then or ""
 
     def finish(self) -> str:
         return ""

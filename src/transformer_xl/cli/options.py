@@ -147,7 +147,7 @@ class TextChoice:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ReadingChoice:
-    """How a text is read; see `Reading`, of which these are the attributes. None: as the run is read.
+    """How a text is read, by the attributes of `Reading`. Options that are None are taken from the run.
 
     Args:
         tgt_len: tokens per segment. Default: as in training.

@@ -19,6 +19,7 @@ from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.drawing import require_drawable
 from transformer_xl.generation.inputs import EMPTY_PROMPT, Ids, text_ids
+from transformer_xl.generation.sampling import Bounds
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.softmax import check_ids
@@ -104,8 +105,8 @@ def beam_search(
         raise ConfigError(f"n ({n}) must be between 1 and beams ({beams}), because no more hypotheses are found")
     if not -30 <= length_penalty <= 30:  # beyond, powers of long texts are no numbers any more
         raise ConfigError(f"length_penalty ({length_penalty}) must be between -30 and 30; 0 compares plain log-probabilities")
-    if max_new_tokens < 0:
-        raise ConfigError(f"max_new_tokens ({max_new_tokens}) must be at least 0")
+    if not (whole := Bounds(0, whole=True)).contain(max_new_tokens):
+        raise ConfigError(f"max_new_tokens ({max_new_tokens!r}) must be {whole}")
     if beams > decoder.batch_size:
         raise ConfigError(
             f"beams ({beams}) need as many rows, and the decoder has {decoder.batch_size}; open it with "

@@ -39,11 +39,14 @@ class TextState:
             self.tail.append(event.token)
             self.n_tokens += 1
 
-    def draw(self, draft: Draft, *, on: bool) -> None:
-        """Let a draft draw `on` with the random numbers of the last one, or with its own, which the next may go on with."""
-        if self.random is None or not on:
-            self.random = draft.seed, draft.generator
-        draft.generator = self.random[1]
+    def draw(self, draft: Draft, *, on: bool) -> "_Random":
+        """Let a draft draw `on` with the random numbers of the last one, or else with its own; return what it draws with.
+
+        They become the text's `random` once the draft is accepted, because a refused one must change nothing.
+        """
+        random = self.random if on and self.random is not None else (draft.seed, draft.generator)
+        draft.generator = random[1]
+        return random
 
     def copy(self) -> "TextState":
         """Return the same text, which goes its own way from here."""
@@ -97,9 +100,10 @@ class TextSession:
         The prompt may be empty if something was read before. The session does not remember a token that ended the text as a
         stop, but it remembers the first tokens of a stop string that takes several.
         """
-        self.text.draw(draft, on=self.keeps_drawing)
+        random = self.text.draw(draft, on=self.keeps_drawing)
         draft.before, draft.remember = tuple(self.text.tail), True
         for event in write(self.decoder, [draft], go_on=True):
+            self.text.random = random
             if isinstance(event, Read):
                 self.text.add(event)
             yield event

@@ -355,4 +355,4 @@ def _streamed_times(matrix: Tensor, vector: Tensor) -> Tensor:
 SEGMENT = Way(product, attend_segment)
 TOKEN = Way(product, attend_token)
 STREAMED = Way(streamed_product, partial(attend_token, streamed=True))
-"""One token of each row, for a compiler."""
+"""`STREAMED` computes what `TOKEN` does, one token of each row, in the form that a compiler fuses best."""

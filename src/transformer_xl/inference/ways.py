@@ -51,7 +51,7 @@ def segment_way(device: torch.device, dtype: torch.dtype, d_head: int, *, by_key
 
 
 def token_functions(device: torch.device, dtype: torch.dtype, d_head: int, *, fused: bool | None) -> TokenFunctions:
-    """Return what reads single tokens uncompiled; the arguments are those of `segment_way`."""
+    """Return functions that read single tokens without a compiler; the arguments are those of `segment_way`."""
     if not _fuses(device, dtype, d_head, fused):
         return TokenFunctions("library", partial(read_layer, way=TOKEN), compute_head)
     from transformer_xl.inference.token_kernels import FUSED, fused_product
@@ -65,9 +65,9 @@ def _fuses(device: torch.device, dtype: torch.dtype, d_head: int, fused: bool | 
 
 @cache
 def compiled_functions() -> TokenFunctions:
-    """Return what reads single tokens, for the compiler, which runs at the first call with tensors of a shape.
+    """Return functions that read single tokens, compiled when they are first called with tensors of a new shape.
 
-    One function serves all layers, and all readers of a process.
+    All layers, and all readers of a process, share them.
     """
     options = _COMPILER_OPTIONS
     if "recompile_limit" in inspect.signature(torch.compile).parameters:

@@ -38,7 +38,7 @@ _MOST_SCORES = 1 << 25  # held at once
 
 
 class Ending(NamedTuple):
-    """A text, integers (n,), of which only the last tokens are scored."""
+    """A text, integers (n,), whose last `n_scored` tokens are scored; those before them are only read."""
 
     ids: np.ndarray
     n_scored: int

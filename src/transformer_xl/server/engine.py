@@ -374,7 +374,7 @@ class Engine:
             self._scheduler.submit(draft, row=row, state=session.parked, go_on=session.row is not None)
             session.row, session.parked, self._residents[row] = row, None, session
             if writing := part.ticket.job.writing:  # only now, so that a refused call leaves the random numbers as they were
-                session.text.draw(draft, on=writing.keeps_drawing)
+                session.text.random = session.text.draw(draft, on=writing.keeps_drawing)
         elif part.state is None and not part.ticket.job.score:
             self._submit_after_prefix(part, draft, row)
         else:
@@ -452,7 +452,7 @@ class Engine:
         self._tell(ticket, End(part.index or 0, reason, rest, part.n_read + draft.n_read, draft.n_written, part.n_kept))
 
     def _drop(self, draft: Draft) -> None:
-        """Let go of a text that is over; its row is to be cleared, unless a session remembers it."""
+        """Forget a text that has ended, and mark its row as one to clear, unless a session keeps what the row has read."""
         if self._parts.pop(draft).session is None:
             self._dirty[draft.row] = True
 

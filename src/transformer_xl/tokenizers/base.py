@@ -175,9 +175,9 @@ class Tokenizer(ABC):
         return self.decode([token_id]).encode("utf-8", "surrogatepass")
 
     def begins_word(self) -> np.ndarray:
-        """Return for each id whether it ends the word before it, bool (vocab_size,).
+        """Return for each id whether the word before it is over when it comes, bool (vocab_size,).
 
-        Its piece begins with white space, such as a line end, or has no text at all, such as one that ends texts.
+        That is so if its piece begins with white space, as a line end does, or stands for no text at all.
         """
         pieces = (self.piece(token_id).decode("utf-8", "replace") for token_id in range(self.vocab_size))
         return np.array([not piece[:1].strip() for piece in pieces])

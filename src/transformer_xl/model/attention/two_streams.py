@@ -155,7 +155,7 @@ class BlockSight(NamedTuple):
         return bias if by_text is None or self.differs is None else bias.addcmul_(by_text, self.differs.to(qv.dtype))
 
     def by_distance(self, grad: Tensor, r: Tensor) -> Tensor:
-        """Return the gradient of (q + v)·r of all distances, (B, N, n, P), from that of `bias`."""
+        """Return the gradient with respect to (q + v)·r at all distances, (B, N, n, P), given that of `bias`."""
         moved = grad.new_zeros(*grad.shape[:3], r.shape[2])
         if self.targets is not None:
             return moved.scatter_(-1, self._columns(grad, r), grad)
