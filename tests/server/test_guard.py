@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +145,8 @@ def test_keys_are_read_from_a_file_of_ones_own(tmp_path: Path) -> None:
         read_keys(file)
     file.chmod(0o600)
     assert read_keys(file) == KEYS
+    file.write_bytes(b"\xef\xbb\xbf" + f"{ONE}\r\n{TWO}\r\n".encode())  # as some editors write it
+    assert read_keys(file) == KEYS
     file.write_text("short\n")
     with pytest.raises(ConfigError, match="a key of fewer than 16 characters"):
         read_keys(file)
@@ -203,6 +205,35 @@ def test_slow_and_endless_requests_hold_up_nobody(start: Start, monkeypatch: pyt
         for accepts in (b"", b"Accept: text/event-stream\r\n"):
             late = sent(address, text + accepts + b"\r\na few bytes")
             assert b" 408 " in late.split(b"\r\n")[0] and b"too_slow" in late
+
+
+def test_silent_connections_leave_room_for_others(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformer_xl.server import app
+
+    monkeypatch.setattr(app, "_MOST_CONNECTIONS", 20)
+    monkeypatch.setattr(app, "_MOST_REQUESTS", 25)
+    with listening(start()) as address, ExitStack() as held:
+        for _ in range(40):
+            held.enter_context(socket.create_connection(address, timeout=10))
+        asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert b" 200 " in sent(address, asked).split(b"\r\n")[0]
+
+
+def test_a_client_that_has_said_all_gets_its_answer(start: Start) -> None:
+    body = json.dumps({"prompt": "a", "max_tokens": 1000}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with listening(start()) as address, socket.create_connection(address, timeout=20) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert b"HTTP/1.1 200 " in answer and b'"completion_tokens":1000' in answer
+
+
+def test_a_body_that_is_none_has_one_answer(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    with listening(start()) as address:
+        told = sent(address, b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+    assert told.count(b"HTTP/1.1") == 1 and b" 400 " in told.split(b"\r\n")[0]
+    assert "Traceback" not in caplog.text
 
 
 def test_a_body_that_breaks_after_its_answer_is_no_failure(start: Start, caplog: pytest.LogCaptureFixture) -> None:

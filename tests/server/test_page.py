@@ -90,8 +90,12 @@ def test_everything_by_keyboard_alone(browser: "Browser", folder: Path) -> None:
             text = page.locator("#text")
             expect(text).to_contain_text("Once upon a time")
             assert page.evaluate("() => document.activeElement.id") == "continue", "the place of the keyboard is kept"
-            session = client.get("/v1/sessions").json()["data"][0]
-            assert session["n_tokens"] == 116
+
+            def sessions() -> list[int]:
+                return sorted(each["n_tokens"] for each in client.get("/v1/sessions").json()["data"])
+
+            assert sessions() == [0, 116], "the text, and how it was before"
+            expect(page.locator("#sessions button")).to_have_count(1)
             levels = {each.get_attribute("class") for each in text.locator("span").all()}
             assert {"s3", "s4", "s5"} & {kind for each in levels for kind in str(each).split()}, (
                 "tokens are colored by surprise"
@@ -108,10 +112,23 @@ def test_everything_by_keyboard_alone(browser: "Browser", folder: Path) -> None:
             press(page, "Ask")
             status(page, "Done: 100 tokens.")
             expect(page.locator("#answer-left span")).not_to_have_count(0)
-            assert client.get("/v1/sessions").json()["data"][0]["n_tokens"] == 116, "a question leaves no trace"
+            assert sessions() == [0, 116], "a question leaves no trace"
+
+            def shown() -> tuple[list[str], str]:
+                kinds = [str(each.get_attribute("class")).removesuffix(" at") for each in text.locator("span").all()]
+                return kinds, page.locator("#chart-words").inner_text()
+
+            before = shown()
+            page.locator("#input").fill(", and then")
+            press(page, "Continue")
+            status(page, "Done: 100 tokens.")
+            assert sessions() == [116, 226] and shown() != before
             press(page, "Undo")
-            status(page, "Went back by 20 tokens.")
-            assert client.get("/v1/sessions").json()["data"][0]["n_tokens"] == 96
+            status(page, "Went back by 110 tokens.")
+            assert shown() == before, "colors and counts, too"
+            assert sessions() == [116]
+            press(page, "Undo")
+            status(page, "There is nothing to take back.")
             press(page, "Fork")
             status(page, "A copy of the session is open.")
             expect(page.locator("#sessions button")).to_have_count(2)
@@ -120,7 +137,7 @@ def test_everything_by_keyboard_alone(browser: "Browser", folder: Path) -> None:
             page.keyboard.type("mine")
             press(page, "Save")
             status(page, "Saved as mine.")
-            expect(page.locator("#saved button")).to_have_text("mine · 96 tokens")
+            expect(page.locator("#saved button")).to_have_text("mine · 116 tokens")
 
             press(page, "With and without memory")
             status(page, "Ready.")
@@ -128,7 +145,7 @@ def test_everything_by_keyboard_alone(browser: "Browser", folder: Path) -> None:
             expect(page.locator("#answer-right span")).not_to_have_count(0)
             press(page, "What memory bought")
             expect(page.locator("#answer-title")).to_contain_text("Nats that memory saved")
-            press(page, "mine · 96 tokens")
+            press(page, "mine · 116 tokens")
             expect(page.locator("#sessions button")).to_have_count(3)
             assert not faults, faults
         assert not any("Traceback" in line for line in said), said

@@ -5,10 +5,12 @@ import runpy
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,23 @@ def test_a_text_that_is_written_may_end_before_the_server_does(folder: Path) -> 
                 assert "retry-after" in refused.headers
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert child.wait() == 0
+
+
+def test_a_second_signal_ends_it_at_once_and_quietly(folder: Path) -> None:
+    """As a program of its own, whose log is standard error; a fork of pytest has pytest's."""
+    command = [sys.executable, "-m", "transformer_xl", "serve", "tiny", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child, ThreadPoolExecutor() as others:
+        assert child.stderr
+        address = next(line for line in child.stderr if line.startswith("ready at ")).split()[2]
+        others.submit(httpx.post, f"{address}/v1/completions", json={"prompt": "a", "max_tokens": 10**6}, timeout=30)
+        while "txl_rows_busy 1.0" not in httpx.get(f"{address}/metrics").text:
+            time.sleep(0.02)
+        for _ in range(2):
+            child.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+        said = child.stderr.read().splitlines()
+    assert child.returncode == 0 and said[-1] == "ended"
+    assert not any("Traceback" in line for line in said), said
 
 
 def test_what_keeps_it_from_starting(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import stat
 import time
 from collections.abc import Callable
@@ -189,6 +190,49 @@ def test_going_back(serve: Serve) -> None:
     client.post(f"{one}/append", json={"text": PROMPT * 5})
     refused = client.post(f"{one}/rewind", json={"n": 100})
     assert refused.status_code == 409 and refused.json()["error"]["n_rewindable"] == client.get(one).json()["n_rewindable"]
+
+
+def test_a_session_that_begins_anew_keeps_its_seed(serve: Serve) -> None:
+    client = serve()
+    one = session(client, seed=5)
+    texts: list[str] = []
+    for _ in range(2):
+        client.post(f"{one}/append", json={"text": "ab"})
+        made = client.post(f"{one}/generate", json={"max_tokens": 3}).json()
+        texts.append(made["choices"][0]["text"])
+        assert client.post(f"{one}/rewind", json={"n": 5}).json()["n_tokens"] == 0
+    assert texts[0] == texts[1]
+
+
+def test_files_of_sessions_are_for_their_owner_alone(serve: Serve, tmp_path: Path) -> None:
+    client = serve(stored=True)
+    one = session(client)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    client.post(f"{one}/save", json={})
+    client.post(f"{one}/save", json={"name": "book"})
+    files = [each for each in (tmp_path / "sessions").rglob("*") if each.is_file()]
+    assert {each.suffix for each in files} == {".session", ".lock", ".owner"}
+    assert {stat.S_IMODE(each.stat().st_mode) for each in files} == {0o600}
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (tmp_path / "sessions").rglob("*/")} == {0o700}
+
+
+@pytest.mark.parametrize("what", ["link", "pipe"])
+def test_what_is_no_file_of_ours_is_neither_followed_nor_waited_for(serve: Serve, tmp_path: Path, what: str) -> None:
+    client, mine = serve(stored=True), tmp_path / "mine.txt"
+    mine.write_text("precious")
+    one = session(client)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    client.post(f"{one}/save", json={"name": "book"})
+    (saved,) = (tmp_path / "sessions").rglob("saved-*.session")
+    own = saved.with_name(f"{one.rpartition('/')[2]}.session")
+    for file in (saved, own):
+        file.unlink(missing_ok=True)
+        file.symlink_to(mine) if what == "link" else os.mkfifo(file)
+    for path, body in ((f"{one}/save", {"name": "book"}), (f"{one}/save", {}), ("/v1/sessions", {"from": {"saved": "book"}})):
+        refused = client.post(path, json=body)
+        assert refused.status_code in (404, 409) and "Traceback" not in refused.text
+    assert client.get("/v1/saved").json()["data"] == []
+    assert mine.read_text() == "precious" and client.get(one).json()["n_tokens"] == len(PROMPT)
 
 
 def test_what_is_saved_comes_back_without_being_read_again(serve: Serve) -> None:

@@ -13,6 +13,7 @@ from transformer_xl.errors import CheckpointError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.draft import Chosen, Draft, Event, Read
 from transformer_xl.generation.scheduler import write
+from transformer_xl.generation.seeds import seeded_generator
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.untrusted import parse_json
@@ -51,6 +52,10 @@ class TextState:
     def copy(self) -> "TextState":
         """Return the same text, which goes its own way from here."""
         return TextState.of_note(self.note())
+
+    def begun_anew(self) -> "TextState":
+        """Return the text as it was before anything was read: its seed stays."""
+        return TextState(random=self.random and (self.random[0], seeded_generator(self.random[0])))
 
     def note(self) -> dict[str, str]:
         """Return it as the note of a session's file."""

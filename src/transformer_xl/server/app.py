@@ -1,6 +1,7 @@
 """The server put together, and run until a signal ends it."""
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from transformer_xl.console import say
 from transformer_xl.errors import TxlError, message_of, one_line
@@ -29,6 +30,9 @@ from transformer_xl.version import __version__
 ROUTERS = (routes.router, text_routes.router, session_routes.router)
 _HEADER_BYTES = 16_384
 _HEADER_SECONDS = 5.0
+_MOST_CONNECTIONS = 500
+_MOST_REQUESTS = 512
+_KNOCK_SECONDS = 0.1
 _MOST_PROBLEMS = 3
 _LONGEST_VALUE = 60
 
@@ -119,6 +123,29 @@ class _Protocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._watch()
+        if len(self.connections) > _MOST_CONNECTIONS:  # one that is silent makes room for one that may have something to say
+            silent = (each for each in self.connections if isinstance(each, _Protocol) and each is not self and each.is_silent)
+            if oldest := next(silent, None):
+                oldest.transport.close()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether no request is read or answered."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
+
+    def eof_received(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]  # it lets the transport close itself
+        """Keep a connection whose client has asked and says no more: it may read. One that has left takes nothing."""
+        waits = self.cycle is not None and not (self.cycle.more_body or self.cycle.response_complete)
+        if waits:
+            self.cycle.keep_alive = False
+            self.loop.call_later(_KNOCK_SECONDS, self._knock, self.cycle, 2)
+        return waits
+
+    def _knock(self, cycle: RequestResponseCycle, n: int) -> None:
+        """Write what says nothing to a client that may have left: the system refuses the first, and the second one tells us."""
+        if n and not (cycle.response_started or self.transport.is_closing()) and self.scope["http_version"] == "1.1":
+            self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            self.loop.call_later(_KNOCK_SECONDS, self._knock, cycle, n - 1)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -127,6 +154,8 @@ class _Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
+            if self.cycle is not None:  # nothing comes after this answer
+                self.cycle.disconnected = True
         else:  # an answer has begun already: a body broke off after it
             self.transport.close()
 
@@ -160,7 +189,7 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             h11_max_incomplete_event_size=_HEADER_BYTES,
-            limit_concurrency=512,  # beyond them the answer is 503
+            limit_concurrency=_MOST_REQUESTS,  # beyond them the answer is 503
             timeout_keep_alive=30,
             timeout_graceful_shutdown=5,
         )
@@ -188,6 +217,7 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._ending:
             self.should_exit = self.force_exit = True
+            logging.getLogger("uvicorn.error").disabled = True  # what is cut off now is no fault
             return
         self._ending = True
         self._service.engine.drain()

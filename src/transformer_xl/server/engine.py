@@ -243,7 +243,7 @@ class Engine:
         require_free(session)
         if n == session.text.n_tokens:
             self._empty(session)
-            session.text, session.n_rewindable, session.is_changed = TextState(), 0, True
+            session.text, session.n_rewindable, session.is_changed = session.text.begun_anew(), 0, True
             return
         row = session.row
         if row is None or n > session.n_rewindable or n + 1 > len(session.text.tail):

@@ -36,7 +36,7 @@ def read_keys(path: Path) -> tuple[str, ...]:
     """Return the SHA-256 of each key of a file, a line each; lines that begin with # are remarks."""
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise ConfigError(f"--api-key-file '{path}' can be read by others; chmod 600 '{path}'")
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")  # some editors begin a file with a mark
     keys = [key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#")]
     if not keys or any(len(key) < _LEAST_KEY for key in keys):
         what = f"a key of fewer than {_LEAST_KEY} characters" if keys else "no key"

@@ -8,6 +8,7 @@ import hashlib
 import re
 import resource
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -18,7 +19,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import STRAY_SUFFIX, make_directory, sync_directory
+from transformer_xl.files import STRAY_SUFFIX, make_directory, private, sync_directory
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState, SessionFormat, describe_session
 from transformer_xl.server.jobs import RefusalError, Ticket
@@ -86,10 +87,12 @@ class Store:
     def write(self, path: Path, state: RowState, note: dict[str, str]) -> None:
         """Write a file whole, and force it to the disk; what was there before is intact if it cannot be written."""
         make_directory(path.parent, mode=0o700)
+        _require_file(path)
         self._format.save(path, [state], note={**note, "tokenizer": self._tokenizer.fingerprint})
 
     def read(self, path: Path) -> tuple[RowState, dict[str, str]]:
         """Read a file, and check that it is of this model and decoder."""
+        _require_file(path)
         try:
             (state, *more), note = self._format.load(path)
         except CheckpointError as error:
@@ -109,8 +112,9 @@ class Store:
     def note(path: Path) -> dict[str, str] | None:
         """Return the note of a file, which is not verified; None: it is none."""
         try:
+            _require_file(path)
             return describe_session(path)["note"]
-        except (CheckpointError, OSError):
+        except (CheckpointError, OSError, RefusalError):
             return None
 
     def notes(self, owner: str, *, saved: bool = False) -> Iterator[tuple[Path, dict[str, str]]]:
@@ -134,11 +138,14 @@ class Store:
         lock, owner = _lock_of(path), _owner_of(path)
         try:
             make_directory(path.parent, mode=0o700)  # so that only we put files there
+            for file in (lock, owner):
+                _require_file(file)
             with ExitStack() as held:
-                held.enter_context(FileLock(lock, thread_local=False).acquire(timeout=wait))
+                held.enter_context(FileLock(lock, thread_local=False, mode=0o600).acquire(timeout=wait))
                 held.callback(lock.unlink, missing_ok=True)  # while it is held; who waits for this file takes a new one
                 held.callback(owner.unlink, missing_ok=True)
-                owner.write_text(self._who, encoding="ascii")
+                with open(owner, "w", encoding="ascii", opener=private) as file:
+                    file.write(self._who)
                 return held.pop_all()
         except Timeout:
             who = _read_owner(path)
@@ -295,10 +302,19 @@ def _owner_of(path: Path) -> Path:
     return path.with_suffix(".owner")
 
 
+def _require_file(path: Path) -> None:
+    """Refuse a link, which would be followed, and a pipe, which would be waited for: somebody else has put it there."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            message = f"'{path.name}' in the directory of sessions is a link, pipe or directory, no file of ours; remove it"
+            raise RefusalError(409, message, code="bad_session")
+
+
 def _read_owner(path: Path) -> str:
     try:
+        _require_file(_owner_of(path))
         return _owner_of(path).read_text(encoding="ascii")[:64]
-    except (OSError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError, RefusalError):
         return ""
 
 

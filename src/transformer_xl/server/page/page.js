@@ -12,7 +12,7 @@ const WORDS = {
     done: "Done: {n} tokens.", stopped: "Stopped.", lost: "The server cannot be reached: {e}", error: "{e}",
     line: "{m}: {p} parameters, memory of {l} tokens, {b} in a session", answerTitle: "Answer (the session does not remember it)",
     compareTitle: "The same random numbers: with memory (left), and after the last 64 tokens alone (right)",
-    boughtTitle: "Nats that memory saved: {n} in {t} tokens (the darker, the more)", undone: "Went back by {n} tokens.",
+    boughtTitle: "Nats that memory saved: {n} in {t} tokens (the darker, the more)", undone: "Went back by {n} tokens.", nothingUndone: "There is nothing to take back.",
     savedAs: "Saved as {n}.", needName: "Give a name first.", forked: "A copy of the session is open.", deleted: "Deleted.",
     readingLine: "{d} of {t}, {s} tokens/s, {b} bits per character, {l} left", readingDone: "Read {d}: {b} bits per character.",
     chart: "{c} characters read and written (dashed), {b} of memory (solid): it does not grow.", token: "“{t}”: {n} nats",
@@ -30,7 +30,7 @@ const WORDS = {
     done: "完成：{n} 个词元。", stopped: "已停止。", lost: "无法连接服务器：{e}", error: "{e}",
     line: "{m}：{p} 个参数，记忆 {l} 个词元，每个会话 {b}", answerTitle: "回答（会话不会记住它）",
     compareTitle: "相同的随机数：有记忆（左），只读最后 64 个词元（右）",
-    boughtTitle: "记忆节省的奈特：{t} 个词元共 {n}（颜色越深越多）", undone: "已后退 {n} 个词元。",
+    boughtTitle: "记忆节省的奈特：{t} 个词元共 {n}（颜色越深越多）", undone: "已后退 {n} 个词元。", nothingUndone: "没有可撤销的操作。",
     savedAs: "已保存为 {n}。", needName: "请先填写名称。", forked: "已打开会话的副本。", deleted: "已删除。",
     readingLine: "{d} / {t}，{s} 词元/秒，每字符 {b} 比特，剩余 {l}", readingDone: "已读 {d}：每字符 {b} 比特。",
     chart: "已读写 {c} 个字符（虚线），占用内存 {b}（实线）：它不增长。", token: "“{t}”：{n} 奈特",
@@ -153,7 +153,8 @@ async function refresh() {
   if (!state.meta) return;
   try {
     const [sessions, saved] = await Promise.all([json("/v1/sessions"), json("/v1/saved")]);
-    $("sessions").replaceChildren(...sessions.data.map(sessionEntry));
+    const copies = new Set([...state.texts.values()].map((each) => each.before?.id));
+    $("sessions").replaceChildren(...sessions.data.filter((each) => !copies.has(each.id)).map(sessionEntry));
     $("saved").replaceChildren(...saved.data.map((each) => entry(`${each.name} · ${t("chars", { n: number(each.n_tokens) })}`, () => open({ from: { saved: each.name } }))));
     if (!saved.data.length) $("saved").replaceChildren(entry(t("empty")));
   } catch (error) { fail(error); }
@@ -207,6 +208,14 @@ async function run(name, work) {
 const settings = (more) => ({ max_tokens: +$("tokens").value, temperature: +$("temperature").value, stream: true, logprobs: 0, ...more });
 const path = (what) => `/v1/sessions/${state.session}/${what}`;
 
+// Before anything is read, the session is copied: the copy is what "Undo" goes back to, however much is read and written.
+async function copyForUndo() {
+  const own = log(), { tokens, characters, points, before } = own;
+  own.before = null;
+  if (before) call(`/v1/sessions/${before.id}`, { method: "DELETE" }).catch(() => {});
+  const made = await json("/v1/sessions", { body: { from: { session: state.session } } }).catch(() => null);  // there may be no room
+  if (made) own.before = { id: made.id, n: made.n_tokens, tokens: [...tokens], characters, points: [...points] };
+}
 async function readTyped(signal) {
   const text = $("input").value;
   if (!text) return;
@@ -236,6 +245,7 @@ function showAnswer(title, both) {
 $("write").addEventListener("submit", (event) => {
   event.preventDefault();
   run("writing", async (signal) => {
+    await copyForUndo();
     await readTyped(signal);
     status("done", { n: number(await write(path("generate"), {}, (token) => add(token, true), signal)) });
   });
@@ -247,19 +257,20 @@ $("ask").addEventListener("click", () => run("writing", async (signal) => {
 }));
 $("stop").addEventListener("click", () => state.running?.abort());
 $("undo").addEventListener("click", () => run("ready", async () => {
-  const session = await json(`/v1/sessions/${state.session}`);
-  const n = Math.min(session.n_rewindable, 20);
-  if (n < 1) return status("needText");
-  await json(path("rewind"), { body: { n, at: session.n_tokens } });
-  const { characters, points } = log();
-  state.texts.delete(state.session);
-  await show(state.session);  // the end of the text as the server has it
-  Object.assign(log(), { characters, points });
-  status("undone", { n });
+  const { before } = log(), old = state.session;
+  if (!before) return status("nothingUndone");
+  const n = (await json(`/v1/sessions/${old}`)).n_tokens - before.n;
+  const { tokens, characters, points } = before;
+  await json(`/v1/sessions/${before.id}`);  // it may have expired
+  state.texts.set(before.id, { tokens, characters, points });
+  state.texts.delete(old);
+  await show(before.id);
+  await call(`/v1/sessions/${old}`, { method: "DELETE" });
+  status("undone", { n: number(n) });
 }));
 $("fork").addEventListener("click", () => run("ready", async () => {
   const before = log(), made = await json(path("fork"), { method: "POST" });
-  state.texts.set(made.id, structuredClone(before));
+  state.texts.set(made.id, structuredClone({ ...before, before: null }));
   await show(made.id);
   status("forked");
 }));
@@ -289,7 +300,7 @@ $("save").addEventListener("click", () => run("ready", async () => {
   status("savedAs", { n: name });
 }));
 $("delete").addEventListener("click", () => run("ready", async () => {
-  await call(`/v1/sessions/${state.session}`, { method: "DELETE" });
+  for (const id of [state.session, log().before?.id]) if (id) await call(`/v1/sessions/${id}`, { method: "DELETE" });
   state.texts.delete(state.session);
   await show((await json("/v1/sessions", { body: {} })).id);
   status("deleted");
@@ -329,6 +340,7 @@ async function readBook(file) {
   state.reading = book;
   $("pause").disabled = false;
   await run("reading", async (signal) => {
+    await copyForUndo();
     const url = `/v1/sessions/${state.session}`;
     while (book.place < file.size) {
       while (book.paused && !signal.aborted) await wait(100);
