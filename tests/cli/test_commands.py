@@ -4,7 +4,6 @@ import errno
 import gzip
 import json
 import math
-import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -534,21 +533,6 @@ def test_training_that_runs_out_of_memory_says_what_to_change(txl: Txl, full: Ca
     assert txl("train", "--resume", "--out", "later", "--quiet").status == 0
     logs = [Path(run, "metrics.jsonl").read_text().splitlines() for run in ("later", "run")]
     assert [json.loads(line).get("loss") for line in logs[0]] == [json.loads(line).get("loss") for line in logs[1]]
-
-
-def test_the_plan_of_training_that_ran_out_of_memory_is_told(
-    txl: Txl, full: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full(1)
-    # how many characters there are is known only to the run
-    command = ("train", "tiny.toml", "--corpus", "text.txt", "--quiet", "--set", "tokenizer.kind=char")
-    monkeypatch.setattr("transformer_xl.model.room.free_bytes", lambda device: 45_000)
-    said = txl(*command, "--out", "small").complaint
-    assert re.search(
-        r"train.tgt_len; by txl plan it does not fit: 0.0 GB of 0.0 usable; with train.accumulate=[24].* it takes", said
-    )
-    monkeypatch.setattr("transformer_xl.model.room.free_bytes", lambda device: None)
-    assert txl(*command, "--out", "unknown").complaint.endswith(REMEDY)
 
 
 def test_memory_runs_out_before_the_first_step(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:

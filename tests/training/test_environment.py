@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 import transformer_xl
 from tests.training.helpers import Lines
 from transformer_xl.config.run import TrainConfig
-from transformer_xl.training import environment
 from transformer_xl.training.environment import computing_with, last_threads, read_environment, write_environment
 from transformer_xl.training.run import train
 
@@ -42,35 +40,6 @@ def test_a_damaged_file_begins_anew(tmp_path: Path, damage: bytes) -> None:
     for _ in range(2):
         write_environment(tmp_path, seed=5, device=CPU)
     assert len(read_environment(tmp_path)) == 2
-
-
-def test_the_commit_of_a_checkout_and_its_changes(tmp_path: Path) -> None:
-    def git(*arguments: str) -> str:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
-        return subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    git("init", "--quiet")
-    assert environment._commit(package) is None  # inside a checkout, and not of it
-    git("add", ".")
-    assert environment._commit(package) is None  # before the first commit
-    git("commit", "--quiet", "--message", "first")
-    commit = git("rev-parse", "HEAD").strip()
-    assert environment._commit(package) == commit
-    (package / "__init__.py").write_text("changed")
-    assert environment._commit(package) == f"{commit}+changes"
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 5)])
-def test_no_git(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(subprocess, "run", fail)
-    write(tmp_path)
-    assert read_environment(tmp_path)[0]["commit"] is None
 
 
 def test_variables_that_change_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

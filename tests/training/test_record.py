@@ -41,11 +41,6 @@ def test_numbers_that_json_lacks_are_null(record: Record) -> None:
     assert read_metrics(record.directory)[-1] == expected
 
 
-def test_a_line_of_version_0_2_has_a_checksum(record: Record) -> None:
-    record.path.write_text(json.dumps(SOUND | {"crc": "2c689bba"}) + "\n")
-    assert read_metrics(record.directory)[0]["loss"] == 0.25
-
-
 def test_a_line_cut_anywhere_is_dropped(record: Record) -> None:
     whole = record.path.read_bytes()
     begin = whole[:-1].rindex(b"\n") + 1
@@ -63,9 +58,7 @@ SOUND: dict[str, Any] = {"kind": "train", "step": 4, "loss": 0.25, "tokens": 40,
     "bad",
     [
         *(json.dumps(SOUND | {name: value}) for name, value in (("step", "4"), ("kind", "trian"), ("kind", ["train"]))),
-        *(json.dumps(SOUND | {name: value}) for name in ("loss", "tokens", "seconds", "skipped") for value in ("1", [1], True)),
-        *(json.dumps(SOUND | {name: None}) for name in ("tokens", "seconds")),
-        *(json.dumps({name: value for name, value in SOUND.items() if name != left}) for left in SOUND),
+        *(json.dumps({name: value for name, value in SOUND.items() if name != left}) for left in ("kind", "step")),
         *("text", "[]", '{"loss": NaN}', "[" * 100_000, "\0"),
     ],
 )
@@ -191,21 +184,6 @@ def test_a_resumed_run_goes_on_in_the_same_place(tmp_path: Path, remotes: list[R
     assert first == again != other
 
 
-def test_wandb_without_a_network_logs_offline(tmp_path: Path, remotes: list[Remote], monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = sys.modules["wandb"].init
-
-    def init(**options: Any) -> Remote:
-        if options.get("mode") != "offline":
-            raise ConnectionError("no\nroute")
-        return opened(**options)
-
-    monkeypatch.setattr(sys.modules["wandb"], "init", init)
-    said: list[str] = []
-    write_some(tmp_path, "wandb", warn=said.append)
-    assert said == [f"wandb cannot be reached (no route); it logs offline, send it with wandb sync {tmp_path}/wandb/*"]
-    assert len(remotes[0].got) == 1
-
-
 @pytest.mark.parametrize("moment", ["init", "log", "finish"])
 def test_a_logger_that_fails_ends_no_run(
     moment: str, tmp_path: Path, remotes: list[Remote], monkeypatch: pytest.MonkeyPatch
@@ -217,8 +195,7 @@ def test_a_logger_that_fails_ends_no_run(
     said: list[str] = []
     write_some(tmp_path, "wandb", warn=said.append)
     write_some(tmp_path, "wandb", warn=said.append)
-    failed = [line for line in said if "cannot be reached" not in line]
-    assert failed == ["wandb failed (gone); it gets nothing more, metrics.jsonl has everything"] * 2
+    assert said == ["wandb failed (gone); it gets nothing more, metrics.jsonl has everything"] * 2
     assert len(read_metrics(tmp_path)) == 4
 
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from tests.helpers import TINY
-from tests.training.helpers import Lines, write_recipe
+from tests.training.helpers import write_recipe
 from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.build import count_parameters, make_model
-from transformer_xl.training import start
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import comparison, train
 
@@ -45,16 +44,6 @@ def test_sizes_beyond_the_machine_are_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=match):
         train(recipe, out=tmp_path / "run", corpus=str(text), overrides=[override])
     assert not (tmp_path / "run").exists()
-
-
-def test_more_threads_than_cores_are_warned_of(
-    recipe: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(start, "cores", lambda: 2)
-    display = Lines()
-    train(recipe, out=tmp_path, corpus=str(text), overrides=["train.threads=3", "train.max_steps=1"], display=display)
-    (warning,) = display.warned
-    assert warning.startswith("train.threads (3) is more than the 2 cores that this process may use, so this run will be slow")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ runs/quickstart/
 config.json       every setting, resolved, for people: each checkpoint has its own copy, which is the one that is read
 tokenizer.json    the same
 checkpoints/      step-00001000/ …, best.json
-environment.json  versions, commit, machine, seed and command of each start
+environment.json  versions, machine, seed and command of each start
 loggers.json      the remote runs that it writes to, if any
 metrics.jsonl     loss, validation, samples; one JSON object per line
 loss.png

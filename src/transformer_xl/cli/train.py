@@ -2,13 +2,10 @@
 
 import glob
 import json
-import math
 import os
 import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +17,7 @@ from transformer_xl.errors import ConfigError, beside, did_you_mean
 from transformer_xl.process import is_reporter
 
 if TYPE_CHECKING:
-    from transformer_xl.config.run import RunConfig
+    pass
 
 
 def train(
@@ -95,14 +92,10 @@ def _train(recipe: str | None, quiet: bool, **arguments: Any) -> None:
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.training.display import Display
     from transformer_xl.training.run import train as run
-    from transformer_xl.training.start import NoRoomError
 
     keep_freed_memory()
     display = Display(quiet=quiet)
-    try:
-        outcome = run(recipe, display=display, **arguments)
-    except NoRoomError as error:
-        raise ConfigError(f"{error}{_what_fits(error.config)}") from None
+    outcome = run(recipe, display=display, **arguments)
     if outcome.stopped_by:
         sys.exit(128 + outcome.stopped_by)
     if outcome.picture:
@@ -110,26 +103,6 @@ def _train(recipe: str | None, quiet: bool, **arguments: Any) -> None:
     where = shlex.quote(str(outcome.directory))
     writes = "" if outcome.predicts == "target" else f"    txl generate {where} --prompt TEXT"
     display.say(f"next: txl eval {where}{writes or ' --compare-memory'}")
-
-
-def _what_fits(config: "RunConfig") -> str:
-    """Return what the plan of a run that ran out of memory says, as a clause; empty if it says that the run fits."""
-    import torch
-
-    from transformer_xl.cost.hardware import gpu
-    from transformer_xl.cost.plan import make_plan
-    from transformer_xl.kernels.device import choose_device
-    from transformer_xl.model.room import free_bytes
-
-    with suppress(ConfigError):  # there is no plan of such a run
-        place = choose_device(config.train.device)
-        free, own = free_bytes(place), torch.cuda.memory_allocated(place) if place.type == "cuda" else 0
-        device = {"memory": math.inf if free is None else free + own, "on_cpu": place.type == "cpu"}
-        hardware = replace(gpu("h100", config.train.precision), fuses=place.type == "cuda", **device)
-        n_process = int(os.environ.get("WORLD_SIZE", "1"))
-        advice = make_plan(config, hardware, gpus=n_process, division=config.train.parallel).advice
-        return next((f"; by txl plan it {each}" for each in advice if each.startswith("does not fit")), "")
-    return ""
 
 
 def _compatible(recipe: str | None, overrides: list[str]) -> Iterator[str]:

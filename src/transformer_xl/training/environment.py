@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +27,6 @@ ENVIRONMENT_FILE = "environment.json"
 
 LAUNCH = "TORCHELASTIC_RUN_ID"  # torchrun sets it to the same value in all processes that it starts and restarts
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-_SECONDS = 5
 
 
 def write_environment(directory: Path, *, seed: int, device: torch.device, step: int = 0) -> None:
@@ -40,7 +38,6 @@ def write_environment(directory: Path, *, seed: int, device: torch.device, step:
         "seed": seed,
         "command": sys.argv,
         "versions": _versions(),
-        "commit": _commit(Path(__file__).parent),
         "machine": _machine(device),
         "variables": {name: os.environ[name] for name in variables if name in os.environ},
     }
@@ -81,23 +78,6 @@ def _versions() -> dict[str, str]:
     if torch.version.cuda:
         found |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
     return found
-
-
-def _commit(folder: Path) -> str | None:
-    """Return the commit that a folder is checked out at, with `+changes` if files differ; None without a checkout."""
-    try:
-        # the package may merely be installed inside of a repository, whose commits say nothing about it
-        tracked, commit = _git(folder, "ls-files", "--error-unmatch", "__init__.py"), _git(folder, "rev-parse", "HEAD")
-        if tracked is None or commit is None:
-            return None
-        return f"{commit}{'+changes' if _git(folder, 'status', '--porcelain', '-uno', '.') else ''}"
-    except (OSError, subprocess.SubprocessError):  # there is no git, or it hangs
-        return None
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=_SECONDS)
-    return answer.stdout.strip() if answer.returncode == 0 else None
 
 
 def _machine(device: torch.device) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.config.model import HeadConfig
+from transformer_xl.config.model import HeadConfig, TextSettings
 from transformer_xl.config.recipes import load_task
 from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.console import clock
@@ -139,17 +139,15 @@ class FineTuning(Objective[TaskOutcome]):
     def begins(self) -> bool:
         return self.base is not None
 
-    def directory_name(self) -> str:
-        if self.task is None:
-            raise ConfigError("--task is missing, such as --task classification; or name the run to go on with by --out")
-        return load_task(self.task)["name"]
-
     def recipe_name(self) -> str | None:
         return self.task and load_task(self.task)["name"]
 
     def new_settings(self) -> RunConfig:
         if self.base is None:
-            raise ConfigError("no model is named that learns the task; give a run, an exported directory or a hub id")
+            raise ConfigError(
+                "no model is named that learns the task; give a run, an exported directory or a hub id, or go on with a run by "
+                "--resume --out RUN"
+            )
         if self.task is None:
             raise ConfigError("--task is missing, such as --task classification; docs/finetuning.md lists the tasks")
         theirs = settings_of_base(self.base)
@@ -257,10 +255,9 @@ class FineTuning(Objective[TaskOutcome]):
             say(f"{'validation' if name == 'valid' else name}: {score.in_words()}")
         if remark := scores["valid"].remark:
             run.display.warn(remark)
-        if not run.final:
-            tested = scores["test"].metrics if "test" in scores else {}
-            figures = scores["valid"].metrics | {f"test_{name}": value for name, value in tested.items()}
-            run.note("final", best_step=best and best.step, loss=_loss(scores["valid"]), bpc=None, **figures)
+        tested = scores["test"].metrics if "test" in scores else {}
+        figures = scores["valid"].metrics | {f"test_{name}": value for name, value in tested.items()}
+        run.note("final", best_step=best and best.step, loss=_loss(scores["valid"]), bpc=None, **figures)
         return scores
 
     def outcome(self, run: Run[TaskOutcome], stopped_by: signal.Signals | None = None) -> TaskOutcome:
@@ -270,25 +267,17 @@ class FineTuning(Objective[TaskOutcome]):
 
 def with_head(config: RunConfig, texts: TaskTexts) -> RunConfig:
     """Return the settings of a new run with those of its head, and with intervals no longer than an epoch."""
-    task, model = config.task, config.model
+    task, train = config.task, config.train
     assert task is not None
-    learned, max_len = make_blueprint(model).learned_length, task.max_len
-    tgt_len = config.train.tgt_len if learned is None else min(config.train.tgt_len, learned)
-    if model.mem_len == 0 and max_len is None and task.summary == "last" and task.kind != "span":
-        max_len = tgt_len
-    span = {name: getattr(task, name) for name in ("doc_stride", "max_query_len", "max_answer_len")}
-    head = HeadConfig(
-        kind=task.kind,
-        labels=texts.labels,
-        summary=task.summary,
-        tgt_len=tgt_len,
-        max_len=max_len,
-        gradient_segments=task.gradient_segments,
-        **(span if task.kind == "span" else {}),
-    )
-    n_step = -(-len(texts.train) // config.train.batch_size)
-    intervals = {name: min(getattr(config.train, name), n_step) for name in ("eval_interval", "checkpoint_interval")}
-    intervals["log_interval"] = min(config.train.log_interval, max(1, intervals["eval_interval"] // 2))
+    learned = make_blueprint(config.model).learned_length
+    tgt_len = train.tgt_len if learned is None else min(train.tgt_len, learned)
+    reading = {name: getattr(task, name) for name in TextSettings.model_fields}
+    if config.model.mem_len == 0 and task.max_len is None and task.summary == "last" and task.kind != "span":
+        reading["max_len"] = tgt_len
+    head = HeadConfig(kind=task.kind, labels=texts.labels, tgt_len=tgt_len, **reading)
+    n_step = -(-len(texts.train) // train.batch_size)
+    intervals = {name: min(getattr(train, name), n_step) for name in ("eval_interval", "checkpoint_interval")}
+    intervals["log_interval"] = min(train.log_interval, max(1, intervals["eval_interval"] // 2))
     return config.changed(model={"head": head.model_dump()}, train=intervals)
 
 

@@ -75,10 +75,6 @@ class Objective(ABC, Generic[Ending]):
         """Whether it says what a new run would be."""
 
     @abstractmethod
-    def directory_name(self) -> str:
-        """Return the name of a run's directory, if nobody names one."""
-
-    @abstractmethod
     def recipe_name(self) -> str | None:
         """Return the name that runs of its recipe or task have; None: it names none."""
 
@@ -186,7 +182,7 @@ class Run(Generic[Ending]):
     interval: Interval = field(default_factory=Interval)
     best: Best | None = None
     waiting: int = 0  # validations since the best one; only tasks with `task.patience` count them
-    final: dict[str, Any] | None = None  # the log's last entry, by a process that finished the run and scored it
+    began: int = 0  # the step at which this process began
 
     @property
     def is_over(self) -> bool:
@@ -282,15 +278,13 @@ def restore(run: Run[Any]) -> None:
             remedy = "restore it from a copy, or delete its directory to go on from the one before"
             raise CheckpointError(f"checkpoint {step} does not fit {where}: {reason}; {remedy}") from None
         run.best = best if best and best.step in run.store.steps() else None
-    final: dict[str, Any] | None = None
+    run.began = step
     with world.agreed():
         if run.record:
             run.store.rewind(step, best=run.best.step if run.best else None)
             if not run.is_over:
                 run.store.check_room(run.checkpoint_bytes, warn=run.display.warn)
-            is_finished = run.is_over and run.config.eval == run.directory.config().eval
-            final = run.record.rewind(step, is_finished=is_finished)
-    run.final = world.from_first(final)
+            run.record.rewind(step)
     saved_by = checkpoint.state["world_size"]
     if saved_by != world.size:
         run.display.say(

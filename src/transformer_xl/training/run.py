@@ -29,7 +29,7 @@ from transformer_xl.reading.targets import filled_in, pair_stream, scored_stream
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import Objective, Run, RunOutcome, conduct
-from transformer_xl.training.scoring import TextScores, as_entry, extent, final_scores, recorded, score_split
+from transformer_xl.training.scoring import TextScores, as_entry, extent, final_scores, score_split
 from transformer_xl.training.start import absolute_base, check_model, complete, settings_of_base, settings_with_base, start
 from transformer_xl.world import World
 
@@ -119,9 +119,6 @@ class Pretraining(Objective[Outcome]):
     def begins(self) -> bool:
         return (self.recipe, self.corpus, self.base) != (None, None, None)
 
-    def directory_name(self) -> str:
-        return self.new_settings().name
-
     def recipe_name(self) -> str | None:
         return self.recipe.name if isinstance(self.recipe, RunConfig) else self.recipe and load_recipe(self.recipe).name
 
@@ -168,7 +165,7 @@ class Pretraining(Objective[Outcome]):
         self.text = f"the text of '{config.data.corpus}'"
         self.sizes = {name: len(split.ids) for name, split in self.prepared.splits.items()}
         config = complete(config, self.tokenizer.vocab_size)
-        self.comparison = comparison(config) if fresh else None
+        self.compared = comparison(config) if fresh else None
         return config
 
     def stream(self, config: RunConfig, world: World) -> EndlessStream:
@@ -179,8 +176,8 @@ class Pretraining(Objective[Outcome]):
         return f"{vocabulary}, {self.sizes['train']:,} training tokens of {config.data.corpus}"
 
     def notes(self, config: RunConfig) -> Iterator[str]:
-        if self.comparison:
-            yield self.comparison
+        if self.compared:
+            yield self.compared
         if config.tokenizer.kind == "ids":
             yield f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids)"
 
@@ -207,24 +204,23 @@ class Pretraining(Objective[Outcome]):
         """Score the finished model with and without memory, and report the difference."""
         split, trainer, say = self.prepared.splits["valid"], run.trainer, run.display.say
         did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
-        scores = recorded(run.final)
-        if scores:
+        if trainer.step == run.began:
             sets = [f" --set train.{name}={2 * getattr(run.config.train, name)}" for name, n in trainer.used.items() if n >= 1]
             say(f"finished already: {did}; to train longer: txl train --resume --out {run.where}{''.join(sets)}")
         else:
             say(f"finished: {did}")
         if len(split.ids) < 2:
             return self.outcome(run)
-        if not scores:
-            scores = final_scores(run, split, self.validated, received)
-            run.note("final", **as_entry(run, scores), **extent(run, split, scores.plain))
-            with run.world.agreed():
-                if not math.isfinite(scores.plain.loss):
-                    raise TrainingError(
-                        f"diverged at step {trainer.last_good_step + 1}: losses of the trained model are not finite numbers; "
-                        f"train again with a lower optim.lr ({run.config.optim.lr:g})"
-                    )
-        for line in scores.in_words(run.config.predicts, self.tokenizer.counts, extent(run, split, scores.plain)):
+        scores = final_scores(run, split, self.validated, received)
+        size = extent(run, split, scores.plain)
+        run.note("final", **as_entry(run, scores), **size)
+        with run.world.agreed():
+            if not math.isfinite(scores.plain.loss):
+                raise TrainingError(
+                    f"diverged at step {trainer.last_good_step + 1}: losses of the trained model are not finite numbers; train "
+                    f"again with a lower optim.lr ({run.config.optim.lr:g})"
+                )
+        for line in scores.in_words(run.config.predicts, self.tokenizer.counts, size):
             say(line)
         if run.config.predicts == "token" and (left_out := not_scored(self.tokenizer)):
             say(left_out)

@@ -135,23 +135,9 @@ def extent(run: Run[Any], split: TokenSplit, score: Score) -> dict[str, int]:
 
 
 def as_entry(run: Run[Any], scores: TextScores) -> dict[str, float | int | None]:
-    """Return scores as the log keeps them, from which, with their `extent`, `recorded` makes them again."""
+    """Return final scores as the log keeps them."""
     plain = scores.plain
     losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}
     sizes = {"characters": plain.n_characters, "bytes": plain.n_bytes}
     bpc = plain.bpc if run.config.predicts == "token" else None
     return {name: score.loss for name, score in losses.items() if score} | {"bpc": bpc} | sizes
-
-
-def recorded(entry: dict[str, Any] | None) -> TextScores | None:
-    """Return the scores of an entry of the log; None if it has none that are complete and finite."""
-    if entry is None or None in (entry.get(name) for name in ("loss", "scored", "characters")):
-        return None
-
-    def score(name: str) -> Score | None:
-        loss, n = entry.get(name), entry["scored"]
-        return None if loss is None else Score(loss * n, n, entry["characters"], entry.get("bytes"), seconds=0.0)
-
-    plain = score("loss")
-    assert plain is not None
-    return TextScores(plain, score("average_loss"), score("loss_without_memory"))

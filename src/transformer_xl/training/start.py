@@ -24,7 +24,7 @@ from transformer_xl.model.build import completed, count_parameters, make_bluepri
 from transformer_xl.model.pretrained import CONFIG_FILE, RUNS, read_config, resolve
 from transformer_xl.model.room import check_room
 from transformer_xl.model.task_model import TaskModel
-from transformer_xl.process import cores, restarts
+from transformer_xl.process import restarts
 from transformer_xl.reading.reading import Reading
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
@@ -66,7 +66,7 @@ def start(
         display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
         with world.agreed():
             check_loggers(loggers)
-            directory = RunDirectory(RUNS / objective.directory_name() if out is None else out)
+            directory = RunDirectory(RUNS / objective.new_settings().name if out is None else out)
         # when torchrun restarts processes, it repeats the command, although the directory may hold another run
         resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
         goes_on = world.from_first(resume and (directory.holds_run or (out is not None and not objective.begins)))
@@ -326,12 +326,6 @@ def _introduce(run: Run[Any], begun: Start, has_head: bool | None) -> None:
     for note in run.objective.notes(config):
         say(note)
     say(f"{begun.precision} on {begun.device}: {begun.why}; run directory {run.directory.path}")
-    threads, n_core = config.train.threads, cores()
-    if threads is not None and threads > n_core:
-        run.display.warn(
-            f"train.threads ({threads}) is more than the {n_core} cores that this process may use, so this run will be slow; "
-            f"--set train.threads={n_core} uses the cores there are"
-        )
     if begun.device.type == "cuda":
         why = trainer.why_no_graph
         say(f"kernels are launched one by one: {why}" if why else "the kernels of a step are launched as one graph")
@@ -347,17 +341,9 @@ def _compare_threads(run: Run[Any]) -> None:
         run.display.say(f"threads: {before} until here, {now} from now on; --set train.threads={before} rounds as before")
 
 
-class NoRoomError(TrainingError):
-    """Memory ran out in a run with these settings."""
-
-    def __init__(self, message: str, config: RunConfig) -> None:
-        super().__init__(message)
-        self.config = config
-
-
 @contextmanager
 def _mishaps(directory: RunDirectory, config: RunConfig, display: Display) -> Iterator[None]:
-    """Turn a lack of memory into a `NoRoomError` with what to change; say what an early interrupt costs."""
+    """Turn a lack of memory into an error that says what to change; say what an early interrupt costs."""
     try:
         yield
     except KeyboardInterrupt:
@@ -369,9 +355,8 @@ def _mishaps(directory: RunDirectory, config: RunConfig, display: Display) -> It
             raise
         steps = directory.store().steps() if directory.holds_run else ()
         goes_on = f"; step {max(steps):,} is saved, and --resume goes on from it" if steps else ""
-        config = directory.config() if directory.holds_run else config  # with the size of the vocabulary
         lanes = f"{config.train.batch_size // config.train.accumulate:,} lanes of {config.train.tgt_len:,} tokens at once"
         remedy = "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len"
         said = no_memory(error)
         remedy += ", or set train.graph=off" if " on GPU" in said else ""  # a graph keeps its memory between steps
-        raise NoRoomError(f"{said} for {lanes}; {remedy}{goes_on}", config) from None
+        raise TrainingError(f"{said} for {lanes}; {remedy}{goes_on}") from None
