@@ -352,20 +352,18 @@ def test_what_nohup_started_goes_on_without_a_terminal(start: Start) -> None:
 
 
 def test_a_finished_run_can_be_finished_again_and_prolonged(
-    start: Start, finished: tuple[Path, Outcome, Lines], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, finished: tuple[Path, Outcome, Lines], tmp_path: Path
 ) -> None:
     _, first, lines = finished
     shutil.copytree(first.directory, tmp_path / "run")
     log = entries(tmp_path / "run")
     display = Lines()
-    with monkeypatch.context() as patch:
-        patch.setattr(scoring, "evaluate", lambda *_, **__: pytest.fail("it is scored anew"))
-        again = start(resume=True, display=display)
+    again = start(resume=True, display=display)
     assert (again.finished, again.step, again.picture) == (True, 40, tmp_path / "run" / "loss.png")
-    for own, recorded in ((first.score, again.score), (first.score_without_memory, again.score_without_memory)):
-        assert own and recorded
-        assert recorded.as_dict() == pytest.approx(own.as_dict() | {"seconds": 0.0, "tokens_per_second": ANY})
-    *_, did, found = display.said
+    for own, other in ((first.score, again.score), (first.score_without_memory, again.score_without_memory)):
+        assert own and other
+        assert other.as_dict() == own.as_dict() | {"seconds": ANY, "tokens_per_second": ANY}
+    *_, did, _, found = display.said
     assert re.fullmatch(
         rf"finished already: 40 steps, 800 tokens in 0:\d\d of training; to train longer: txl train --resume --out "
         rf"{tmp_path / 'run'} --set train.max_steps=80",
