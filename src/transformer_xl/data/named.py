@@ -59,28 +59,54 @@ _PTB = {
 }
 
 
-def _wikitext_files(split: SplitName, n_bytes: int | None, n_tokens: int, sha256: str | None = None) -> SplitFiles:
-    return SplitFiles((f"wiki.{split}.tokens", f"{split}.txt"), n_bytes, n_tokens, sha256=sha256)
-
-
-def _wikitext_source(name: str, size: int, sha256: str, unpacked_limit: int) -> Download:
-    urls = (
-        f"https://s3.amazonaws.com/research.metamind.io/wikitext/{name}-v1.zip",
-        f"https://wikitext.smerity.com/{name}-v1.zip",
-    )
+def _wikitext(
+    name: str,
+    description: str,
+    splits: dict[SplitName, tuple[int | None, int, str | None]],
+    *,
+    n_word: int,
+    archive: tuple[int, str],
+    unpacked_limit: int,
+) -> NamedCorpus:
+    """Return WikiText by the bytes, tokens and SHA-256 of its splits, and size and SHA-256 of its archive."""
+    hosts = ("s3.amazonaws.com/research.metamind.io/wikitext", "wikitext.smerity.com")
     members = tuple((f"{name}/wiki.{split}.tokens", f"wiki.{split}.tokens") for split in SPLITS)
-    return Download(urls, size, sha256, members, unpacked_limit=unpacked_limit)
+    urls = tuple(f"https://{host}/{name}-v1.zip" for host in hosts)
+    return NamedCorpus(
+        description=description,
+        terms="CC BY-SA 3.0",
+        splits={
+            split: SplitFiles((f"wiki.{split}.tokens", f"{split}.txt"), n_bytes, n_tokens, sha256=sha256)
+            for split, (n_bytes, n_tokens, sha256) in splits.items()
+        },
+        folders=(name.replace("-", ""), name.replace("wikitext-", "wt")),
+        vocabularies={"word": n_word},
+        sources=(Download(urls, *archive, members, unpacked_limit=unpacked_limit),),
+    )
 
 
-def _hundred_million(name: str, sha256: str | None) -> dict[SplitName, SplitFiles]:
+def _hundred_million(
+    name: str,
+    description: str,
+    *,
+    archive: tuple[int, str],
+    sha256: str | None = None,
+    vocabularies: Mapping[str, int] | None = None,
+) -> NamedCorpus:
     """Return the authors' split of 10⁸ bytes of Wikipedia: 90 / 5 / 5 million bytes, even if it cuts through a character."""
-    million = 1_000_000
-    files = (name, f"{name}.txt")
-    return {
-        "train": SplitFiles(files, 90 * million, None, 0, 90 * million, sha256),
-        "valid": SplitFiles(files, 5 * million, None, 90 * million, 95 * million, sha256),
-        "test": SplitFiles(files, 5 * million, None, 95 * million, None, sha256),
-    }
+    million, files = 1_000_000, (name, f"{name}.txt")
+    url = f"http://mattmahoney.net/dc/{name}.zip"
+    return NamedCorpus(
+        description=description,
+        terms="GFDL / CC BY-SA",
+        splits={
+            "train": SplitFiles(files, 90 * million, None, 0, 90 * million, sha256),
+            "valid": SplitFiles(files, 5 * million, None, 90 * million, 95 * million, sha256),
+            "test": SplitFiles(files, 5 * million, None, 95 * million, None, sha256),
+        },
+        sources=(Download((url,), *archive, ((name, name),), unpacked_limit=100 * million),),
+        vocabularies=vocabularies or {},
+    )
 
 
 def _multi30k(source: str, target: str) -> NamedCorpus:
@@ -135,75 +161,37 @@ NAMED: dict[str, NamedCorpus] = {
             for split in SPLITS
         ),
     ),
-    "wikitext-2": NamedCorpus(
-        description="720 Wikipedia articles, 2 million words, 33,278 distinct",
-        terms="CC BY-SA 3.0",
-        splits={
-            "train": _wikitext_files(
-                "train", 10_797_148, 2_088_628, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"
-            ),
-            "valid": _wikitext_files(
-                "valid", 1_121_681, 217_646, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"
-            ),
-            "test": _wikitext_files(
-                "test", 1_256_449, 245_569, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"
-            ),
+    "wikitext-2": _wikitext(
+        "wikitext-2",
+        "720 Wikipedia articles, 2 million words, 33,278 distinct",
+        {
+            "train": (10_797_148, 2_088_628, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
+            "valid": (1_121_681, 217_646, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
+            "test": (1_256_449, 245_569, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),
         },
-        folders=("wikitext2", "wt2"),
-        vocabularies={"word": 33_278},
-        sources=(
-            _wikitext_source(
-                "wikitext-2", 4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c", 20_000_000
-            ),
-        ),
+        n_word=33_278,
+        archive=(4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
+        unpacked_limit=20_000_000,
     ),
-    "wikitext-103": NamedCorpus(
-        description="28,595 Wikipedia articles, 103 million words, 267,735 distinct",
-        terms="CC BY-SA 3.0",
-        splits={
-            "train": _wikitext_files("train", None, 103_227_021),
-            "valid": _wikitext_files("valid", None, 217_646),
-            "test": _wikitext_files("test", None, 245_569),
-        },
-        folders=("wikitext103", "wt103"),
-        vocabularies={"word": 267_735},
-        sources=(
-            _wikitext_source(
-                "wikitext-103",
-                190_229_076,
-                "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-                1_000_000_000,
-            ),
-        ),
+    "wikitext-103": _wikitext(
+        "wikitext-103",
+        "28,595 Wikipedia articles, 103 million words, 267,735 distinct",
+        {"train": (None, 103_227_021, None), "valid": (None, 217_646, None), "test": (None, 245_569, None)},
+        n_word=267_735,
+        archive=(190_229_076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+        unpacked_limit=1_000_000_000,
     ),
-    "enwik8": NamedCorpus(
-        description="the first 100 million bytes of a Wikipedia dump of 2006, XML and all",
-        terms="GFDL / CC BY-SA",
-        splits=_hundred_million("enwik8", "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"),
-        sources=(
-            Download(
-                ("http://mattmahoney.net/dc/enwik8.zip",),
-                36_445_475,
-                "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
-                (("enwik8", "enwik8"),),
-                unpacked_limit=100_000_000,
-            ),
-        ),
+    "enwik8": _hundred_million(
+        "enwik8",
+        "the first 100 million bytes of a Wikipedia dump of 2006, XML and all",
+        sha256="2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8",
+        archive=(36_445_475, "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
     ),
-    "text8": NamedCorpus(
-        description="100 million characters of Wikipedia, only a to z and space",
-        terms="GFDL / CC BY-SA",
-        splits=_hundred_million("text8", None),
+    "text8": _hundred_million(
+        "text8",
+        "100 million characters of Wikipedia, only a to z and space",
+        archive=(31_344_016, "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232"),
         vocabularies={"char": 27},
-        sources=(
-            Download(
-                ("http://mattmahoney.net/dc/text8.zip",),
-                31_344_016,
-                "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
-                (("text8", "text8"),),
-                unpacked_limit=100_000_000,
-            ),
-        ),
     ),
     "lm1b": NamedCorpus(
         description="One Billion Word Benchmark: shuffled sentences of news; valid and test are held-out shard 0",
