@@ -177,6 +177,9 @@ def test_directories_are_divided_by_name_and_files_about_them_left_out(tmp_path:
     assert prepared(f"{folder}/[tv]*.*[yl]", tmp_path).tokenizer.vocab_size == 10
     (folder / "notes.txt").write_text("text")
     assert choose_tokenizer(recipe, []).tokenizer.kind == "word"  # a directory of several things is text as before
+    text = find_corpus(DataConfig(corpus=str(folder)))
+    assert [file.name for file in text.files] == ["README.md", "notes.txt", "valid.jsonl"]
+    assert [file.name for file in text.left_out] == ["test.npz", "train.npy"]
     assert prepared(folder, tmp_path).tokenizer.vocab_size == 10  # unless ids are asked for
 
 

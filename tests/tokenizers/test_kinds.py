@@ -236,6 +236,11 @@ def test_any_json_makes_a_tokenizer_or_its_error(base: dict, changes: dict) -> N
         assert tokenizer.decode(range(tokenizer.vocab_size)) is not None
 
 
+def test_what_only_0_2_wrote_is_left_out() -> None:
+    loaded = tokenizer_from_dict(SYMBOL_FIELDS | {"checksum": "…", "events": {}, "line_end": None})
+    assert loaded.fingerprint == TOKENIZERS["letters"].fingerprint
+
+
 def test_damaged_files(tmp_path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(b'{"kind": "by')
