@@ -72,6 +72,12 @@ def test_directory_with_a_file_without_split_is_divided_by_ratio(tmp_path) -> No
     assert names == [["model.py", "test.py", "train.py"], ["train.py"], ["train.py"]]
 
 
+def test_files_of_train_alone_are_divided_by_ratio(tmp_path) -> None:
+    for name in ("train1.txt", "train2.txt"):
+        (tmp_path / name).write_text("x" * 100)
+    assert {split: len(text) for split, text in _texts(_corpus(tmp_path)).items()} == {"train": 180, "valid": 10, "test": 10}
+
+
 def _documents(chunks: Iterable[Chunk]) -> list[tuple[bytes, bool]]:
     return [(chunk.data, chunk.starts_document) for chunk in chunks]
 

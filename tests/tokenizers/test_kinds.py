@@ -177,6 +177,9 @@ def _library(**changes) -> dict:
         library["model"]["merges"].pop()
         last = max(vocab, key=vocab.get)
         vocab["東"] = vocab.pop(last)
+    if changes.pop("lacking", False):
+        library["model"]["merges"] = []
+        vocab["zzz"] = vocab.pop("a")
     return library | changes
 
 
@@ -198,6 +201,7 @@ SYMBOL_FIELDS = TOKENIZERS["letters"].to_dict()
         ({"kind": "bpe", "format": 1, "library": _library(normalizer={"type": "NFC"})}, "text might not survive it"),
         ({"kind": "bpe", "format": 1, "library": _library(gap=True)}, "tokenizer"),
         ({"kind": "bpe", "format": 1, "library": _library(strange=True)}, "not made of bytes"),
+        ({"kind": "bpe", "format": 1, "library": _library(lacking=True)}, "it lacks some of the 256 bytes"),
         (WORD_FIELDS | {"words": "abc"}, "is not one of its words"),
         (WORD_FIELDS | {"words": []}, "it has no words"),
         (WORD_FIELDS | {"words": ["<eos>", "<unk>", "a", "a"]}, "occurs twice"),

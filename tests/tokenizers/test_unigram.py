@@ -338,11 +338,19 @@ def test_a_file_of_0_2_is_saved_as_one_of_0_3(tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path / "tokenizer.json").fingerprint == tokenizer.fingerprint
 
 
+def test_a_file_of_0_2_keeps_bytes_and_spaces() -> None:
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a"]
+    tokenizer = few(pieces=pieces, scores=[-1.0] * 259, control=[], user_defined=[], byte_fallback=True)
+    assert tokenizer.encode("aé").tolist() == [257, 258, 1 + 0xC3, 1 + 0xA9]
+    assert few(remove_extra_whitespaces=False).encode("the  a").tolist() == [2, 1, 1, 3]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"pieces": []}, "zip"),
         ({"scores": ["a"] * 12}, "damaged tokenizer: could not convert string to float"),
+        ({"scores": [1e300] * 12}, "damaged tokenizer: float too large to pack"),
         ({"unknown": "<UNK>"}, "unk is not defined"),
         ({"rules": "é"}, "damaged tokenizer: .* ASCII"),
         ({"rules": "AAAA"}, "normalization rule is broken"),

@@ -25,6 +25,7 @@ def test_word_vocabulary_order_limits_and_case() -> None:
     assert train_tokenizer(TokenizerConfig(kind="word"), [text]).to_dict()["words"] == ["<unk>", "<eos>", "a", "b", "A", "c"]
     short = train_tokenizer(TokenizerConfig(kind="word", vocab_size=4, lower_case=True), [text])
     assert short.to_dict()["words"] == ["<unk>", "<eos>", "a", "b"]
+    assert train_tokenizer(TokenizerConfig(kind="word"), [text]).to_dict().keys() == {"kind", "format", "words", "lower_case"}
     assert short.encode("A <eos> zz <unk>\n").tolist() == [2, 1, 0, 0, 1]
     assert "case" in short.loses
     rare = train_tokenizer(TokenizerConfig(kind="word", min_frequency=3), [text])

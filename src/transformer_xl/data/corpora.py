@@ -227,7 +227,7 @@ def _of_files(config: DataConfig, files: list[Path], root: Path, *, hold_ids: bo
         raise CorpusError(
             f"'{array}' holds ids, and this tokenizer reads text; use tokenizer.kind=ids, and with --from a model of ids"
         )
-    splits = None if path.is_file() else splits_by_name(files, root)
+    splits = splits_by_name(files, root)
     return Corpus(
         config.corpus,
         files=[file.absolute() for file in files],

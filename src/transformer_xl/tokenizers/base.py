@@ -51,11 +51,13 @@ class StreamDecoder(ABC):
     """
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        self._checked = tokenizer._checked
+        self._refuse, self._vocab_size = tokenizer._checked, tokenizer.vocab_size
 
     def push(self, token_id: int) -> str:
         """Take one more id and return the characters that it completes, possibly none."""
-        return self.write(*self._checked([token_id]))
+        if not 0 <= token_id < self._vocab_size:
+            self._refuse([token_id])
+        return self.write(token_id)
 
     @abstractmethod
     def write(self, token_id: int) -> str:

@@ -37,7 +37,8 @@ class _WordDecoder(StreamDecoder):
 
     def __init__(self, tokenizer: "WordTokenizer") -> None:
         super().__init__(tokenizer)
-        self._tokenizer = tokenizer
+        self._tokenizer, self._words = tokenizer, tokenizer.words
+        self._start, self._end = tokenizer.line_start, tokenizer.line_end
         self._begin_line()
 
     def _begin_line(self) -> None:
@@ -46,13 +47,12 @@ class _WordDecoder(StreamDecoder):
         self._spacing = MosesSpacing(language) if language else PlainSpacing(undo_joins=self._tokenizer.undo_joins)
 
     def write(self, token_id: int) -> str:
-        word = self._tokenizer.words[token_id]
-        line_start, line_end = self._tokenizer.line_start, self._tokenizer.line_end
-        if word == line_end and (self._in_line or word != line_start):  # one word may both start and end lines
+        word = self._words[token_id]
+        if word == self._end and (self._in_line or word != self._start):  # one word may both start and end lines
             self._begin_line()
             return "\n"
         at_start, self._in_line = not self._in_line, True
-        return "" if at_start and word == line_start else self._spacing.push(word)
+        return "" if at_start and word == self._start else self._spacing.push(word)
 
 
 class WordTokenizer(Tokenizer):
