@@ -72,10 +72,12 @@ class TaskRows:
     Attributes:
         segments: int64 like the ids, the text that each token belongs to (XLNet); all zeros for other models.
         may_answer: bool like the ids, tokens that an answer may consist of; all True where places are not asked for.
+        weights: like the labels, factors on their losses; None: all count the same.
     """
 
     segments: Tensor
     may_answer: Tensor
+    weights: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from transformer_xl.data.labelled import (
     LabelledStream,
     LabelledTexts,
     Layout,
+    WeightedRows,
     batch_of,
     labels_of,
 )
+from transformer_xl.data.labels import balanced_weights
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, train_tokenizer
 
@@ -179,6 +182,27 @@ class TestLabelledTexts:
             for text, pair, label in [("ab", "c", 1.0), ("a", "bc", 1.0), ("ab", "d", 1.0), ("ab", "c", 2.0)]
         }
         assert len(sums) == 4
+
+
+class TestWeightedRows:
+    def test_each_row_has_the_weight_of_its_class(self):
+        examples = [Example("a" * (i % 5 + 1), label=("bad", "good")[i % 4 == 0]) for i in range(11)]  # 3 good, 8 bad
+        texts = LabelledTexts(examples, BYTES, NAMED)
+        rows = WeightedRows(texts, balanced_weights(labels_of(NAMED, examples), 2))
+        assert rows.checksum == texts.checksum
+        count = 0.0
+        for batch in itertools.islice(LabelledStream(rows, batch_size=4, seed=0), 3):
+            assert batch.texts.weights is not None
+            for label, weight in zip(batch.labels.tolist(), batch.texts.weights.tolist(), strict=True):
+                assert label == -100 or weight == pytest.approx((11 / 16, 11 / 6)[label])
+                count += 0 if label == -100 else weight
+        assert count == pytest.approx(11)
+
+    def test_weights_are_those_of_scikit_learn(self):
+        """`compute_class_weight("balanced")` of version 1.9, where all classes occur."""
+        labels = torch.tensor([[2, 0, 0, 1], [0, 0, -100, -100]])
+        assert balanced_weights(labels, 3).tolist() == pytest.approx([0.5, 2.0, 2.0])
+        assert balanced_weights(labels, 4).tolist() == pytest.approx([0.5, 2.0, 2.0, 0.0])
 
 
 class TestLabelledStream:

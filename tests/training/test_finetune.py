@@ -14,6 +14,7 @@ from tests.training.helpers import Lines, differing, run_bits, stop_at, tiny_tra
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config.model import model_config
 from transformer_xl.conversion.export import export
+from transformer_xl.data.labels import Example
 from transformer_xl.data.task_texts import read_task
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.build import make_model
@@ -225,6 +226,24 @@ def test_other_kinds_of_labels(label: Callable[[int], str], kind: str, files: se
     assert {path.name for path in ended.pictures} == files | {"loss.png"}
     assert ended.valid and ended.valid.n == 8  # a tenth was held out
     assert ended.test is None
+
+
+def test_rare_classes_count_as_much_as_frequent_ones(tune: Tune, tmp_path: Path) -> None:
+    """One text of ten is `good`, and no text says which: balanced, about as many get either class."""
+    lines = [json.dumps({"text": "a" * (i % 9 + 1), "label": "good" if i % 10 == 0 else "bad"}) for i in range(200)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    found = []
+    for settings in ((), ("task.class_weights=balanced",)):
+        shown = Lines()
+        tune(f"run{len(settings)}", *settings, "train.max_epochs=4", data=tmp_path / "texts.jsonl", display=shown)
+        model, tokenizer = load(tmp_path / f"run{len(settings)}")
+        found.append([each.probabilities[1] for each in predictions(model, tokenizer, [Example("a" * n) for n in (2, 5, 8)])])
+        notes = [line for line in shown.said if line.startswith("weights of the classes")]
+        assert notes == ["weights of the classes (balanced): bad 0.556, good 5"] * len(settings)
+    plain, balanced = found
+    assert all(0.02 < p < 0.25 for p in plain) and all(0.3 < p < 0.7 for p in balanced), found
+    with pytest.raises(ConfigError, match=r"task: class_weights \(balanced\) is for classes, which a regression has none of"):
+        tune("number", "task.kind=regression", "task.class_weights=balanced")
 
 
 def test_the_rate_is_the_same_whether_epochs_or_steps_are_the_budget(tmp_path: Path) -> None:

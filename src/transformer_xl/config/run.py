@@ -4,7 +4,7 @@ Unknown keys fail with the nearest known name. Modules get plain arguments; only
 classes.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FieldSerializationInfo, PositiveFloat, field_serializer, field_validator, model_validator
 
@@ -237,7 +237,16 @@ class TaskConfig(TextSettings):
     label: tuple[str, ...] = Field(
         default=(), strict=False, description="column of the label, several for multilabel; empty: found by its name"
     )
+    class_weights: Literal["balanced"] | None = Field(
+        default=None, description="factors on the losses of classes: balanced: rare ones count as much as frequent ones"
+    )
     patience: Positive | None = Field(default=None, description="validations without improvement after which training ends")
+
+    @model_validator(mode="after")
+    def _has_classes(self) -> Self:
+        if self.class_weights and self.kind not in ("classification", "tokens"):
+            raise ValueError(f"class_weights ({self.class_weights}) is for classes, which a {self.kind} has none of")
+        return self
 
 
 def merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:

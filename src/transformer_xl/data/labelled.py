@@ -8,7 +8,7 @@ random order. The last batch of an epoch is filled up with rows that are not sco
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -264,6 +264,26 @@ class LabelledTexts:
         labels = self.labels[torch.from_numpy(chosen)]
         labels[torch.from_numpy(~is_scored)] = torch.nan if labels.is_floating_point() else NOT_SCORED
         return batch_of([self.rows(index) for index in chosen.tolist()], labels, length=length)
+
+
+@dataclass(frozen=True)
+class WeightedRows(LabelledRows):
+    """Examples whose classes count as `weights` (n_class,) say; see `LabelledRows`."""
+
+    texts: LabelledRows
+    weights: Tensor
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.texts.lengths
+
+    @property
+    def checksum(self) -> int:
+        return self.texts.checksum
+
+    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> Batch:
+        batch = self.texts.batch(chosen, is_scored, length)
+        return replace(batch, extra=replace(batch.texts, weights=self.weights[batch.labels.clamp(min=0)]))
 
 
 class LabelledStream(EndlessStream):

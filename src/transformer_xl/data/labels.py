@@ -163,6 +163,24 @@ def _of_words(example: Example, index: dict[str, int]) -> list[int]:
     return [index[name] for name in example.label]
 
 
+def balanced_weights(labels: Tensor, n_class: int) -> Tensor:
+    """Return a weight for each class, fp32 (n_class,), with which all classes count as much: n / (k · count).
+
+    So does scikit-learn's `class_weight="balanced"`: n labels are of k different classes; a class without labels has weight 0.
+
+    Args:
+        labels: integers below `n_class`, of any shape; -100 is none.
+        n_class: number of classes.
+
+    Example:
+        >>> balanced_weights(torch.tensor([0, 0, 0, 1, -100]), 3).tolist()
+        [0.6666666865348816, 2.0, 0.0]
+    """
+    counts = torch.bincount(labels[labels != NOT_SCORED].flatten(), minlength=n_class).double()
+    weights = counts.sum() / (counts.count_nonzero() * counts)
+    return weights.where(counts > 0, 0.0).float()
+
+
 def _index(name: str, index: dict[str, int], place: str) -> int:
     if name in index:
         return index[name]

@@ -9,6 +9,7 @@ Shapes: B batch, C choices, L tokens of a row, T tokens of a segment, D d_model.
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Self, cast
 
 import torch
@@ -117,7 +118,7 @@ class TaskModel(SequenceModel):
         progress: float = 0.0,
         regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
-        return self(
+        out = self(
             batch.ids,
             n_pad=batch.rows.n_pad,
             segments=batch.texts.segments,
@@ -126,6 +127,8 @@ class TaskModel(SequenceModel):
             mems=mems,
             execution=execution,
         )
+        weights = batch.texts.weights
+        return out if weights is None or out.nll is None else replace(out, nll=out.nll * weights)
 
     def forward(
         self,

@@ -17,7 +17,8 @@ from transformer_xl.config.model import HeadConfig, TextSettings
 from transformer_xl.config.recipes import load_task
 from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.console import clock
-from transformer_xl.data.labelled import LabelledRows, LabelledStream, LabelledTexts, Layout
+from transformer_xl.data.labelled import LabelledRows, LabelledStream, LabelledTexts, Layout, WeightedRows
+from transformer_xl.data.labels import balanced_weights, labels_of
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.errors import ConfigError, NotFiniteError, TrainingError
@@ -36,6 +37,7 @@ from transformer_xl.world import World
 Columns = str | Sequence[str] | None
 
 _MANY_EPOCHS = 20
+_MOST_NAMED = 12  # classes in a note
 
 
 @dataclass(frozen=True)
@@ -191,6 +193,10 @@ class FineTuning(Objective[TaskOutcome]):
         if head.kind == "classification":
             (label, n), *_ = Counter(str(each.label) for each in valid).most_common(1)
             yield f"always saying {label!r} would be right for {n / len(valid):.1%} of the texts to validate on"
+        if isinstance(rows, WeightedRows):
+            shown = [f"{name} {weight:.3g}" for name, weight in zip(head.labels, rows.weights.tolist(), strict=True)]
+            more = f" and {len(shown) - _MOST_NAMED:,} more" if len(shown) > _MOST_NAMED else ""
+            yield f"weights of the classes ({task.class_weights}): {', '.join(shown[:_MOST_NAMED])}{more}"
         epochs = (config.train.max_steps or 0) * config.train.batch_size / len(rows.lengths)
         if epochs > _MANY_EPOCHS and task.patience is None:
             yield (
@@ -287,7 +293,10 @@ def rows_of(config: RunConfig, texts: TaskTexts, tokenizer: Tokenizer) -> Labell
     assert head is not None
     if head.kind == "span":
         return LabelledWindows(texts.train, WindowLayout.of(config.model, tokenizer))
-    return LabelledTexts(texts.train, Layout.of(config.model, tokenizer), head)
+    rows = LabelledTexts(texts.train, Layout.of(config.model, tokenizer), head)
+    if config.task is None or config.task.class_weights is None:
+        return rows
+    return WeightedRows(rows, balanced_weights(labels_of(head, texts.train), len(head.labels)))
 
 
 def _checksum(rows: LabelledRows, valid: Sequence[Any]) -> str:
