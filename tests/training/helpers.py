@@ -24,7 +24,7 @@ from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_model
 from transformer_xl.model.memory import Mems
 from transformer_xl.training.display import Display
-from transformer_xl.training.trainer import Trainer
+from transformer_xl.training.trainer import StepResult, Trainer
 from transformer_xl.world import World
 
 MODEL: dict[str, Any] = {
@@ -140,6 +140,13 @@ def tiny_trainer(*, seed: int = 0, precision: str = "fp32", device: str = "cpu",
     optim = OptimConfig(**(OPTIM | changes.get("optim", {})))
     facts: dict[str, Any] = {"precision": precision, "device": torch.device(device)}
     return Trainer(model, stream, train=train, optim=optim, **facts)
+
+
+def settled(trainer: Trainer) -> StepResult:
+    """Take a step, and count how it ended."""
+    result = trainer.train_step()
+    trainer.settle(result)
+    return result
 
 
 def memories(trainer: Trainer) -> list[Mems]:

@@ -16,7 +16,7 @@ import torch
 from tests.helpers import AtOnce, tiny_model
 from tests.reading.test_evaluation import GRAPHED as SCORED
 from tests.reading.test_evaluation import MODELS, assert_equal, graphed_and_not, some_ids
-from tests.training.helpers import bits, differing, entries, run_bits, tiny_trainer
+from tests.training.helpers import bits, differing, entries, run_bits, settled, tiny_trainer
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.generation import scores as scores_module
 from transformer_xl.generation.decoder import Decoder
@@ -114,16 +114,14 @@ def test_graphs_of_more_lengths_than_are_kept_give_the_same_bits(
 def test_steps_are_captured_and_bad_ones_change_nothing() -> None:
     trainer = tiny_trainer(train={"device": DEVICE}, optim={"optimizer": "muon"}, model={"dropout": 0.2}, device=DEVICE)
     for _ in range(8):  # an epoch has six segments, all of one length
-        trainer.train_step()
+        settled(trainer)
     assert trainer._graphs is not None
     assert len(trainer._graphs) == 1
-    trainer.settle()
     before = bits(trainer)
     with torch.no_grad():
         trainer.mems[0].state_dict()["hidden.0"][0, -1] = float("nan")
     for _ in range(2):
-        trainer.train_step()
-    trainer.settle()
+        settled(trainer)
     assert trainer.skipped == 2
     changed = [name for name in differing(before, bits(trainer)) if name.startswith(("model.", "optimizer."))]
     assert changed == []

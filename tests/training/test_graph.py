@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import AtOnce
-from tests.training.helpers import bits, differing, saved, tiny_trainer
+from tests.training.helpers import bits, differing, saved, settled, tiny_trainer
 from tests.training.test_trainer_bad_steps import INJURIES
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.kernels.graphs import Compute
@@ -28,20 +28,19 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let trainers launch graphs, on a CPU."""
     monkeypatch.setattr(trainer_module, "why_no_graph", lambda *_, train, **__: None if train.graph == "auto" else "it is off")
     monkeypatch.setattr(trainer_module, "Graphs", AtOnce)
+    monkeypatch.setattr(trainer_module, "must_wait", lambda *_: False)  # as on a GPU, where both take the same kernels
 
 
 def both(**changes: Any) -> tuple[Trainer, Trainer]:
     """A trainer that launches graphs, and one that does not."""
     train = changes.pop("train", {})
-    launched, plain = tiny_trainer(train=train, **changes), tiny_trainer(train=train | {"graph": "off"}, **changes)
-    plain._decides_there = True  # as on a GPU, where both take the same kernels
-    return launched, plain
+    return tiny_trainer(train=train, **changes), tiny_trainer(train=train | {"graph": "off"}, **changes)
 
 
 def seeded(trainer: Trainer, seed: int) -> StepResult:
     """Take a step; all trainers share a generator."""
     torch.manual_seed(seed)
-    return trainer.train_step()
+    return settled(trainer)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -127,16 +126,19 @@ def test_a_loss_that_is_infinite_is_bad_even_if_its_gradients_are_finite(monkeyp
 
 
 @pytest.mark.usefixtures("graphs")
-def test_the_host_learns_of_a_bad_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_are_settled_late_are_counted_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny_trainer(train={"max_bad_steps": 2})
+    first = trainer.train_step()
     INJURIES["loss"](trainer, monkeypatch, float("inf"))
+    second, third = trainer.train_step(), trainer.train_step()
+    trainer.settle(first)
+    assert (trainer.skipped, trainer.step, first.step) == (0, 3, 1)
+    trainer.settle(second)
+    assert (trainer.skipped, trainer.bad_in_a_row) == (1, 1)
     trainer.train_step()
-    assert (trainer.skipped, trainer.last_good_step) == (0, 0)
-    trainer.settle()
-    assert trainer.skipped == 1
-    trainer.train_step()
-    with pytest.raises(TrainingError, match=r"diverged at step 1: .* in 2 steps in a row"):
-        trainer.train_step()
+    message = r"diverged at step 2: .* in 2 steps in a row \(up to step 3, epoch 0, segment 2\)"
+    with pytest.raises(TrainingError, match=message):
+        trainer.settle(third)
 
 
 @pytest.mark.usefixtures("graphs")

@@ -14,7 +14,7 @@ from tests.training.helpers import MODEL, TRAIN, resumed_losses
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import OptimConfig, RunConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.training.optim import OPTIMIZERS, Optimizers, Schedule, clipped, finite_norm
+from transformer_xl.training.optim import OPTIMIZERS, Optimizers, Schedule, clipped
 
 
 def names_of(optimizer: torch.optim.Optimizer, model: nn.Module, *, decayed: bool | None = None) -> set[str]:
@@ -383,8 +383,8 @@ def test_a_step_with_tensors_never_waits_and_learning_rates_stay_where_they_are(
 
     addresses = [lr.data_ptr() for lr in rates()]
     with Reads() as reads:
-        _, found_inf = clipped(each.model.parameters(), 1.0)
-        each.optimizers.step(rate.fill_(0.25), found_inf=found_inf)
+        norm = clipped(each.model.parameters(), 1.0)
+        each.optimizers.step(rate.fill_(0.25), found_inf=1 - norm.isfinite().float())
     assert reads.n and reads.waits == []
     assert [lr.data_ptr() for lr in rates()] == addresses
     assert max(map(float, rates())) == 0.125 * 0.25
@@ -495,10 +495,7 @@ def test_gradients_are_clipped_to_the_norm_and_measured_before() -> None:
     parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))]
     for clip, scale in ((1.0, 1 / 5), (None, 1.0), (10.0, 1.0)):
         parameters[0].grad, parameters[1].grad = torch.tensor([0.0, 3.0]), torch.tensor([4.0])
-        norm, finite = finite_norm(iter(parameters), clip)
-        assert (float(norm), finite) == (5.0, True)
+        assert float(clipped(iter(parameters), clip)) == 5.0
         torch.testing.assert_close(parameters[1].grad, torch.tensor([4.0 * scale]))
     parameters[0].grad = torch.tensor([0.0, math.nan])
-    assert not finite_norm(iter(parameters), 1.0)[1]
-    norm, found_inf = clipped(iter(parameters), 1.0)
-    assert norm.isnan() and (found_inf.dtype, found_inf.item()) == (torch.float32, 1.0)
+    assert clipped(iter(parameters), 1.0).isnan()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.helpers import bits, differing, memories, saved, tiny_trainer
+from tests.training.helpers import bits, differing, memories, saved, settled, tiny_trainer
 from transformer_xl.errors import TrainingError
 from transformer_xl.model.call import ModelOutput
 from transformer_xl.training.trainer import Trainer
@@ -66,10 +66,10 @@ MOVES = [  # places in the text and among the random numbers, and counters
 def test_a_bad_step_changes_only_places_and_counters(injury: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny_trainer(**EVERYTHING)
     for _ in range(4):
-        trainer.train_step()
+        settled(trainer)
     INJURIES[injury](trainer, monkeypatch, value)
     before = bits(trainer)
-    result = trainer.train_step()
+    result = settled(trainer)
     assert result.skipped
     assert differing(before, bits(trainer)) == sorted(MOVES)
     assert (trainer.step, trainer.skipped, trainer.bad_in_a_row) == (5, 1, 1)
@@ -80,34 +80,34 @@ def test_a_bad_step_changes_only_places_and_counters(injury: str, value: float, 
 def test_bad_weights_are_not_made_worse(value: float) -> None:
     trainer = tiny_trainer(**EVERYTHING)
     for _ in range(2):
-        trainer.train_step()
+        settled(trainer)
     assert trainer.finite
     with torch.no_grad():
         trainer.model.get_parameter("layers.0.feed_forward.inner.weight")[0, 0] = value
     assert not trainer.finite
     before = bits(trainer)
-    assert trainer.train_step().skipped
+    assert settled(trainer).skipped
     assert differing(before, bits(trainer)) == sorted(MOVES)
 
 
 def test_the_run_goes_on_as_if_the_bad_segment_were_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     injured = tiny_trainer(**EVERYTHING)
     for _ in range(2):
-        injured.train_step()
+        settled(injured)
     with monkeypatch.context() as patch:
         spoil_loss(injured, patch, math.nan)
-        injured.train_step()
+        settled(injured)
     random_state = torch.get_rng_state()
-    nats, after = injured.train_step().nats, bits(injured)
+    nats, after = settled(injured).nats, bits(injured)
     assert injured.bad_in_a_row == 0
 
     healthy = tiny_trainer(**EVERYTHING)
     for _ in range(2):
-        healthy.train_step()
+        settled(healthy)
     next(healthy.stream)
     healthy.step += 1  # the schedule counts skipped steps
     torch.set_rng_state(random_state)
-    assert healthy.train_step().nats == nats
+    assert settled(healthy).nats == nats
     assert differing(after, bits(healthy)) == ["state.skipped", "state.tokens"]
 
 
@@ -116,8 +116,8 @@ def test_dropout_that_overflowed_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) 
     drawn: list[Tensor] = []
     trainer.model.drop_input.register_forward_hook(lambda module, args, out: drawn.append(out.eq(0)))
     spoil_loss(trainer, monkeypatch, math.inf)
-    trainer.train_step()
-    trainer.train_step()
+    settled(trainer)
+    settled(trainer)
     first, then = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
     assert len(first) == len(then)
     assert not any(torch.equal(one, other) for one, other in zip(first, then, strict=True))
@@ -125,32 +125,32 @@ def test_dropout_that_overflowed_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_run_stopped_after_a_bad_step_has_the_bits_of_one_that_went_on(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny_trainer(**EVERYTHING)
-    trainer.train_step()
+    settled(trainer)
     with monkeypatch.context() as patch:
         spoil_loss(trainer, patch, math.nan)
-        trainer.train_step()
+        settled(trainer)
     checkpoint = copy.deepcopy(saved(trainer))
-    trainer.train_step()
+    settled(trainer)
     expected = bits(trainer)
     resumed = tiny_trainer(seed=9, **EVERYTHING)
     resumed.restore(checkpoint)
-    resumed.train_step()
+    settled(resumed)
     assert differing(bits(resumed), expected) == []
 
 
 def test_too_many_in_a_row_end_the_run_and_say_where(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny_trainer(**EVERYTHING)
     for _ in range(6):
-        trainer.train_step()
+        settled(trainer)
     spoil_loss(trainer, monkeypatch, math.nan)
     weights = {name: tensor for name, tensor in bits(trainer).items() if name.startswith("model.")}
-    trainer.train_step()
-    trainer.train_step()
+    settled(trainer)
+    settled(trainer)
     message = (
         r"no finite loss and gradient in 3 steps in a row \(up to step 9, epoch 1, segment 2\).*resume with a lower optim.lr"
     )
     with pytest.raises(TrainingError, match=message):
-        trainer.train_step()
+        settled(trainer)
     assert trainer.skipped == 3
     assert differing(weights, {name: value for name, value in bits(trainer).items() if name.startswith("model.")}) == []
 
@@ -161,8 +161,8 @@ def test_a_finite_step_starts_the_count_again(monkeypatch: pytest.MonkeyPatch) -
         with monkeypatch.context() as patch:
             spoil_loss(trainer, patch, math.inf)
             for _ in range(n_bad):
-                assert trainer.train_step().skipped
-        assert not trainer.train_step().skipped
+                assert settled(trainer).skipped
+        assert not settled(trainer).skipped
         assert trainer.bad_in_a_row == 0
     assert (trainer.skipped, trainer.step) == (5, 8)
 
@@ -170,13 +170,13 @@ def test_a_finite_step_starts_the_count_again(monkeypatch: pytest.MonkeyPatch) -
 def test_the_count_survives_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny_trainer(**EVERYTHING)
     spoil_loss(trainer, monkeypatch, math.nan)
-    trainer.train_step()
-    trainer.train_step()
+    settled(trainer)
+    settled(trainer)
     resumed = tiny_trainer(**EVERYTHING)
     resumed.restore(saved(trainer))
     spoil_loss(resumed, monkeypatch, math.nan)
     with pytest.raises(TrainingError, match="in 3 steps in a row"):
-        resumed.train_step()
+        settled(resumed)
 
 
 # fp16: multiplied very slowly by CPUs, so everything here is as small as can be
@@ -191,7 +191,7 @@ FP16: dict[str, Any] = {
 def test_fp16_steps_and_keeps_its_scale() -> None:
     trainer = tiny_trainer(**FP16)
     before = bits(trainer)
-    assert not trainer.train_step().skipped
+    assert not settled(trainer).skipped
     assert "model.embedding.weight" in differing(before, bits(trainer))
     assert trainer.scaler.get_scale() == 65536.0
     assert memories(trainer)[0].hidden[0].dtype == torch.float32
@@ -202,7 +202,7 @@ def test_an_fp16_overflow_lowers_the_scale_and_is_not_bad(monkeypatch: pytest.Mo
     spoil_gradient(trainer, monkeypatch, math.inf)
     before = bits(trainer)
     for halvings in range(1, 5):  # more than max_bad_steps
-        assert trainer.train_step().skipped
+        assert settled(trainer).skipped
         assert trainer.scaler.get_scale() == 65536.0 / 2**halvings
     assert (trainer.skipped, trainer.bad_in_a_row) == (4, 0)
     moved = ["state.scaler", "state.skipped", "state.stream", "state.tokens", "step"]
@@ -212,28 +212,28 @@ def test_an_fp16_overflow_lowers_the_scale_and_is_not_bad(monkeypatch: pytest.Mo
 def test_an_fp16_loss_that_is_not_finite_is_bad_and_leaves_the_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny_trainer(**FP16)
     spoil_loss(trainer, monkeypatch, math.nan)
-    trainer.train_step()
+    settled(trainer)
     assert (trainer.scaler.get_scale(), trainer.bad_in_a_row) == (65536.0, 1)
     with pytest.raises(TrainingError, match="in 2 steps in a row"):
-        trainer.train_step()
+        settled(trainer)
 
 
 def test_an_overflow_at_scale_1_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny_trainer(**FP16)
-    trainer.train_step()
+    settled(trainer)
     trainer.scaler.update(1.0)
     spoil_gradient(trainer, monkeypatch, math.nan)
-    trainer.train_step()
+    settled(trainer)
     assert (trainer.scaler.get_scale(), trainer.bad_in_a_row) == (1.0, 1)
 
 
 def test_the_fp16_scale_survives_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny_trainer(**FP16)
-    trainer.train_step()
+    settled(trainer)
     trainer.scaler.update(256.0)
     resumed = tiny_trainer(**FP16)
     resumed.restore(saved(trainer))
     for each in (trainer, resumed):
-        each.train_step()
+        settled(each)
     assert resumed.scaler.get_scale() == 256.0
     assert differing(bits(trainer), bits(resumed)) == []

@@ -95,6 +95,12 @@ class ModelOutput:
     nll: Tensor | None = None
     auxiliary: Tensor | None = None
 
+    @property
+    def loss(self) -> Tensor:
+        """What training lowers, a scalar: the sum of `nll`, and what the kind adds."""
+        assert self.nll is not None
+        return self.nll.sum() if self.auxiliary is None else self.nll.sum() + self.auxiliary
+
 
 def check_tokens(ids: Tensor, *axes: str) -> None:
     """Refuse what is no tensor with these axes, and one that holds no tokens."""

@@ -9,6 +9,7 @@ import math
 import shlex
 import signal
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -298,24 +299,17 @@ def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
     """Train until the budget is used up or a signal is received, save the last step, and return the signal."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
-    stopping, skipped, told_of_graph = False, trainer.skipped, False
-    unread: list[tuple[StepResult, float]] = []
+    stopping, told_of_graph = False, False
+    unread: deque[tuple[StepResult, float]] = deque()
     while not run.is_over and not (stopping := run.world.any(received or run.display.is_lost)):
         before = trainer.seconds
         result = trainer.train_step()
+        unread.append((result, trainer.seconds - before))
         intervals = (config.log_interval, config.eval_interval, config.checkpoint_interval)
-        is_due = run.is_over or any(trainer.step % interval == 0 for interval in intervals)
-        if is_due:
-            trainer.settle()
-        last, seconds = run.is_over, trainer.seconds - before
-        unread.append((result, seconds))
-        while len(unread) > (0 if is_due or trainer.why_no_graph else 1):  # a graph may still compute the last one
-            run.interval.add(*unread.pop(0))
-        if trainer.skipped > skipped:
-            run.display.warn(
-                f"step {trainer.last_skipped}: loss or gradient not finite, step skipped ({trainer.skipped} so far)"
-            )
-        skipped = trainer.skipped
+        is_due = trainer.waits or any(trainer.step % interval == 0 for interval in intervals)
+        _count(run, unread, n_late=0 if is_due else 1)
+        if last := run.is_over:
+            _count(run, unread, n_late=0)
         if trainer.graph_problem and not told_of_graph:
             run.display.warn(f"steps are launched kernel by kernel, because a graph fails: {trainer.graph_problem}")
             told_of_graph = True
@@ -329,9 +323,7 @@ def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
         if trainer.step % config.checkpoint_interval == 0 or best or run.is_over:
             saved_step = save(run, best=best, must=run.is_over) or saved_step
     number = run.stopped_by(received) if stopping else None
-    trainer.settle()
-    for each in unread:
-        run.interval.add(*each)
+    _count(run, unread, n_late=0)
     if number is None:
         return None
     if saved_step != trainer.step:
@@ -341,6 +333,17 @@ def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
         f"{number.name}: saved step {trainer.step:,}; go on with: {command} {run.objective.command} --resume --out {run.where}"
     )
     return number
+
+
+def _count(run: Run[Any], unread: deque[tuple[StepResult, float]], *, n_late: int) -> None:
+    """Settle all but the newest steps, which a device may still compute, and count them with their seconds."""
+    trainer = run.trainer
+    while len(unread) > n_late:
+        (result, seconds), before = unread.popleft(), trainer.seconds
+        trainer.settle(result)
+        run.interval.add(result, seconds + trainer.seconds - before)
+        if result.skipped:
+            run.display.warn(f"step {result.step}: loss or gradient not finite, step skipped ({trainer.skipped} so far)")
 
 
 def _log(run: Run[Any], result: StepResult, *, final: bool) -> None:

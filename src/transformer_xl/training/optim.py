@@ -313,14 +313,7 @@ class Schedule:
         self.best_loss = math.inf if best is None else float(best)
 
 
-def finite_norm(parameters: Iterator[nn.Parameter], clip: float | None) -> tuple[Tensor, bool]:
-    """Clip gradients in place, unless `clip` is None. Return their global norm before, and whether all were finite."""
-    norm, found_inf = clipped(parameters, clip)
-    return norm, not found_inf
-
-
-def clipped(parameters: Iterator[nn.Parameter], clip: float | None) -> tuple[Tensor, Tensor]:
-    """Do as `finite_norm` without waiting: the second result is a fp32 scalar, 1 where gradients were not finite."""
+def clipped(parameters: Iterator[nn.Parameter], clip: float | None) -> Tensor:
+    """Clip gradients in place, unless `clip` is None. Return their global norm before, without waiting for it."""
     norm = nn.utils.clip_grad_norm_(parameters, math.inf if clip is None else clip)
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-    return norm, 1 - norm.isfinite().float()
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,7 +1,7 @@
 """One model in several processes: a whole one in each (DDP), or a part of it in each (FSDP2)."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from transformer_xl.batch import Batch
 from transformer_xl.config.run import Parallelism
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.base import SequenceModel
@@ -37,19 +36,22 @@ class Parallel:
     With `ddp`, each process holds all weights, gradients and optimizer states. With `fsdp`, each holds a part of every tensor
     and fetches the other parts layer by layer, so the model need not fit into one device's memory. `fsdp` changes the model in
     place, and moves it to the device layer by layer.
+
+    Attributes:
+        loss: what the model's `loss` is, for all processes.
     """
 
     def __init__(
         self, model: SequenceModel, world: World, *, how: Parallelism, precision: Precision, device: torch.device
     ) -> None:
         self.model = model
-        self._loss = _Loss(model)
+        self.loss: Callable[..., ModelOutput] = model.loss
         if how == "fsdp" and not world.alone:
             _shard(model, world, precision, device)
             return
         model.to(device)
         if not world.alone:
-            self._loss = DistributedDataParallel(self._loss, gradient_as_bucket_view=True)
+            self.loss = DistributedDataParallel(_Loss(model), gradient_as_bucket_view=True)
             self._order_buckets(precision)
 
     def _order_buckets(self, precision: Precision) -> None:
@@ -61,20 +63,16 @@ class Parallel:
         # without this list, fork_rng warns of many GPUs and touches all of them
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices), autocast(self.model.device, precision):
-            out = self._loss(self.model.smallest_batch(), mems=None)
-            (out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary).backward()
+            out = self.loss(self.model.smallest_batch(), mems=None)
+            out.loss.backward()
         self.model.zero_grad()
-
-    def loss(self, batch: Batch, **how: Any) -> ModelOutput:
-        """Return what the model's `loss` does."""
-        return self._loss(batch, **how)
 
     @contextmanager
     def group(self, *, last: bool) -> Iterator[None]:
         """Compute loss and gradients of one group of lanes; the processes exchange gradients only with the last group."""
         waits: Any = nullcontext()
-        if isinstance(self._loss, DistributedDataParallel) and not last:
-            waits = self._loss.no_sync()
+        if isinstance(self.loss, DistributedDataParallel) and not last:
+            waits = self.loss.no_sync()
         elif isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last)
         with waits:

@@ -30,23 +30,27 @@ from transformer_xl.model.pretrained import is_finite
 from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.training.averages import Average
-from transformer_xl.training.feed import Feed
-from transformer_xl.training.graph import why_no_graph
-from transformer_xl.training.optim import Optimizers, Schedule, clipped, finite_norm, state_bytes
+from transformer_xl.training.feed import Feed, Place
+from transformer_xl.training.optim import Optimizers, Schedule, clipped, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
 from transformer_xl.world import World
+
+_GOOD, _BAD, _OVERFLOW = 0.0, 1.0, 2.0
+"""How a step ended."""
 
 _SAVED_NAME = re.compile(rf"optimizer\.|{re.escape(AVERAGE_PREFIX)}|mems\.|random\.([0-9]+\.)?(cpu|cuda)$")
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did, in all processes together. To look at its numbers is to wait for a step that a graph computes."""
+    """What one step did, in all processes together. To look at its numbers is to wait for a device that still computes them."""
 
+    step: int
+    place: Place  # in the text, before it
     tokens: int  # read
-    scored: int  # tokens in the sum of nats; with train.loss="half" fewer than were read
+    scored: int  # losses in the sum of nats; with train.loss="half" fewer than tokens were read
     rate: float  # factor on the learning rate
-    readback: Readback  # sum of nats, norm of the gradients, 1 if the step was skipped
+    readback: Readback  # see `Trainer._step`
 
     @property
     def nats(self) -> float:
@@ -61,7 +65,12 @@ class StepResult:
     @property
     def skipped(self) -> bool:
         """No update was made, because loss or gradients were not finite."""
-        return bool(self.readback.numbers[2])
+        return self.readback.numbers[2] != _GOOD
+
+    @property
+    def overflowed(self) -> bool:
+        """It was skipped because of a loss scale above 1, which is no defect: that is how fp16 finds its scale."""
+        return self.readback.numbers[2] == _OVERFLOW
 
 
 class Trainer:
@@ -93,8 +102,7 @@ class Trainer:
         facts: dict[str, Any] = {"train": train, "precision": precision, "world": self.world, "device": self.device}
         self.why_no_graph = why_no_graph(model, stream, **facts)
         self._graphs = None if self.why_no_graph else Graphs(self.device, must=train.graph == "on")
-        self._decides_there = self.device.type == "cuda" and self.world.alone
-        """Whether the device finds out by itself if a step is bad; with DTensors the optimizers of PyTorch cannot."""
+        self.waits = must_wait(self.device, self.world, precision)
         if self.world.rank:  # other processes have the same weights, but other random numbers
             torch.manual_seed(train.seed + self.world.rank)
         self.feed = Feed(stream, train, ahead=self.device.type == "cuda")
@@ -104,9 +112,8 @@ class Trainer:
         self.schedule = Schedule(optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self.mems = self._in_places(self._empty_mems())
-        self.step = self.tokens = self.skipped = self.bad_in_a_row = self.last_skipped = 0
+        self.step = self.tokens = self.skipped = self.bad_in_a_row = 0
         self.seconds = 0.0
-        self._unjudged: tuple[StepResult, tuple[int, int]] | None = None  # a step that a graph computes, and its place
 
     @property
     def graph_problem(self) -> str | None:
@@ -127,8 +134,8 @@ class Trainer:
 
     @property
     def last_good_step(self) -> int:
-        """The last step that changed weights; 0 if there was none."""
-        return self.step - (self._unjudged is not None) - self.bad_in_a_row
+        """The last step that changed weights, of those that are settled; 0 if there was none."""
+        return self.step - self.bad_in_a_row
 
     @property
     def finite(self) -> bool:
@@ -139,116 +146,108 @@ class Trainer:
         """Read one segment per lane, or `tbptt_segments` of them, and update the weights.
 
         If the loss or a gradient is not finite, the stream and the random numbers move on and everything else stays as it was.
-        A graph finds this out by itself, and the host learns of it one step later, or by `settle`.
 
-        Raises:
-            TrainingError: this happened `max_bad_steps` times in a row.
+        Returns:
+            What it did, which `settle` counts. Unless the trainer `waits`, a device may still compute it.
         """
         begin = time.perf_counter()
-        if self.bad_in_a_row + 1 >= self.config.max_bad_steps:  # the step before may have been the last
-            self._judge()
-        place = self.feed.place
+        place, progress = self.feed.place, self.progress
         if place.starts_epoch:
-            self._forget()
-        progress = self.progress
+            self._remember(self._empty_mems())
         segments = self.feed.read(self.step)
         n_token, n_scored = self._count(segments)
         rate = self.schedule.factor(self.step, progress, share=self._share_of_step(progress)) * self._share_of_length(segments)
         if not self.model.training:  # to tell all modules takes longer than to launch the graph of a small model
             self.model.train()
-        if self._graphs is None:
-            readback, overflow = self._update(segments, n_scored, progress, rate)
-        else:
-            readback, overflow = self._launch(self._graphs, segments, n_scored, progress, rate), False
-        result = StepResult(n_token, n_scored, rate, readback)
-        self._judge()
+        numbers = self._launched(segments, rate, n_scored, progress)
+        self.feed.prefetch(self.step + 1)
         self.step += 1
         self.tokens += n_token
-        self._unjudged = result, (place.epoch, place.position)
-        if self._graphs is None:
-            self._judge(overflow=overflow)
         # with a budget of time, all processes count the first one's time, so that they end at the same step
         seconds = time.perf_counter() - begin
         self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
-        return result
+        return StepResult(self.step, place, n_token, n_scored, rate, Readback(numbers))
 
-    def _update(self, segments: list[Batch], n_scored: int, progress: float, rate: float) -> tuple[Readback, bool]:
-        """Take a step, and wait where the host decides what comes next; say also whether fp16 overflowed."""
-        self.optimizers.zero_grad()
-        groups = self._groups(segments)
-        tail_sizes = None if self.device.type == "cpu" else self._tail_sizes(groups)
-        groups = [[batch.to(self.device) for batch in group] for group in groups]
-        own_nats, new_mems = self._forward_backward(groups, n_scored, progress, tail_sizes)
-        self.feed.prefetch(self.step + 1)
-        for optimizer in self.optimizers.parts:
-            self.scaler.unscale_(optimizer)
-        norm, finite = finite_norm(self.model.parameters(), self.clip)
-        (nats,) = self.world.sum(float(own_nats))
-        finite_loss = math.isfinite(nats)
-        finite = finite and finite_loss
-        overflow = finite_loss and not finite and self.scaler.is_enabled() and self.scaler.get_scale() > 1
-        if finite:
-            # on a GPU by the kernels that graphs consist of, so that all bits are the same with and without
-            good = torch.zeros((), device=self.device) if self._decides_there else None
-            self.optimizers.step(torch.full((), rate, device=self.device) if self._decides_there else rate, found_inf=good)
-            self.average.update(self.model, progress=progress, found_inf=good)
-            self.mems = new_mems
-        if self.scaler.is_enabled():
-            self.scaler.update(None if finite or overflow else self.scaler.get_scale())
-        return Readback(torch.tensor([nats, float(norm), not finite], dtype=torch.float64)), overflow
-
-    def _launch(self, graphs: Graphs, segments: list[Batch], n_scored: int, progress: float, rate: float) -> Readback:
-        """Take a step as `_update` does, to the same bits, without waiting for anything."""
-        groups = self._groups(segments)
-        tail_sizes = self._tail_sizes(groups)
+    def _launched(self, segments: list[Batch], rate: float, n_scored: int, progress: float) -> Tensor:
+        """Take a step, as a graph if that can be and its shapes come again."""
+        lanes = [list(group) for group in zip(*(batch.split(self.config.accumulate) for batch in segments), strict=True)]
+        tail_sizes = None if self.device.type == "cpu" and self._graphs is None else self._tail_sizes(lanes)
+        there = [[batch.to(self.device) for batch in group] for group in lanes]
+        if self.waits:
+            return self._step(there, rate, n_scored, progress, tail_sizes)
+        factor = torch.full((), rate, device=self.device)
+        if self._graphs is None:
+            return self._step(there, factor, n_scored, progress, tail_sizes)
 
         def compute(tensors: Sequence[Tensor]) -> Tensor:
             factor, *rest = tensors
             places = iter(rest)
-            there = [[batch.map(lambda _: next(places)) for batch in group] for group in groups]
-            self.optimizers.zero_grad()
-            nats, new_mems = self._forward_backward(there, n_scored, progress, tail_sizes)
-            norm, found_inf = clipped(self.model.parameters(), self.clip)
-            found_inf = torch.where(nats.isfinite(), found_inf, 1.0)
-            self.optimizers.step(factor, found_inf=found_inf)
-            self.average.update(self.model, progress=progress, found_inf=found_inf)
-            for mems, new in zip(self.mems, new_mems, strict=True):
-                _move(new, mems, unless=found_inf)
-            return torch.stack([nats.double(), norm.double(), found_inf.double()])
+            placed = [[batch.map(lambda _: next(places)) for batch in group] for group in lanes]
+            return self._step(placed, factor, n_scored, progress, tail_sizes)
 
-        tensors = [tensor for group in groups for batch in group for tensor in batch.to(self.device).tensors]
-        inputs = [torch.full((), rate, device=self.device), *tensors]
-        key = (*(tuple(tensor.shape) for tensor in inputs), tail_sizes, self.average.is_due(progress))
-        readback = Readback(graphs.launch(key, compute, inputs))
-        self.feed.prefetch(self.step + 1)
-        return readback
+        inputs = [factor, *(tensor for group in there for batch in group for tensor in batch.tensors)]
+        key = (*(tuple(tensor.shape) for tensor in inputs), n_scored, tail_sizes, self.average.is_due(progress))
+        return self._graphs.launch(key, compute, inputs)
 
-    def settle(self) -> None:
-        """Wait for a step that a graph computes, and learn how it ended; `train_step` does so with the step before.
+    def _step(
+        self,
+        groups: list[list[Batch]],
+        rate: float | Tensor,
+        n_scored: int,
+        progress: float,
+        tail_sizes: tuple[int, ...] | None,
+    ) -> Tensor:
+        """Learn from the segments of each group of lanes, on the device.
+
+        Returns:
+            fp64 (3,): the sum of nats, the norm of the gradients, and how it ended, such as `_GOOD`.
+        """
+        self.optimizers.zero_grad()
+        nats, new_mems = self._forward_backward(groups, n_scored, progress, tail_sizes)
+        for optimizer in self.optimizers.parts:
+            self.scaler.unscale_(optimizer)
+        norm, found_inf = clipped(self.model.parameters(), self.clip), None
+        if self.waits:
+            self.feed.prefetch(self.step + 1)
+            numbers = self._decided(nats, norm)
+            if numbers[2] != _GOOD:
+                return numbers
+        else:
+            found_inf = 1 - (nats.isfinite() & norm.isfinite()).float()  # _BAD, or _GOOD
+            numbers = torch.stack([nats, norm.double(), found_inf.double()])
+        self.optimizers.step(rate, found_inf=found_inf)
+        self.average.update(self.model, progress=progress, found_inf=found_inf)
+        self._remember(new_mems, unless=found_inf)
+        return numbers
+
+    def _decided(self, nats: Tensor, norm: Tensor) -> Tensor:
+        """Return what `_step` does, from the nats of this process, and let fp16 find its scale; see `must_wait`."""
+        (total,), norm_here = self.world.sum(float(nats)), float(norm)
+        finite = math.isfinite(total) and math.isfinite(norm_here)
+        overflow = not finite and math.isfinite(total) and self.scaler.is_enabled() and self.scaler.get_scale() > 1
+        if self.scaler.is_enabled():
+            self.scaler.update(None if finite or overflow else self.scaler.get_scale())
+        ending = _GOOD if finite else _OVERFLOW if overflow else _BAD
+        return torch.tensor([total, norm_here, ending], dtype=torch.float64)
+
+    def settle(self, result: StepResult) -> None:
+        """Wait for a step, and count how it ended. Call it for each step in turn, before the state is saved.
 
         Raises:
             TrainingError: it was the last of `max_bad_steps` bad ones.
         """
         begin = time.perf_counter()
-        if self._unjudged is not None:
-            self._judge()
-            self.seconds += time.perf_counter() - begin
-
-    def _judge(self, *, overflow: bool = False) -> None:
-        """Count a step that has ended, if there is one."""
-        if self._unjudged is None:
-            return
-        (result, place), self._unjudged = self._unjudged, None
-        self.skipped += result.skipped
-        self.last_skipped = self.step if result.skipped else self.last_skipped
-        # at a loss scale above 1, an overflow is not a defect: that is how fp16 finds its scale
-        self.bad_in_a_row = self.bad_in_a_row + (not overflow) if result.skipped else 0
+        skipped = result.skipped
+        self.seconds += 0.0 if self.waits else time.perf_counter() - begin
+        self.skipped += skipped
+        self.bad_in_a_row = self.bad_in_a_row + (not result.overflowed) if skipped else 0
         if self.bad_in_a_row >= self.config.max_bad_steps:
             with self.world.agreed():  # all processes come here, and one reports it
                 raise TrainingError(
-                    f"diverged at step {self.last_good_step + 1}: no finite loss and gradient in {self.bad_in_a_row} steps in "
-                    f"a row (up to step {self.step}, epoch {place[0]}, segment {place[1]}); no weights were changed by them; "
-                    "resume with a lower optim.lr or optim.clip, or train.precision=fp32"
+                    f"diverged at step {result.step + 1 - self.bad_in_a_row}: no finite loss and gradient in "
+                    f"{self.bad_in_a_row} steps in a row (up to step {result.step}, epoch {result.place.epoch}, segment "
+                    f"{result.place.position}); no weights were changed by them; resume with a lower optim.lr or optim.clip, "
+                    "or train.precision=fp32"
                 )
 
     def _share_of_step(self, before: float) -> float:
@@ -268,10 +267,6 @@ class Trainer:
             return n_read * self.world.size, n_scored * self.world.size
         n_read, n_scored = map(round, self.world.sum(n_read, n_scored))
         return n_read, max(n_scored, 1)  # short segments may hold nothing but questions
-
-    def _groups(self, segments: list[Batch]) -> list[list[Batch]]:
-        """Return the segments of each group of lanes."""
-        return [list(group) for group in zip(*(batch.split(self.config.accumulate) for batch in segments), strict=True)]
 
     def _forward_backward(
         self, groups: list[list[Batch]], n_scored: int, progress: float, tail_sizes: tuple[int, ...] | None
@@ -294,7 +289,7 @@ class Trainer:
                         )
                     assert out.nll is not None
                     mems = out.mems
-                    losses.append(out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary)
+                    losses.append(out.loss)
                     total += out.nll.detach().double().sum()
                 # the mean of the processes' gradients is that of all tokens
                 self.scaler.scale(torch.stack(losses).sum() / (n_scored / self.world.size)).backward()
@@ -309,22 +304,26 @@ class Trainer:
         sizes = [softmax.tail_sizes(batch.labels) for group in groups for batch in group]
         return tuple(map(max, zip(*sizes, strict=True)))
 
-    def _forget(self) -> None:
-        """Empty the memory of all lanes; graphs read it where it lies."""
-        empty = self._empty_mems()
-        if self._graphs is None:
-            self.mems = empty
+    def _remember(self, mems: list[Memory], *, unless: Tensor | None = None) -> None:
+        """Take new memories, unless a number on the device is 1. What a device decides, it writes where the old ones lie."""
+        if self.waits:
+            self.mems = mems
             return
-        for mems, new in zip(self.mems, empty, strict=True):
-            _move(new, mems)
+        for old, new in zip(self.mems, mems, strict=True):
+            theirs = new.state_dict()
+            for name, tensor in old.state_dict().items():
+                if unless is None:
+                    tensor.copy_(theirs[name])
+                else:
+                    torch.where(unless > 0, tensor, theirs[name], out=tensor)
 
     def _empty_mems(self) -> list[Memory]:
         rows = self.config.batch_size // self.world.size // self.config.accumulate
         return [self.model.init_mems(rows) for _ in range(self.config.accumulate)]
 
     def _in_places(self, mems: list[Memory]) -> list[Memory]:
-        """Return the memory where graphs will find and change it, each tensor in a place of its own."""
-        if self._graphs is None:
+        """Return the memory where a device will find and change it, each tensor in a place of its own."""
+        if self.waits:
             return mems
         clones = ({name: tensor.clone() for name, tensor in group.state_dict().items()} for group in mems)
         return [type(group).from_state_dict(own) for group, own in zip(mems, clones, strict=True)]
@@ -365,9 +364,9 @@ class Trainer:
     def checkpoint(self, record: dict[str, Any]) -> Checkpoint | None:
         """Return the whole state with the caller's `record` of JSON values. It is not a copy, so store it before the next step.
 
-        All processes call it. The first one gets the state, which any number of processes can go on from; the others get None.
+        All processes call it when they have settled all steps. The first one gets the state, which any number of processes can
+        go on from; the others get None.
         """
-        self.settle()
         training = _named("optimizer.", whole(self.optimizers.state_tensors(), self.world))
         training |= _named(AVERAGE_PREFIX, whole(self.average.weights, self.world))
         lanes = self.mems[0] if len(self.mems) == 1 else type(self.mems[0]).concatenate(self.mems)
@@ -425,6 +424,42 @@ class Trainer:
             self._graphs.forget()
 
 
+def must_wait(device: torch.device, world: World, precision: Precision) -> bool:
+    """Say whether the host decides in each step how it ended, and waits for that.
+
+    It does on a CPU, where nothing goes on meanwhile; for several processes, which add their nats there, and whose optimizers
+    of parts (DTensors) cannot ask a device; and for fp16, whose next scale depends on it.
+    """
+    return device.type != "cuda" or not world.alone or precision == "fp16"
+
+
+def why_no_graph(
+    model: SequenceModel, stream: EndlessStream, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
+) -> str | None:
+    """Say why steps of a run cannot be captured; None if they can."""
+    reasons = {
+        "train.graph is off": train.graph == "off",
+        f"{device.type} has no CUDA graphs": device.type != "cuda",
+        "several processes exchange gradients within a step": not world.alone,
+        "fp16 scales its losses by what the host has seen": precision == "fp16",
+        "layers that are computed again restore random numbers (train.checkpoint_layers)": train.checkpoint_layers,
+        "how many losses a step has differs from step to step": not stream.is_even,
+        f"an {model.config.kind} is not captured": not (
+            isinstance(model, LanguageModel) and model.attention_blocks() and not model.adds_losses
+        ),
+        "it has a kind of your own, which may look at values": not _is_own(model),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason and train.graph == "on":
+        raise ConfigError(f"train.graph (on) cannot be: {reason}; use auto")
+    return reason
+
+
+def _is_own(model: SequenceModel) -> bool:
+    kinds = [type(model), *(type(block) for block in model.attention_blocks())]
+    return all(kind.__module__.startswith("transformer_xl.") for kind in kinds)
+
+
 def check_settings(
     model: SequenceModel, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
 ) -> None:
@@ -466,16 +501,6 @@ def checkpoint_bytes(model: SequenceModel, *, train: TrainConfig, optim: OptimCo
     averaged = sum(parameter.to("meta", torch.float32).nbytes for parameter in model.parameters())
     lanes = train.batch_size * sum(tensor.nbytes for tensor in model.init_mems(1).state_dict().values())
     return weights + (0 if train.average == "none" else averaged) + lanes + state_bytes(model, optim)
-
-
-def _move(new: Memory, mems: Memory, *, unless: Tensor | None = None) -> None:
-    """Write a memory to where another one lies, unless a number on the device is 1."""
-    theirs, stays = new.state_dict(), None if unless is None else unless > 0
-    for name, tensor in mems.state_dict().items():
-        if stays is None:
-            tensor.copy_(theirs[name])
-        else:
-            torch.where(stays, tensor, theirs[name], out=tensor)
 
 
 def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

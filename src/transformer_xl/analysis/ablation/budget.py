@@ -126,8 +126,7 @@ def _timed_step(trainer: Trainer) -> float:
     alone = trainer.device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.process_time if alone else time.perf_counter
     begin = clock()
-    trainer.train_step()
-    trainer.settle()
+    trainer.settle(trainer.train_step())
     return max(clock() - begin, 1e-9)  # a coarse clock may not have moved
 
 
