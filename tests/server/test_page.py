@@ -140,13 +140,31 @@ def test_everything_by_keyboard_alone(browser: "Browser", folder: Path) -> None:
             expect(page.locator("#saved button")).to_have_text("mine · 116 tokens")
 
             press(page, "With and without memory")
-            status(page, "Ready.")
+            status(page, re.compile("^(Ready|Both are the same: what memory holds)"))
+            page.locator("#language").select_option("zh")
+            expect(page.locator("#answer-title")).to_contain_text("相同的随机数")
+            page.locator("#language").select_option("en")
+            expect(page.locator("#scales text").first).to_have_text("0")
             expect(page.locator("#answer-left span")).not_to_have_count(0)
             expect(page.locator("#answer-right span")).not_to_have_count(0)
-            press(page, "What memory bought")
+            press(page, "What memory saved")
             expect(page.locator("#answer-title")).to_contain_text("Nats that memory saved")
             press(page, "mine · 116 tokens")
             expect(page.locator("#sessions button")).to_have_count(3)
+            press(page, "New session")
+            status(page, "Ready.")
+            page.locator("#input").fill("Short")
+            page.locator("#tokens").fill("5")
+            press(page, "Continue")
+            status(page, "Done: 5 tokens.")
+            press(page, "With and without memory")
+            status(page, "Both are the same: the text has no more than 64 tokens, so nothing is left for memory to know.")
+            assert len(sessions()) == 5, "four, and how the last one was before"
+            page.goto("about:blank")
+            until = time.monotonic() + 10
+            while len(sessions()) != 4:
+                assert time.monotonic() < until, "copies go with the page"
+                time.sleep(0.05)
             assert not faults, faults
         assert not any("Traceback" in line for line in said), said
 

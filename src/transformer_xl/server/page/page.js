@@ -6,7 +6,7 @@ const WORDS = {
     title: "txl serve", language: "Language", key: "Key", keepKey: "keep it until the tab is closed", useKey: "Use this key",
     sessions: "Sessions", newSession: "New session", savedTitle: "Saved", text: "Text", inputLabel: "Your text",
     continue: "Continue", ask: "Ask", stop: "Stop", undo: "Undo", fork: "Fork", compare: "With and without memory",
-    bought: "What memory bought", tokens: "Tokens", temperature: "Temperature", name: "Name", save: "Save", delete: "Delete",
+    bought: "What memory saved", tokens: "Tokens", temperature: "Temperature", name: "Name", save: "Save", delete: "Delete",
     book: "Read a book", bookLabel: "Drop a text file here, or choose one.", pause: "Pause", resume: "Go on", memory: "Memory",
     legend: "Surprise of each token:", nats: "nats", ready: "Ready.", reading: "Reading …", writing: "Writing …",
     done: "Done: {n} tokens.", stopped: "Stopped.", lost: "The server cannot be reached: {e}", error: "{e}",
@@ -19,14 +19,18 @@ const WORDS = {
     needText: "Give a text, or read one first.", needKey: "This server asks for a key.", paused: "Paused.", empty: "(empty)",
     chars: "{n} tokens", notText: "This is not UTF-8 text.",
     behind: "The session has gone back to before this book.", again: "The connection is lost; trying again. ({e})",
+    saveHelp: "Save keeps this session as it is now under a name; it then stands below “Saved”, and opening it begins a copy. Delete ends this session; what is saved stays.",
+    sameShort: "Both are the same: the text has no more than {n} tokens, so nothing is left for memory to know.",
+    same: "Both are the same: what memory holds of the text before its last {n} tokens has changed no choice.",
+    chartX: "actions", chartY: "characters", chartZ: "memory",
   },
   zh: {
     title: "txl serve", language: "语言", key: "密钥", keepKey: "保留到标签页关闭", useKey: "使用此密钥",
-    sessions: "会话", newSession: "新会话", savedTitle: "已保存", text: "文本", inputLabel: "您的文本",
+    sessions: "会话", newSession: "新会话", savedTitle: "已保存", text: "文本", inputLabel: "你的文本",
     continue: "续写", ask: "提问", stop: "停止", undo: "撤销", fork: "分叉", compare: "有无记忆对比",
-    bought: "记忆的贡献", tokens: "词元数", temperature: "温度", name: "名称", save: "保存", delete: "删除",
+    bought: "记忆节省了多少", tokens: "词元数", temperature: "温度", name: "名称", save: "保存", delete: "删除",
     book: "读一本书", bookLabel: "把文本文件拖到这里，或选择一个。", pause: "暂停", resume: "继续", memory: "内存",
-    legend: "每个词元的意外程度：", nats: "奈特", ready: "就绪。", reading: "正在阅读……", writing: "正在生成……",
+    legend: "每个词元的惊异值：", nats: "奈特", ready: "就绪。", reading: "正在阅读……", writing: "正在生成……",
     done: "完成：{n} 个词元。", stopped: "已停止。", lost: "无法连接服务器：{e}", error: "{e}",
     line: "{m}：{p} 个参数，记忆 {l} 个词元，每个会话 {b}", answerTitle: "回答（会话不会记住它）",
     compareTitle: "相同的随机数：有记忆（左），只读最后 64 个词元（右）",
@@ -37,6 +41,10 @@ const WORDS = {
     needText: "请输入文本，或先读一段。", needKey: "此服务器需要密钥。", paused: "已暂停。", empty: "（空）",
     chars: "{n} 个词元", notText: "这不是 UTF-8 文本。",
     behind: "会话已退回到读这本书之前。", again: "连接已断开，正在重试。（{e}）",
+    saveHelp: "“保存”以一个名称保留会话现在的状态；之后它列在“已保存”下，打开它会得到一份副本。“删除”结束当前会话；已保存的不受影响。",
+    sameShort: "两边相同：文本不超过 {n} 个词元，记忆没有更多可用的内容。",
+    same: "两边相同：最后 {n} 个词元之前的内容没有改变任何选择。",
+    chartX: "操作次数", chartY: "字符数", chartZ: "内存",
   },
 };
 const KEPT_TOKENS = 4000, SLICE = 1 << 16, WITHOUT = 64;
@@ -52,8 +60,12 @@ function speak(language) {
   state.language = language in WORDS ? language : "en";
   document.documentElement.lang = state.language;
   $("language").value = state.language;
-  for (const element of document.querySelectorAll("[data-t]")) element.textContent = t(element.dataset.t);
+  for (const element of document.querySelectorAll("[data-t]")) element.textContent = t(element.dataset.t, JSON.parse(element.dataset.values ?? "{}"));
   showModel(); showChart(); refresh();
+}
+function say(id, name, values = {}) {  // words that follow the language
+  Object.assign($(id).dataset, { t: name, values: JSON.stringify(values) });
+  $(id).textContent = t(name, values);
 }
 const number = (value) => new Intl.NumberFormat(state.language).format(value);
 function size(bytes) {
@@ -61,7 +73,7 @@ function size(bytes) {
   const i = Math.min(Math.floor(Math.log10(Math.max(bytes, 1)) / 3), 3);
   return `${(bytes / 1000 ** i).toFixed(i ? 1 : 0)} ${units[i]}`;
 }
-function status(name, values) { $("status").textContent = t(name, values); }
+const status = (name, values) => say("status", name, values);
 function fail(error) {
   if (error.name === "AbortError") return status("stopped");
   if (error.code === "invalid_api_key") { $("key-form").hidden = false; return status("needKey"); }
@@ -70,13 +82,13 @@ function fail(error) {
 
 // --- the server ----------------------------------------------------------------------------------------------------------
 
-async function call(path, { method = "GET", body, signal, accept } = {}) {
+async function call(path, { method = "GET", body, signal, accept, keepalive } = {}) {
   const headers = {};
   if (state.key) headers.Authorization = `Bearer ${state.key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   if (accept) headers.Accept = accept;
   const sent = body === undefined ? undefined : JSON.stringify(body);
-  const answer = await fetch(path, { method: body === undefined ? method : "POST", headers, body: sent, signal });
+  const answer = await fetch(path, { method: body === undefined ? method : "POST", headers, body: sent, signal, keepalive });
   if (answer.ok) return answer;
   const told = await answer.json().catch(() => ({ error: { message: `${answer.status}` } }));
   throw Object.assign(new Error(told.error.message), told.error);
@@ -135,11 +147,23 @@ function mark() {
 }
 function showChart() {
   const own = log(), points = own.points.length > 1 ? own.points : [0, own.characters];
-  const most = Math.max(...points, 1);
-  const x = (i) => 10 + (300 * i) / (points.length - 1);
-  $("characters").setAttribute("points", points.map((value, i) => `${x(i)},${130 - (110 * value) / most}`).join(" "));
-  $("bytes").setAttribute("points", "10,70 310,70");
-  if (state.meta) $("chart-words").textContent = t("chart", { c: number(own.characters), b: size(state.meta.session_bytes) });
+  const most = Math.max(...points, 1), bytes = state.meta?.session_bytes ?? 0;
+  const x = (i) => 58 + (204 * i) / (points.length - 1), y = (share) => 116 - 96 * share;
+  $("characters").setAttribute("points", points.map((value, i) => `${x(i)},${y(value / most)}`).join(" "));
+  $("bytes").setAttribute("points", `58,${y(0.5)} 262,${y(0.5)}`);
+  const short = (value) => new Intl.NumberFormat(state.language, { notation: "compact" }).format(value);
+  const words = [  // a place, how it is aligned, and what stands there
+    [54, y(0), "end", "0"], [54, y(0.5), "end", short(most / 2)], [54, y(1), "end", short(most)], [54, 10, "end", t("chartY")],
+    [266, y(0), "start", "0"], [266, y(0.5), "start", size(bytes)], [266, y(1), "start", size(2 * bytes)], [266, 10, "start", t("chartZ")],
+    [58, 134, "middle", "0"], [262, 134, "middle", number(points.length - 1)], [160, 134, "middle", t("chartX")],
+  ];
+  $("scales").replaceChildren(...words.map(([left, top, anchor, text]) => {
+    const element = document.createElementNS($("chart").namespaceURI, "text");
+    for (const [name, value] of Object.entries({ x: left, y: top + 3, "text-anchor": anchor })) element.setAttribute(name, value);
+    element.textContent = text;
+    return element;
+  }));
+  if (state.meta) say("chart-words", "chart", { c: number(own.characters), b: size(bytes) });
 }
 function showModel() {
   if (!state.meta) return;
@@ -210,12 +234,16 @@ const path = (what) => `/v1/sessions/${state.session}/${what}`;
 
 // Before anything is read, the session is copied: the copy is what "Undo" goes back to, however much is read and written.
 async function copyForUndo() {
-  const own = log(), { tokens, characters, points, before } = own;
-  own.before = null;
-  if (before) call(`/v1/sessions/${before.id}`, { method: "DELETE" }).catch(() => {});
+  const own = log(), { tokens, characters, points } = own;
+  forgetCopy(own);
   const made = await json("/v1/sessions", { body: { from: { session: state.session } } }).catch(() => null);  // there may be no room
   if (made) own.before = { id: made.id, n: made.n_tokens, tokens: [...tokens], characters, points: [...points] };
 }
+function forgetCopy(own) {
+  if (own.before) call(`/v1/sessions/${own.before.id}`, { method: "DELETE", keepalive: true }).catch(() => {});
+  own.before = null;
+}
+addEventListener("pagehide", () => state.texts.forEach(forgetCopy));
 async function readTyped(signal) {
   const text = $("input").value;
   if (!text) return;
@@ -235,9 +263,9 @@ async function write(where, body, show, signal) {
   return n;
 }
 const into = (id) => (token) => { $(id).append(span(token, true)); $(id).scrollTop = $(id).scrollHeight; };
-function showAnswer(title, both) {
+function showAnswer(both, title, values) {
   $("answer").hidden = false;
-  $("answer-title").textContent = title;
+  say("answer-title", title, values);
   $("answer-right").hidden = !both;
   $("answer-left").replaceChildren(); $("answer-right").replaceChildren();
 }
@@ -251,7 +279,7 @@ $("write").addEventListener("submit", (event) => {
   });
 });
 $("ask").addEventListener("click", () => run("writing", async (signal) => {
-  showAnswer(t("answerTitle"), false);
+  showAnswer(false, "answerTitle");
   const n = await write(path("ask"), { text: $("input").value }, into("answer-left"), signal);
   status("done", { n: number(n) });
 }));
@@ -275,12 +303,13 @@ $("fork").addEventListener("click", () => run("ready", async () => {
   status("forked");
 }));
 $("compare").addEventListener("click", () => run("writing", async (signal) => {
-  showAnswer(t("compareTitle"), true);
+  showAnswer(true, "compareTitle");
   const seed = Math.floor(Math.random() * 2 ** 32), last = log().tokens.slice(-WITHOUT).map(([token]) => token.text).join("");
   if (!last) return status("needText");
   await write(path("ask"), { seed }, into("answer-left"), signal);
   await write("/v1/completions", { prompt: last, seed }, into("answer-right"), signal);
-  status("ready");
+  const isSame = $("answer-left").textContent === $("answer-right").textContent;
+  status(!isSame ? "ready" : log().tokens.length <= WITHOUT ? "sameShort" : "same", { n: WITHOUT });
 }));
 $("bought").addEventListener("click", () => run("reading", async (signal) => {
   const text = $("input").value || log().tokens.map(([token]) => token.text).join("");
@@ -289,7 +318,7 @@ $("bought").addEventListener("click", () => run("reading", async (signal) => {
   if ($("input").value) body.session_id = state.session;
   const score = await json("/v1/score", { body, signal });
   const saved = score.on.per_token.map((token, i) => ({ text: token.text, nats: token.logprob == null ? null : Math.max(0, 4 * (token.logprob - score.off.per_token[i].logprob)) }));
-  showAnswer(t("boughtTitle", { n: (score.off.nats - score.on.nats).toFixed(2), t: number(score.on.tokens) }), false);
+  showAnswer(false, "boughtTitle", { n: (score.off.nats - score.on.nats).toFixed(2), t: number(score.on.tokens) });
   saved.forEach(into("answer-left"));
   status("ready");
 }));
@@ -300,7 +329,8 @@ $("save").addEventListener("click", () => run("ready", async () => {
   status("savedAs", { n: name });
 }));
 $("delete").addEventListener("click", () => run("ready", async () => {
-  for (const id of [state.session, log().before?.id]) if (id) await call(`/v1/sessions/${id}`, { method: "DELETE" });
+  forgetCopy(log());
+  await call(`/v1/sessions/${state.session}`, { method: "DELETE" });
   state.texts.delete(state.session);
   await show((await json("/v1/sessions", { body: {} })).id);
   status("deleted");
@@ -425,7 +455,8 @@ async function begin() {
     state.meta = { id: model.id, ...model.meta };
     showModel();
     const sessions = (await json("/v1/sessions")).data;
-    if (sessions.length) choose(sessions[sessions.length - 1].id); else await open();
+    const newer = (one, other) => (other.expires_at > one.expires_at ? other : one);  // which was used last
+    if (sessions.length) choose(sessions.reduce(newer).id); else await open();
     status("ready");
   } catch (error) { fail(error); }
 }
