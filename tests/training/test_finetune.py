@@ -142,7 +142,9 @@ def test_a_run_that_was_stopped_and_killed_has_the_bits_of_one_left_alone(tune: 
         tune("parts", *settings, display=Lines({6: kill}))
     assert RunDirectory(tmp_path / "parts").store().steps()[-1] == 4
     resumed = {"source": None, "task": None, "data": None, "resume": True}
-    stopped = tune("parts", display=stop_at(9), **resumed)
+    shown = stop_at(9)
+    stopped = tune("parts", display=shown, **resumed)
+    assert shown.said[-1] == f"SIGINT: saved step 9; go on with: txl finetune --resume --out {tmp_path / 'parts'}"
     assert (stopped.stopped_by, stopped.finished, stopped.step, stopped.valid) == (signal.SIGINT, False, 9, None)
     shown = Lines()
     ended = tune("parts", display=shown, **resumed)
@@ -168,12 +170,6 @@ def test_a_run_that_was_killed_before_it_saved_anything_has_the_same_bits(
     assert RunDirectory(tmp_path / "parts").holds_run
     tune("parts", source=None, task=None, data=None, resume=True)
     assert differing(run_bits(tmp_path / "parts"), run_bits(tmp_path / "whole")) == []
-
-
-def test_it_says_how_to_go_on(tune: Tune, tmp_path: Path) -> None:
-    shown = stop_at(5)
-    tune(display=shown)
-    assert shown.said[-1] == f"SIGINT: saved step 5; go on with: txl finetune --resume --out {tmp_path / 'run'}"
 
 
 def test_patience_ends_a_run_and_more_patience_goes_on(tune: Tune, tmp_path: Path) -> None:

@@ -184,14 +184,18 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(start: Start, whole:
     assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
 
-@pytest.mark.parametrize("kind", ["shaw", "al_rfou"])
-def test_a_table_of_positions_is_as_long_as_training_reaches(start: Start, tmp_path: Path, kind: str) -> None:
-    changes = [f"model.attention={kind}", "model.n_head=2", "model.d_head=4", "model.d_model=8", "train.max_steps=2"]
-    start("run", *changes)
-    config = RunDirectory(tmp_path / "run").config()
-    assert isinstance(config.model, TransformerXLConfig)
-    assert config.model.max_klen == config.train.tgt_len + config.model.mem_len
-    assert load(tmp_path / "run")[0].get_parameter("r_emb").shape[1] == config.model.max_klen
+@pytest.mark.parametrize(
+    ("kind", "varlen", "length"), [("shaw", "false", 11), ("al_rfou", "false", 11), ("shaw", "true", 26), (None, "true", None)]
+)
+def test_a_table_of_positions_is_as_long_as_training_reaches(
+    start: Start, tmp_path: Path, kind: str | None, varlen: str, length: int | None
+) -> None:
+    """Segments have 5 tokens, random ones up to 15 more, and the memory 6."""
+    start("run", *([f"model.attention={kind}"] if kind else []), f"train.varlen={varlen}", "train.max_steps=2")
+    config = RunDirectory(tmp_path / "run").config().model
+    assert isinstance(config, TransformerXLConfig) and config.max_klen == length
+    if length:
+        assert load(tmp_path / "run")[0].get_parameter("r_emb").shape[1] == length
 
 
 def test_validation_reads_with_extended_context(start: Start) -> None:
@@ -294,20 +298,6 @@ def test_deterministic_runs_are_equal_to_the_bit(start: Start, tmp_path: Path, m
     assert differing(run_bits(tmp_path / "one"), run_bits(tmp_path / "other")) == []
     assert modes == [True] * 8
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_a_run_without_a_table_of_positions_has_no_length_of_one(start: Start, tmp_path: Path) -> None:
-    start("run", "train.max_steps=1")
-    config = RunDirectory(tmp_path / "run").config().model
-    assert isinstance(config, TransformerXLConfig)
-    assert config.max_klen is None
-
-
-def test_random_segments_lengthen_the_table_of_positions(start: Start, tmp_path: Path) -> None:
-    start("run", "model.attention=shaw", "train.varlen=true", "train.max_steps=2")
-    config = RunDirectory(tmp_path / "run").config().model
-    assert isinstance(config, TransformerXLConfig)
-    assert config.max_klen == 5 + 15 + 6
 
 
 def test_validation_and_samples_leave_training_alone(start: Start, tmp_path: Path) -> None:
