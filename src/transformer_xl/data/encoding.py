@@ -15,7 +15,7 @@ import numpy as np
 from transformer_xl.data.ids import PACKED
 from transformer_xl.data.text_files import Chunk
 from transformer_xl.errors import CorpusError, TokenizerError
-from transformer_xl.tokenizers.kinds import Tokenizer, load_tokenizer
+from transformer_xl.tokenizers.kinds import Tokenizer, read_tokenizer
 
 BATCH_BYTES = 1 << 20
 """Chunks are encoded in batches of about this size, so that many small documents cost no more than a few large ones."""
@@ -44,18 +44,15 @@ def id_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def encode_chunks(
-    chunks: Iterable[Chunk], tokenizer: Tokenizer, *, n_workers: int = 1, tokenizer_path: Path | None = None
-) -> Iterator[EncodedBatch]:
+def encode_chunks(chunks: Iterable[Chunk], tokenizer: Tokenizer, *, n_workers: int = 1) -> Iterator[EncodedBatch]:
     """Encode chunks, read ahead by a few batches only, in order; the ids do not depend on the number of processes."""
     batches = _batches(chunks)
-    if n_workers == 1 or tokenizer_path is None:
-        for batch in batches:
-            yield _encode(batch, tokenizer)
+    if n_workers == 1:
+        yield from (_encode(batch, tokenizer) for batch in batches)
         return
     # Not fork, because this process may have threads and locks of torch, tokenizers or a notebook.
     method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
-    pool = ProcessPoolExecutor(n_workers, get_context(method), _start_worker, (tokenizer_path,))
+    pool = ProcessPoolExecutor(n_workers, get_context(method), _start_worker, (tokenizer.to_json(),))
     pending: deque[Future[EncodedBatch]] = deque()
     try:
         for batch in batches:
@@ -131,10 +128,10 @@ def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:
 _worker_tokenizer: Tokenizer
 
 
-def _start_worker(tokenizer_path: Path) -> None:
+def _start_worker(tokenizer: bytes) -> None:
     global _worker_tokenizer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core is enough
-    _worker_tokenizer = load_tokenizer(tokenizer_path)
+    _worker_tokenizer = read_tokenizer(tokenizer, Path())
 
 
 def _encode_in_worker(batch: list[Chunk]) -> EncodedBatch:

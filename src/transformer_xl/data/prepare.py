@@ -264,13 +264,12 @@ def _write_split(
     counts = dict.fromkeys(("n_tokens", "n_bytes", "n_characters", "n_documents"), 0)
     digest, last_start = hashlib.sha256(), -1
     chunks = corpus.ids(split, tokenizer) if isinstance(tokenizer, IdTokenizer) else corpus.chunks(split)
-    batches = encode_chunks(chunks, tokenizer, n_workers=n_workers, tokenizer_path=directory / _TOKENIZER)
     with (
         console.progress(f"encoding {split}", _size(corpus, split, tokenizer), unit="bytes", hidden=not progress) as bar,
         (directory / f"{split}.bin").open("wb") as ids,
         (directory / f"documents.{split}.bin").open("wb") as documents,
     ):
-        for batch in batches:
+        for batch in encode_chunks(chunks, tokenizer, n_workers=n_workers):
             starts = batch.document_starts + counts["n_tokens"]
             starts = starts[np.diff(starts, prepend=last_start) > 0]  # a document without tokens is none
             documents.write(starts.astype(_START_DTYPE).tobytes())
@@ -290,11 +289,10 @@ def _write_split(
 def _size(corpus: Corpus, split: SplitName, tokenizer: Tokenizer) -> int | None:
     """Return the bytes of a split's text, if reading its files is not needed to know them."""
     pieces = corpus.splits[split]
-    plain = (each.stop is not None or not any(path.suffix in COMPRESSED for path in each.paths) for each in pieces)
-    if tokenizer.kind == "ids" or not all(plain):
+    to_the_end = [path for piece in pieces if piece.stop is None for path in piece.paths]
+    if tokenizer.kind == "ids" or any(path.suffix in COMPRESSED for path in to_the_end):
         return None
-    sizes = (sum(path.stat().st_size for path in each.paths) if each.stop is None else each.stop for each in pieces)
-    return sum(sizes) - sum(each.start for each in pieces)
+    return sum(path.stat().st_size for path in to_the_end) + sum((piece.stop or 0) - piece.start for piece in pieces)
 
 
 def _check_content(corpus: Corpus) -> None:
@@ -304,10 +302,7 @@ def _check_content(corpus: Corpus) -> None:
     published = {corpus.splits[split][0].path: corpus.canonical.splits[split].sha256 for split in SPLITS}
     for path, expected in published.items():
         if expected is not None and (found := content_sha256(path)) != expected:
-            raise CorpusError(
-                f"'{path}' is not the published text of corpus '{corpus.name}' (sha256 {found[:12]}…, expected "
-                f"{expected[:12]}…); replace it, or train on it as it is: {_as_it_is(path)}"
-            )
+            raise _another_version(corpus, path, f"sha256 {found[:12]}…, expected {expected[:12]}…")
 
 
 def _check_canonical(corpus: Corpus, split: SplitName, tokenizer: Tokenizer, counts: dict[str, Any]) -> None:
@@ -320,13 +315,13 @@ def _check_canonical(corpus: Corpus, split: SplitName, tokenizer: Tokenizer, cou
         expected["n_tokens"] = published.n_tokens
     for count, number in expected.items():
         if number is not None and counts[count] != number:
-            raise CorpusError(
-                f"{split} split of corpus '{corpus.name}' has {counts[count]:,} {count.removeprefix('n_')}, expected "
-                f"{number:,}; '{corpus.splits[split][0].path}' is another version: replace it, "
-                f"or train on it as it is: {_as_it_is(corpus.splits[split][0].path)}"
-            )
+            difference = f"{split} has {counts[count]:,} {count.removeprefix('n_')}, expected {number:,}"
+            raise _another_version(corpus, corpus.splits[split][0].path, difference)
 
 
-def _as_it_is(path: Path) -> str:
-    """Return the option that reads the files beside one as a text of their own, and not as the named corpus."""
-    return f"--set data.corpus={shlex.quote(str(path.parent))}"
+def _another_version(corpus: Corpus, path: Path, difference: str) -> CorpusError:
+    """Return an error that names the option to read the files beside a path as a text of their own."""
+    return CorpusError(
+        f"'{path}' is not the published text of corpus '{corpus.name}' ({difference}); replace it, or train on it as it is: "
+        f"--set data.corpus={shlex.quote(str(path.parent))}"
+    )
