@@ -130,8 +130,8 @@ def describe_corpora() -> list[dict[str, str]]:
         }
     ]
     for name, corpus in sorted(NAMED.items()):
-        found = _search(name, [data_dir()])
-        where = f"in {found['train'][0].path.parent}" if found else "not on this machine"
+        splits = _search(name, [data_dir()])
+        where = f"in {splits['train'][0].path.parent}" if splits else "not on this machine"
         entries.append({"name": name, "description": corpus.description, "terms": corpus.terms, "where": where})
     return entries
 
@@ -150,16 +150,16 @@ def choose_corpus(config: DataConfig, corpus: str | None) -> DataConfig:
 
 def choose_tokenizer(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Return the settings with a tokenizer of ids if the corpus holds ids, unless `overrides` name another kind."""
-    told = reduce(merge, map(parse_override, overrides), {}).get("tokenizer", {})
+    wanted = reduce(merge, map(parse_override, overrides), {}).get("tokenizer", {})
     kind, corpus = config.tokenizer.kind, config.data.corpus
     files = [file for file in _files(corpus)[0] if file.name.lower().split(".")[0] not in ABOUT_THE_CORPUS]
     if kind == "ids" or not files or not all(map(is_id_file, files)):
         return config
-    if "kind" in told:
+    if "kind" in wanted:
         if not all(file.suffix == ".jsonl" for file in files):
             raise ConfigError(f"tokenizer.kind ({kind}) reads text, and '{corpus}' holds ids; leave it out, or use ids")
         return config  # lines of JSON are text, too
-    return RunConfig(**{**config.model_dump(), "tokenizer": {**told, "kind": "ids"}})
+    return RunConfig(**{**config.model_dump(), "tokenizer": {**wanted, "kind": "ids"}})
 
 
 def _files(corpus: str) -> tuple[list[Path], Path]:
@@ -179,9 +179,9 @@ def _files(corpus: str) -> tuple[list[Path], Path]:
 def benchmark_files(name: str, folder: Path | None) -> list[Path]:
     """Return the JSON lines of BLiMP or LAMBADA: in a directory or its `data`, or else in `data_dir()/NAME`."""
     place = data_dir() / name if folder is None else folder
-    for each in (place, place / name, place / "data"):
-        if found := sorted(file for ending in ("", *COMPRESSED) for file in each.glob(f"*.jsonl{ending}")):
-            return found
+    for directory in (place, place / name, place / "data"):
+        if files := sorted(file for ending in ("", *COMPRESSED) for file in directory.glob(f"*.jsonl{ending}")):
+            return files
     raise CorpusError(
         f"{name}: no .jsonl files in '{place}'; get them from {BENCHMARKS[name]}, and give --data DIR or TXL_DATA"
     )

@@ -85,7 +85,7 @@ def _of_line(path: Path, offset: int, line: bytes) -> np.ndarray:
     if not isinstance(ids, list) or not ids:
         raise CorpusError(f'{_line(path, offset)} has no ids; write [3, 1, 2] or {{"ids": [3, 1, 2]}}, or leave the line out')
     if set(map(type, ids)) != {int}:
-        index, wrong = next((index, each) for index, each in enumerate(ids) if type(each) is not int)
+        index, wrong = next((index, value) for index, value in enumerate(ids) if type(value) is not int)
         raise CorpusError(f"{_line(path, offset)}, [{index}] is {shown(wrong)}, not an integer")
     return np.array(ids)
 

@@ -301,8 +301,8 @@ def _check_content(corpus: Corpus) -> None:
         return
     published = {corpus.splits[split][0].path: corpus.canonical.splits[split].sha256 for split in SPLITS}
     for path, expected in published.items():
-        if expected is not None and (found := content_sha256(path)) != expected:
-            raise _another_version(corpus, path, f"sha256 {found[:12]}…, expected {expected[:12]}…")
+        if expected is not None and (actual := content_sha256(path)) != expected:
+            raise _another_version(corpus, path, f"sha256 {actual[:12]}…, expected {expected[:12]}…")
 
 
 def _check_canonical(corpus: Corpus, split: SplitName, tokenizer: Tokenizer, counts: dict[str, Any]) -> None:

@@ -48,12 +48,13 @@ class IdTokenizer(PieceTokenizer):
         return self.encode_with_offsets(text)[0]
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        found = [(match.group(), *match.span()) for match in re.finditer(r"\S+", text)]
-        for number, start, _ in found:
+        numbers = list(re.finditer(r"\S+", text))
+        for match in numbers:
+            number = match.group()
             if not (number.isascii() and number.isdigit() and len(number) < 20 and int(number) < self.vocab_size):
                 raise TokenizerError(
-                    f"{shown(number)} at character {start} is no id of this vocabulary (0 … {self.vocab_size - 1}); "
+                    f"{shown(number)} at character {match.start()} is no id of this vocabulary (0 … {self.vocab_size - 1}); "
                     "write numbers with spaces between them"
                 )
-        columns = np.array([(int(number), start, end) for number, start, end in found], np.int64).reshape(-1, 3)
-        return columns[:, 0], columns[:, 1], columns[:, 2]
+        ids, starts, ends = np.array([(int(match.group()), *match.span()) for match in numbers], np.int64).reshape(-1, 3).T
+        return ids, starts, ends

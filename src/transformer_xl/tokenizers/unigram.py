@@ -129,7 +129,7 @@ class SentencePieceTokenizer(PieceTokenizer):
             TokenizerError: there is no such piece.
         """
         if piece not in self._ids:
-            special = [each for token_id, each in enumerate(self.pieces) if self._library.is_control(token_id)]
+            special = [control for token_id, control in enumerate(self.pieces) if self._library.is_control(token_id)]
             raise TokenizerError(f"piece {shown(piece)} is not in the vocabulary; {did_you_mean(piece, special)}")
         return self._ids[piece]
 
@@ -147,14 +147,14 @@ class SentencePieceTokenizer(PieceTokenizer):
         return begins
 
     def encode(self, text: str) -> np.ndarray:
-        found: list[np.ndarray] = []
+        lines: list[np.ndarray] = []
         for line in map(self._changed, lines_of(text)):
             ids = self._library.encode(line, return_type="numpy")  # a list of lines would start threads each time
             if self._by_name[ids].any():
                 pieces = self._library_says(line, str)
                 ids = [token_id for piece in pieces for token_id, _ in self._parts(piece)]
-            found += [self._line_end, np.asarray(ids, np.int64)]
-        return np.concatenate(found[1:])
+            lines += [self._line_end, np.asarray(ids, np.int64)]
+        return np.concatenate(lines[1:])
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rows: list[tuple[int, int, int]] = []
@@ -184,9 +184,9 @@ class SentencePieceTokenizer(PieceTokenizer):
 
     def _spans(self, line: str) -> list[tuple[int, int, int]]:
         """Return the pieces of a line after XLNet's changes: id, and the places of its characters in that line."""
-        found = self._library_says(line, "offset_mapping")
+        cut = self._library_says(line, "offset_mapping")
         spans: list[tuple[int, int, int]] = []
-        for token_id, piece, (start, end) in zip(found["ids"], found["pieces"], found["offsets"], strict=True):
+        for token_id, piece, (start, end) in zip(cut["ids"], cut["pieces"], cut["offsets"], strict=True):
             parts = self._parts(piece) if self.normalization == "xlnet" else [(token_id, piece)]
             n_left = sum(len(text) for _, text in parts)
             for part_id, text in parts:

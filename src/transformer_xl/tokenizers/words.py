@@ -126,8 +126,8 @@ class WordTokenizer(Tokenizer):
         if self.moses is not None:
             return super().encode_with_offsets(text)
         places: list[tuple[str, int, int]] = [(self.line_start, 0, 0)] if self.line_start and text else []
-        for found in (_WORDS_OF_LINES if self.any_line_end else _WORDS_AND_LINE_FEEDS).finditer(text):
-            word, (start, end) = found.group(), found.span()
+        for match in (_WORDS_OF_LINES if self.any_line_end else _WORDS_AND_LINE_FEEDS).finditer(text):
+            word, (start, end) = match.group(), match.span()
             if not word.isspace():
                 places.append((word.lower() if self.lower_case else word, start, end))
                 continue
