@@ -59,7 +59,7 @@ class PairStream(LaneStream):
         **targets: the other arguments of `TargetSampler`.
 
     Raises:
-        ConfigError: lengths or numbers that do not fit, or a vocabulary without <sep> or <cls>.
+        ConfigError: lengths or numbers that do not fit.
         CorpusError: fewer ids than one row per lane needs.
 
     Example:
