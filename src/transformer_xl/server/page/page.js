@@ -309,7 +309,8 @@ $("compare").addEventListener("click", () => run("writing", async (signal) => {
   await write(path("ask"), { seed }, into("answer-left"), signal);
   await write("/v1/completions", { prompt: last, seed }, into("answer-right"), signal);
   const isSame = $("answer-left").textContent === $("answer-right").textContent;
-  status(!isSame ? "ready" : log().tokens.length <= WITHOUT ? "sameShort" : "same", { n: WITHOUT });
+  const { n_tokens } = await json(`/v1/sessions/${state.session}`);
+  status(!isSame ? "ready" : n_tokens <= WITHOUT ? "sameShort" : "same", { n: WITHOUT });
 }));
 $("bought").addEventListener("click", () => run("reading", async (signal) => {
   const text = $("input").value || log().tokens.map(([token]) => token.text).join("");
