@@ -79,7 +79,7 @@ def test_settings_of_normalization_are_those_of_the_tokenizer() -> None:
     [
         ({}, "", "no words to learn pieces from"),
         ({"vocab_size": 300_001}, TEXT, r"must be at most 300,000 for unigram; lower it"),
-        ({"vocab_size": 30}, TEXT, r"vocab_size \(30\) above that of 17 special pieces and the text's 31 characters"),
+        ({"vocab_size": 30}, TEXT, r"vocab_size \(30\): there are 17 special pieces, and 31 characters"),
         ({}, "\u2581\u2581", "sentencepiece learns no pieces from this text"),
         ({}, "a\ud800", "lone surrogate is not Unicode; use tokenizer.kind=byte"),
         ({"lower_case": True}, TEXT, "need tokenizer.normalization=xlnet"),

@@ -349,8 +349,8 @@ def train_unigram(config: TokenizerConfig, texts: Iterable[str]) -> SentencePiec
         n_special = len(CONTROL) + len(USER_DEFINED) + 256 * config.byte_fallback
         n_characters = len(set("".join(lines)) - set(USER_DEFINED))
         raise TokenizerError(
-            f"sentencepiece learns no pieces from this text ({one_line(error)}); give more of it, or a tokenizer.vocab_size "
-            f"({size}) above that of {n_special} special pieces and the text's {n_characters} characters"
+            f"sentencepiece learns no pieces from this text ({one_line(error)}); give more of it, or raise "
+            f"tokenizer.vocab_size ({size}): there are {n_special} special pieces, and {n_characters} characters in the text"
         ) from None
     return SentencePieceTokenizer(
         b64encode(model.getvalue()).decode(),
