@@ -6,6 +6,7 @@ PIP := $(BIN)/$(INSTALL) -c constraints.txt
 PEER := .venv-peer
 CLIENTS := .venv-clients
 RIVALS := .venv-rivals
+TOOLS := .venv-tools
 PACKAGE := .venv-package
 OLDEST := .venv-oldest
 NEWEST := .venv-newest
@@ -20,7 +21,7 @@ PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --d
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: site help quickstart check check-oldest check-newest test peers test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser annotated lint format bench clean package notebook
+.PHONY: site help quickstart check check-oldest check-newest test peers test-slow test-gpu test-data test-benchmarks faults parity clients tools rivals race test-browser annotated lint format bench clean package notebook
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,7 +60,7 @@ test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
 test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 	$(PYTEST) -m benchmarks tests/contract
 
-peers: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready $(RIVALS)/.ready $(PACKAGE)/.ready
+peers: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready $(TOOLS)/.ready $(RIVALS)/.ready $(PACKAGE)/.ready
 
 test-slow: peers  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
 	TXL_THOROUGH=1 $(PYTEST) -m '$(if $(LEAVE_OUT),not $(LEAVE_OUT) and )(hypothesis or slow or faults or data or benchmarks or parity or browser or gpu)' tests
@@ -69,6 +70,9 @@ parity: $(BIN)/.test $(PEER)/.ready  ## 400 random models of Hugging Face, conve
 
 clients: $(BIN)/.test $(CLIENTS)/.ready  ## txl serve with openai-python and lm-evaluation-harness, and with schemathesis' requests
 	$(PYTEST) -m 'parity or faults' tests/server/test_clients.py tests/server/test_fuzz.py
+
+tools: $(BIN)/.test $(TOOLS)/.ready  ## minicons and inseq with our models in transformers
+	$(PYTEST) -m parity tests/huggingface/test_tools.py
 
 rivals: $(BIN)/.test $(RIVALS)/.ready  ## x-transformers, xLSTM and Mistral as kinds of model, against their libraries
 	$(PYTEST) -m parity tests/parity/test_rivals.py
@@ -183,10 +187,15 @@ $(CLIENTS)/.ready: tests/server/clients/requirements.txt
 	$(CLIENTS)/bin/$(INSTALL) -r $<
 	@touch $@
 
+$(TOOLS)/.ready: tests/huggingface/tools-requirements.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/$(INSTALL) -c constraints.txt -r $< -e .
+	@touch $@
+
 $(PACKAGE)/.ready: tests/contract/package-requirements.txt
 	$(PYTHON) -m venv $(PACKAGE)
 	$(PACKAGE)/bin/$(INSTALL) -r $<
 	@touch $@
 
 clean:  ## remove environments and caches; runs stay
-	rm -rf .venv $(PEER) $(CLIENTS) $(RIVALS) $(PACKAGE) $(OLDEST) $(NEWEST) .pytest_cache .ruff_cache .hypothesis build dist docs/build
+	rm -rf .venv $(PEER) $(CLIENTS) $(TOOLS) $(RIVALS) $(PACKAGE) $(OLDEST) $(NEWEST) .pytest_cache .ruff_cache .hypothesis build dist docs/build

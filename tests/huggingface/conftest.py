@@ -59,9 +59,9 @@ def saved(save: Callable[..., Saved]) -> Saved:
 
 @contextmanager
 def shapes_read(model: TransformerXL) -> Iterator[list[tuple[int, int]]]:
-    """Record the shape of the ids of every forward pass."""
+    """Record the shape of the ids of every reading."""
     seen: list[tuple[int, int]] = []
-    handle = model.register_forward_hook(lambda _, args, __: seen.append(tuple(args[0].shape)))
+    handle = model.embedding.register_forward_hook(lambda _, args, __: seen.append(tuple(args[0].shape)))
     yield seen
     handle.remove()
 

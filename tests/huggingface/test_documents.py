@@ -34,7 +34,7 @@ def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     make_model(tmp_path / "squad", HeadConfig(kind="span"))
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "huggingface.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(snippets) == 5
+    assert len(snippets) == 6
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(snippet, names)

@@ -112,6 +112,23 @@ def test_rows_are_laid_out_as_they_were_taught(tune: Callable[..., Tuned], kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_places_of_a_pair_are_those_in_its_texts(tune: Callable[..., Tuned], kind: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tune(kind, "classification", LABELS, max_len=24).path)
+    texts = ("  hello,\nthis is ", " several words of text ")
+    found = tokenizer(*texts, return_offsets_mapping=True)
+    assert found["input_ids"] == tokenizer(*texts)["input_ids"] and len(found["input_ids"]) == 24
+    special = tokenizer(*texts, return_special_tokens_mask=True)["special_tokens_mask"]
+    shown, which = ["", ""], 0
+    for is_special, (start, end) in zip(special, found["offset_mapping"], strict=True):
+        which += is_special
+        assert not is_special or (start, end) == (0, 0)
+        shown[min(which, 1)] += texts[min(which, 1)][start:end]
+    assert "".join(shown[0].split()).startswith("hello,th") and "".join(shown[1].split()).startswith("several")
+    assert tokenizer.model_max_length == 24
+    assert {len(row) for row in tokenizer(["hello", "text"], truncation=True, padding="max_length")["input_ids"]} == {24}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_pipeline_gives_labels(tune: Callable[..., Tuned], kind: str) -> None:
     tuned = tune(kind, "classification", LABELS)
     logits = tuned.model(**tuned.batch([Example(text) for text in PASSAGES])).logits

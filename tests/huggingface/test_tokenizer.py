@@ -88,6 +88,42 @@ def test_a_word_named_pad_is_the_padding() -> None:
     assert hf(["a a", "a"], padding=True)["input_ids"] == [[3, 3], [2, 3]]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=st.text(alphabet=sorted(set(TEXT)), max_size=40), side=st.sampled_from(["left", "right"]))
+def test_places_of_tokens_are_ours(kind: str, text: str, side: str) -> None:
+    hf = WRAPPED[kind]
+    ids, starts, ends = TOKENIZERS[kind].encode_with_offsets(text)
+    expected = list(zip(starts.tolist(), ends.tolist(), strict=True))
+    found = hf(text, return_offsets_mapping=True)
+    assert (found["input_ids"], found["offset_mapping"]) == (ids.tolist(), expected)
+    batch = hf([text, "hello"], return_offsets_mapping=True, padding=True, padding_side=side, return_tensors="np")
+    plain = hf([text, "hello"], padding=True, padding_side=side, return_tensors="np")
+    assert np.array_equal(batch["input_ids"], plain["input_ids"])
+    real = batch["attention_mask"][0] == 1
+    assert batch["offset_mapping"][0][real].tolist() == [list(place) for place in expected]
+    assert not batch["offset_mapping"][0][~real].any()
+
+
+def test_truncation_keeps_places_and_has_a_length_to_go_by(saved: Saved) -> None:
+    hf = AutoTokenizer.from_pretrained(saved.path, model_max_length=3)
+    found = hf("hello", truncation=True, return_offsets_mapping=True, return_overflowing_tokens=True)
+    assert (found["offset_mapping"], found["overflowing_tokens"]) == ([(0, 1), (1, 2), (2, 3)], hf("lo")["input_ids"])
+    hf.truncation_side = "left"
+    assert hf("hello", truncation=True, return_offsets_mapping=True)["offset_mapping"] == [(2, 3), (3, 4), (4, 5)]
+    whole = AutoTokenizer.from_pretrained(saved.path)
+    for options in ({}, {"max_length": whole.model_max_length}):
+        assert whole(["hello", "a"], truncation=True, **options)["input_ids"] == whole(["hello", "a"])["input_ids"]
+
+
+def test_only_texts_have_places() -> None:
+    for is_split, words in ((False, [1, 2]), (True, ["hello", "text"])):
+        with pytest.raises(TokenizerError, match="return_offsets_mapping gives places in texts; give texts, not ids or words"):
+            WRAPPED["byte"](words, return_offsets_mapping=True, is_split_into_words=is_split)  # pyright: ignore[reportArgumentType]
+    moses = TransformerXLTokenizer(tokenizer=WordTokenizer(["<unk>", "<eos>"], moses="en"))
+    with pytest.raises(TokenizerError, match="does not keep the place of its tokens"):
+        moses("hello", return_offsets_mapping=True)
+
+
 def test_errors_are_one_line(saved: Saved) -> None:
     hf = WRAPPED["char"]
     with pytest.raises(TokenizerError, match=r"'Q' .*is not in the tokenizer's alphabet"):

@@ -25,9 +25,8 @@ from typing import Any
 os.environ.update(CUDA_VISIBLE_DEVICES="", TF_CPP_MIN_LOG_LEVEL="3", TF_ENABLE_ONEDNN_OPTS="0")
 
 import numpy as np
-import tensorflow as tf2  # pyright: ignore[reportMissingImports]
+import tensorflow.compat.v1 as tf  # pyright: ignore[reportMissingImports]
 
-tf: Any = tf2.compat.v1
 GOLDENS = Path(__file__).parent / "goldens" / "bundles"
 STEP = 7
 D, H, F, V = 4, 4, 5, 11  # width, that of all heads, inner width, words

@@ -12,6 +12,7 @@ Needs the extra `hf`. This package only translates: weights, arithmetic and file
 try:
     from transformers import (
         AutoConfig,
+        AutoModel,
         AutoModelForCausalLM,
         AutoModelForMultipleChoice,
         AutoModelForQuestionAnswering,
@@ -27,7 +28,12 @@ except ImportError as error:
 from transformer_xl.huggingface.cache import MemoryCache
 from transformer_xl.huggingface.config import AnyXLNetConfig, TransformerXLPretrainedConfig, XLNetPretrainedConfig
 from transformer_xl.huggingface.legacy import TransfoXLConfig
-from transformer_xl.huggingface.model import TransformerXLCausalLMOutput, TransformerXLForCausalLM
+from transformer_xl.huggingface.model import (
+    TransformerXLCausalLMOutput,
+    TransformerXLForCausalLM,
+    TransformerXLModel,
+    TransformerXLModelOutput,
+)
 from transformer_xl.huggingface.tasks import (
     TransformerXLForMultipleChoice,
     TransformerXLForQuestionAnswering,
@@ -51,6 +57,8 @@ __all__ = [
     "TransformerXLForQuestionAnswering",
     "TransformerXLForSequenceClassification",
     "TransformerXLForTokenClassification",
+    "TransformerXLModel",
+    "TransformerXLModelOutput",
     "TransformerXLPretrainedConfig",
     "TransformerXLQuestionAnsweringOutput",
     "TransformerXLTokenizer",
@@ -63,6 +71,7 @@ __all__ = [
 
 for _config in (TransformerXLPretrainedConfig, TransfoXLConfig, AnyXLNetConfig):
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
+AutoModel.register(TransformerXLPretrainedConfig, TransformerXLModel, exist_ok=True)
 AutoModelForCausalLM.register(TransformerXLPretrainedConfig, TransformerXLForCausalLM, exist_ok=True)
 for _auto, _models in {
     AutoModelForSequenceClassification: (TransformerXLForSequenceClassification, XLNetForSequenceClassification),

@@ -7,7 +7,7 @@ mean, and `attention_mask` marks padding. Callers pass the memory as `mems`, and
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -47,12 +47,35 @@ class TransformerXLCausalLMOutput(ModelOutput):
             with labels if there are clusters or many tokens, because labels are then scored without the whole vocabulary.
         mems: the memory after the segment; None with `use_cache=False`, or if a cache carries it.
         cache: the cache of the call, advanced.
+        hidden_states: with `output_hidden_states`, what enters each layer, embeddings first, and what the softmax reads, each
+            (B, T, D).
+        attentions: with `output_attentions`, of each layer how much its heads attend from each token to the keys, memory first,
+            fp32 (B, N, T, M + T), without a graph.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     mems: Mems | None = None
     cache: MemoryCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class TransformerXLModelOutput(ModelOutput):
+    """What the layers make of a segment.
+
+    Attributes:
+        last_hidden_state: (B, T, D), what the softmax reads.
+        mems: the memory after the segment; None with `use_cache=False`.
+        hidden_states: see `TransformerXLCausalLMOutput`.
+        attentions: see `TransformerXLCausalLMOutput`.
+    """
+
+    last_hidden_state: Tensor | None = None
+    mems: Mems | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    attentions: tuple[Tensor, ...] | None = None
 
 
 class TransformerXLPreTrainedModel(PreTrainedModel):
@@ -76,7 +99,12 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         _check_head(config, self.gives, "this config")
         self.transformer: Any = make_model(config.native)
         self.register_load_state_dict_pre_hook(_with_prefix)
+        self.get_input_embeddings().register_forward_pre_hook(self._without_padding)
         self.post_init()
+
+    def _without_padding(self, _: torch.nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+        """Let libraries look up padding, too, which has no vector: it gets that of the first id, and is never seen."""
+        return (given[0].masked_fill(given[0] == self.config.vocab_size, 0),)
 
     def _init_weights(self, module: torch.nn.Module) -> None:
         pass  # our model has drawn its own
@@ -114,11 +142,93 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         (Path(save_directory) / MANIFEST_FILE).unlink(missing_ok=True)  # of what is replaced
         super().save_pretrained(save_directory, is_main_process, weights, *args, **kwargs)
 
+    def _read(
+        self,
+        ids: Tensor | None,
+        vectors: Tensor | None,
+        mask: Tensor | None,
+        mems: Mems | None,
+        attentions: bool | None,
+        hidden_states: bool | None,
+    ) -> "Segment":
+        """Read a segment; the arguments are those of `TransformerXLForCausalLM.forward`."""
+        given = _tokens(ids, vectors, self.transformer)
+        config, model = self.config, self.transformer
+        # no vector is padding by itself
+        of_id = torch.zeros(given.shape[:2], dtype=torch.int64, device=given.device) if ids is None else ids
+        real_BT = real_tokens(of_id, mask, config.vocab_size, continued=mems is not None)
+        model.check_segment(of_id, mems)
+        padding = Padding.of(real_BT)
+        if padding is not None:
+            given = padding.turn(given.masked_fill(~real_BT.view(*real_BT.shape, *[1] * (given.dim() - 2)), 0))
+        hidden_states = config.output_hidden_states if hidden_states is None else hidden_states
+        attentions = config.output_attentions if attentions is None else attentions
+        states: list[Tensor] = []
+        weights: list[Tensor] = []
+        with model.watched(states=states.append if hidden_states else None, weights=weights.append if attentions else None):
+            last, new_mems = model.read(given, mems=mems, rows=Rows() if padding is None else Rows(n_pad=padding.n_pad))
+        states += [last] if states else []
+        if padding is not None:
+            states, weights = [padding.turn_back(h) for h in states], [padding.turn_weights_back(w) for w in weights]
+        return Segment(last, new_mems, real_BT, padding, tuple(states) or None, tuple(weights) or None)
+
     def get_input_embeddings(self) -> torch.nn.Module:
         return getattr(self.transformer, "backbone", self.transformer).embedding
 
     def resize_token_embeddings(self, *_: Any, **__: Any) -> Any:
         raise ConfigError(f"the vocabulary ({self.config.vocab_size}) cannot be resized; train with the tokenizer you need")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment that was read. Its tokens stand where the caller has them, but in `last`."""
+
+    last: Tensor  # (B, T, D), each row turned until its last token stands at the end
+    mems: Mems
+    real: Tensor  # bool (B, T), False at padding
+    padding: "Padding | None"
+    hidden_states: tuple[Tensor, ...] | None
+    attentions: tuple[Tensor, ...] | None
+
+    def targets(self, labels: Tensor) -> Tensor:
+        """Return the label that follows each token of `last`."""
+        targets = _targets(labels, self.real)
+        return targets if self.padding is None else self.padding.turn(targets)
+
+    def turn_back(self, x_BT: Tensor) -> Tensor:
+        """Return what was made of `last`, (B, T, …), with each row where the caller has it."""
+        return x_BT if self.padding is None else self.padding.turn_back(x_BT)
+
+
+class TransformerXLModel(TransformerXLPreTrainedModel):
+    """A Transformer-XL without its softmax, for those who read its states; `AutoModel` finds it.
+
+    Args:
+        config: `vocab_size` must be set.
+    """
+
+    gives = (None,)
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        mems: Mems | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> TransformerXLModelOutput | tuple[Any, ...]:
+        """Read one segment after the memory of those before it; see `TransformerXLForCausalLM.forward`."""
+        segment = self._read(input_ids, inputs_embeds, attention_mask, mems, output_attentions, output_hidden_states)
+        result = TransformerXLModelOutput(
+            last_hidden_state=segment.turn_back(segment.last),
+            mems=None if use_cache is False else segment.mems,
+            hidden_states=segment.hidden_states,
+            attentions=segment.attentions,
+        )
+        return result.to_tuple() if return_dict is False else result
 
 
 class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
@@ -138,12 +248,15 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         mems: Mems | None = None,
         cache: MemoryCache | None = None,
         labels: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
     ) -> TransformerXLCausalLMOutput | tuple[Any, ...]:
@@ -157,7 +270,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             cache: the same, as a `MemoryCache`, which is advanced.
             labels: int64 (B, T), the same tokens as `input_ids`: they are shifted inside, so the first token of a call is never
                 scored. Labels of -100, padding, and tokens after padding are not scored either.
+            inputs_embeds: (B, T, D), vectors that stand for `input_ids`, such as `get_input_embeddings()(input_ids)`.
             use_cache: False: return no memory.
+            output_attentions: return where the heads look; None: as the config says.
+            output_hidden_states: return what the layers read; None: as the config says.
             return_dict: False: return a tuple, without what is None.
             num_items_in_batch: divide the sum of the losses by this instead of the number of scored tokens.
 
@@ -165,28 +281,29 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             loss, logits and memory. A padded row gets the same as alone; the output at padding means nothing.
 
         Raises:
-            ValueError: shapes that do not fit, padding between tokens, or two memories.
+            ValueError: shapes that do not fit, padding between tokens, two memories, ids and vectors, or vectors for a model
+                that needs the ids of its tokens.
         """
         mems = _memory(mems, cache)
-        real_BT = real_tokens(input_ids, attention_mask, self.config.vocab_size, continued=mems is not None)
-        padding = Padding.of(real_BT)
-        targets = None if labels is None else _targets(labels, real_BT)
-        ids = input_ids
-        if padding is not None:
-            ids = padding.turn(input_ids.masked_fill(~real_BT, 0))
-            targets = None if targets is None else padding.turn(targets)
-        rows = Rows() if padding is None else Rows(n_pad=padding.n_pad)
-
+        segment = self._read(input_ids, inputs_embeds, attention_mask, mems, output_attentions, output_hidden_states)
+        targets = None if labels is None else segment.targets(labels)
+        model = self.transformer
+        h_BTD = model.drop_output(segment.last)
         # score labels without the scores of all tokens if these would take gigabytes
-        without_logits = targets is not None and (bool(self.config.cutoffs) or self.config.vocab_size > MANY_TOKENS)
-        out = self.transformer(ids, mems=mems, labels=targets if without_logits else None, rows=rows)
+        nll = logits = None
+        if targets is not None and (self.config.cutoffs or self.config.vocab_size > MANY_TOKENS):
+            nll = model.softmax.nll(h_BTD, targets, model.embedding)
+        else:
+            logits = model.softmax.logits(h_BTD, model.embedding)
         if cache is not None:
-            cache.advance(out.mems, input_ids.shape[1])
+            cache.advance(segment.mems, h_BTD.shape[1])
         result = TransformerXLCausalLMOutput(
-            loss=None if targets is None else _loss(out.nll, out.logits, targets, num_items_in_batch),
-            logits=out.logits if padding is None or out.logits is None else padding.turn_back(out.logits),
-            mems=out.mems if cache is None and use_cache is not False else None,
+            loss=None if targets is None else _loss(nll, logits, targets, num_items_in_batch),
+            logits=None if logits is None else segment.turn_back(logits),
+            mems=segment.mems if cache is None and use_cache is not False else None,
             cache=cache,
+            hidden_states=segment.hidden_states,
+            attentions=segment.attentions,
         )
         return result.to_tuple() if return_dict is False else result
 
@@ -255,6 +372,20 @@ class Padding:
         """Undo `turn`."""
         return _turned(x_BT, self.shift)
 
+    def turn_weights_back(self, weights_BNTS: Tensor) -> Tensor:
+        """Undo `turn` for how much tokens attend to keys, (B, N, T, S): memory, and then the tokens where the caller has them.
+
+        In a row that was read, padding comes before memory, so that memory ends where the text begins.
+        """
+        T = weights_BNTS.shape[2]
+        M = weights_BNTS.shape[3] - T
+        memory_BM = torch.arange(M, device=self.shift.device) + self.n_pad[:, None]
+        place_BT = (torch.arange(T, device=self.shift.device) + self.shift[:, None]) % T
+        token_BT = torch.where(place_BT < self.n_pad[:, None], place_BT, place_BT + M)
+        source_BS = torch.cat([memory_BM, token_BT], dim=1)
+        weights = weights_BNTS.gather(3, source_BS[:, None, None, :].expand_as(weights_BNTS))
+        return self.turn_back(weights.transpose(1, 2)).transpose(1, 2)
+
 
 def _turned(x_BT: Tensor, offset_B: Tensor) -> Tensor:
     if not bool(offset_B.any()):
@@ -290,7 +421,7 @@ def _check_file(source: str, arguments: dict[str, Any], cls: type[TransformerXLP
         return
     config = arguments.get("config")
     if not isinstance(config, TransformerXLPretrainedConfig):
-        config = cls.config_class.from_pretrained(source, **download)
+        config = cast("type[TransformerXLPretrainedConfig]", cls.config_class).from_pretrained(source, **download)
     _check_head(config, cls.gives, source)
     cached_file(source, MANIFEST_FILE, _raise_exceptions_for_missing_entries=False, **download)
     folder = Path(path).parent
@@ -317,6 +448,20 @@ def real_tokens(ids: Tensor, mask: Tensor | None, vocab_size: int, *, continued:
     if not fits or mask.shape[1] < T or (mask.shape[1] > T and not continued):
         raise ValueError(f"attention_mask {tuple(mask.shape)} must have the shape of input_ids ({B}, {T})")
     return real_BT & (mask[:, -T:] != 0)
+
+
+def _tokens(ids: Tensor | None, vectors: Tensor | None, model: TransformerXL) -> Tensor:
+    """Return the ids of a text, or the vectors that stand for them."""
+    if ids is not None and vectors is None:
+        return ids
+    if vectors is None or ids is not None:
+        raise ValueError("input_ids and inputs_embeds are two forms of a text; give one of them")
+    D = model.config.d_model
+    if vectors.dim() != 3 or vectors.shape[2] != D:
+        raise ValueError(f"inputs_embeds {tuple(vectors.shape)} must have shape (batch, length, {D})")
+    if model.config.ngram_rows or (model.training and model.config.dropemb):
+        raise ValueError("inputs_embeds do not say the tokens, which ngram_rows and, in training, dropemb need; give input_ids")
+    return vectors
 
 
 def _targets(labels: Tensor, real_BT: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from transformers import PreTrainedTokenizer
+from transformers import BatchEncoding, PreTrainedTokenizer
 from transformers.utils.hub import cached_file
 
 from transformer_xl.config.model import ModelConfig
@@ -71,6 +71,8 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         self._layout = layout
         if layout is not None and layout.is_xlnet:
             self.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+        if layout is not None and layout.max_len is not None:
+            self.model_max_length = min(self.model_max_length, layout.max_len)
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
@@ -99,6 +101,54 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         ids = self.native.encode(text) if self._layout is None else self._layout.encode(text)
         return [self._names[i] for i in ids.tolist()]
 
+    def _encode_plus(
+        self,
+        text: Any,
+        text_pair: Any = None,
+        *others: Any,
+        return_offsets_mapping: bool = False,
+        return_tensors: Any = None,
+        **options: Any,
+    ) -> BatchEncoding:
+        """Encode as transformers does, with the place of each token in its text if asked; (0, 0) where a token has none."""
+        if not return_offsets_mapping:
+            return super()._encode_plus(text, text_pair, *others, return_tensors=return_tensors, **options)
+        if not isinstance(text, str):  # of a batch, each text comes back here
+            options |= {"return_offsets_mapping": True, "return_tensors": return_tensors}
+            batch = super()._encode_plus(text, text_pair, *others, **options)
+            if "offset_mapping" not in batch:
+                raise TokenizerError("return_offsets_mapping gives places in texts; give texts, not ids or words")
+            return batch
+        # numbers above all ids stand for tokens until what truncates, adds and pads is done
+        places = self._places(text)
+        first, n_first = len(self), len(places)
+        places += [] if text_pair is None else self._places(text_pair)
+        marks = list(range(first, first + len(places)))
+        pair = None if text_pair is None else marks[n_first:] or ""
+        encoded = super()._encode_plus(marks[:n_first] or "", pair, *others, **options)
+        rows = [places[mark - first] if mark >= first else (mark, 0, 0) for mark in encoded["input_ids"]]
+        encoded["input_ids"] = [token_id for token_id, _, _ in rows]
+        encoded["offset_mapping"] = [(start, end) for _, start, end in rows]
+        if "overflowing_tokens" in encoded:
+            encoded["overflowing_tokens"] = [places[mark - first][0] for mark in encoded["overflowing_tokens"]]
+        return BatchEncoding(encoded.data, tensor_type=return_tensors, prepend_batch_axis=True)
+
+    def _places(self, text: str) -> list[tuple[int, int, int]]:
+        """Return the id of each token of a text, and where it begins and ends."""
+        begin = 0
+        if self._layout is not None:  # as its `encode` reads texts
+            begin, text = len(text) - len(text.lstrip()), text.strip()
+            text = text.replace("\n", " ") if self._layout.is_xlnet else text
+        ids, starts, ends = self.native.encode_with_offsets(text)
+        return list(zip(ids.tolist(), (starts + begin).tolist(), (ends + begin).tolist(), strict=True))
+
+    def _pad(self, encoded_inputs: Any, *args: Any, padding_side: str | None = None, **options: Any) -> dict[str, Any]:
+        padded = super()._pad(encoded_inputs, *args, padding_side=padding_side, **options)
+        if (places := padded.get("offset_mapping")) is not None:
+            none = [(0, 0)] * (len(padded["input_ids"]) - len(places))
+            padded["offset_mapping"] = none + places if (padding_side or self.padding_side) == "left" else places + none
+        return padded
+
     def build_inputs_with_special_tokens(self, token_ids_0: list[int], token_ids_1: list[int] | None = None) -> list[int]:
         row = self._row(token_ids_0, token_ids_1)
         return super().build_inputs_with_special_tokens(token_ids_0, token_ids_1) if row is None else row.ids.tolist()
@@ -110,10 +160,12 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
     def get_special_tokens_mask(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None, already_has_special_tokens: bool = False
     ) -> list[int]:
-        row = None if already_has_special_tokens else self._row(token_ids_0, token_ids_1)
-        if row is None or self._layout is None:
+        # -1 stands for the tokens of texts, because a text may hold what separates texts
+        texts = [None if ids is None else [-1] * len(ids) for ids in (token_ids_0, token_ids_1)]
+        row = None if already_has_special_tokens else self._row(texts[0] or [], texts[1])
+        if row is None:
             return super().get_special_tokens_mask(token_ids_0, token_ids_1, already_has_special_tokens)
-        return np.isin(row.ids, [*self._layout.sep, *self._layout.end]).astype(int).tolist()
+        return (row.ids >= 0).astype(int).tolist()
 
     def _row(self, first: list[int], second: list[int] | None) -> Row | None:
         if self._layout is None:
@@ -124,6 +176,10 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         if token not in self._ids:
             raise TokenizerError(f"{token!r} is not one token of this tokenizer; give it as text, to be split")
         return self._ids[token]
+
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        # libraries ask for the token of a special id that is None, because our texts have none
+        return None if ids is None else super().convert_ids_to_tokens(ids, skip_special_tokens)
 
     def _convert_id_to_token(self, index: int) -> str:
         if not 0 <= index < len(self._names):

@@ -96,13 +96,13 @@ class AdaptiveEmbedding(nn.Module):
 
     def __init__(self, clusters: Clusters) -> None:
         super().__init__()
-        self.borders, self.d_model = clusters.borders, clusters.d_model
+        self.borders, self.embedding_dim = clusters.borders, clusters.d_model
         self.tables = clusters.tables()
         self.projections = clusters.projections(tied=[False] * len(clusters.sizes))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed ids (B, T) as (B, T, d_model)."""
-        embedded = self.tables[0].new_zeros(*ids.shape, self.d_model)
+        embedded = self.tables[0].new_zeros(*ids.shape, self.embedding_dim)
         for i, table in enumerate(self.tables):
             place = ids - self.borders[i]
             inside = (place >= 0) & (place < len(table))
@@ -113,7 +113,7 @@ class AdaptiveEmbedding(nn.Module):
             projection = self.projection_of(i)
             projected = vectors if projection is None else F.linear(vectors, projection)
             embedded = torch.where(inside.unsqueeze(-1), projected, embedded)
-        return embedded * self.d_model**0.5
+        return embedded * self.embedding_dim**0.5
 
     def vectors(self, sizes: Sequence[int]) -> Sequence[Tensor]:
         """Return the vectors (size, E_i) of the ids of each cluster."""

@@ -6,8 +6,8 @@ Shapes: B batch, T tgt_len, S keys, N heads, D d_model, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -222,6 +222,35 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         layers = self.layers if isinstance(self.config, AttentionConfig) else ()
         return [cast("AttentionKind", layer.attention) for layer in layers]
 
+    @contextmanager
+    def watched(
+        self, *, states: Callable[[Tensor], None] | None = None, weights: Callable[[Tensor], None] | None = None
+    ) -> Iterator[None]:
+        """Show what happens in the layers while the model reads in this context, layer by layer.
+
+        Args:
+            states: is called with what enters a layer, (B, T, D).
+            weights: is called with how much its heads attend from each token to the S keys, fp32 (B, N, T, S), without a graph.
+
+        Raises:
+            ConfigError: weights of a kind of model whose layers do not attend.
+        """
+        blocks = self.attention_blocks()
+        if weights and not blocks:
+            raise ConfigError(f"{self.described} has no attention weights, because its layers do not attend")
+
+        def attend(block: AttentionKind, arguments: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+            assert weights
+            with torch.no_grad():
+                weights(block.weights(*arguments, **options).float())
+
+        with ExitStack() as hooks:
+            for layer in self.layers if states else ():
+                hooks.enter_context(layer.register_forward_pre_hook(lambda _, given: states and states(given[0])))
+            for block in blocks if weights else ():
+                hooks.enter_context(block.register_forward_pre_hook(attend, with_kwargs=True))
+            yield
+
     def with_context(
         self,
         *,
@@ -433,9 +462,7 @@ class LanguageModel(SequenceModel):
         """
         self.check_segment(ids, mems)
         states: list[Tensor] = []
-        with ExitStack() as hooks:
-            for layer in self.layers:
-                hooks.enter_context(layer.register_forward_pre_hook(lambda _, given: states.append(given[0])))
+        with self.watched(states=states.append):
             last, new_mems = self.read(ids, mems=mems, rows=rows)
         return (*states, last), new_mems
 
@@ -465,18 +492,9 @@ class LanguageModel(SequenceModel):
             >>> [tuple(each.shape) for each in weights]
             [(1, 3, 5, 5), (1, 3, 5, 5)]
         """
-        if not (blocks := self.attention_blocks()):
-            raise ConfigError(f"{self.described} has no attention weights, because its layers do not attend")
         self.check_segment(ids, mems)
         kept: list[Any] = []
-
-        def hook(block: AttentionKind, arguments: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-            weights = block.weights(*arguments, **options).float()
-            kept.append(weights if keep is None else keep(len(kept), weights))
-
-        with ExitStack() as hooks:
-            for block in blocks:
-                hooks.enter_context(block.register_forward_pre_hook(hook, with_kwargs=True))
+        with self.watched(weights=lambda weights: kept.append(weights if keep is None else keep(len(kept), weights))):
             _, new_mems = self.read(ids, mems=mems)
         return tuple(kept), new_mems
 

@@ -49,7 +49,7 @@ class TransformerXLBody(nn.Module):
         del self.model.softmax
         D = config.d_model
         inputs = nn.Identity() if d_input is None else nn.Linear(d_input, D)
-        self.model.embedding = inputs  # pyright: ignore[reportAttributeAccessIssue]  # `read` only calls it
+        self.model.embedding = inputs  # pyright: ignore[reportAttributeAccessIssue]  # `read` gets vectors, and leaves it alone
         self.config, self.d_input = config, D if d_input is None else d_input
 
     def init_mems(self, batch_size: int) -> Memory:
@@ -89,5 +89,6 @@ class TransformerXLBody(nn.Module):
             if flags is not None and flags.shape != x_BTF.shape[:n_axis]:
                 raise ValueError(f"{name} {tuple(flags.shape)} must have shape {tuple(x_BTF.shape[:n_axis])}")
         self.model.check_memory(mems, x_BTF.shape[0])
-        last_BTD, mems = self.model.read(x_BTF, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)  # pyright: ignore[reportArgumentType]
+        x_BTD = self.model.embedding(x_BTF)
+        last_BTD, mems = self.model.read(x_BTD, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)  # pyright: ignore[reportArgumentType]
         return self.model.drop_output(last_BTD), mems

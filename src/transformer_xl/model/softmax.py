@@ -87,7 +87,7 @@ class TokenEmbedding(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(drawn(vocab_size, d_embed))
         self.projection = nn.Linear(d_embed, d_model, bias=False) if d_embed != d_model else None
-        self.scale = scale
+        self.scale, self.embedding_dim = scale, d_model
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed ids (B, T) as (B, T, d_model)."""

@@ -162,8 +162,8 @@ class TransformerXL(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
-        """Return the last states, (B, T, D), and the new memory; the arguments are those of `forward`."""
-        B, T = ids.shape[:2]  # a body reads vectors
+        """Return the last states, (B, T, D), and the new memory; the arguments are those of `forward`, see `embed_after`."""
+        B, T = ids.shape[:2]
         past: Mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0) if mems is None else mems
         mask = self._mask(past, rows, T)
         h_BTD, tokens = self.embed_after(past, ids, rows)
@@ -202,7 +202,8 @@ class TransformerXL(LanguageModel):
 
     def embed_after(self, mems: Mems, ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Return the vectors of ids, (B, T, D), with those of their n-grams, and the last tokens for the next segment."""
-        h_BTD = self.embedding(ids)
+        # bodies, and callers with vectors of their own, give those, where neither n-grams nor dropped words need ids
+        h_BTD = ids if ids.is_floating_point() else self.embedding(ids)
         if self.ngrams is None:
             return self.drop_words(h_BTD, ids), None
         earlier, last_BK = earlier_tokens(self.last_tokens(mems), ids, rows, ext_len=self.ext_len)
