@@ -18,7 +18,8 @@ from transformer_xl.batch import Batch, Rows
 from transformer_xl.config.run import TrainConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError
-from transformer_xl.training.feed import Feed, SegmentLengths
+from transformer_xl.training import feed as feed_module
+from transformer_xl.training.feed import Feed, longest_segment, segment_length
 
 N_TOKEN, N_LANE, T = 47, 3, 4  # 15 tokens a lane: 3 segments an epoch, and 3 tokens that are not read
 STARTS = np.array([0, 5, 6, 20, 31, 46])
@@ -50,7 +51,7 @@ def test_no_token_is_skipped_or_read_twice(
 ) -> None:
     """Segments are short only where an epoch ends, where a step ends too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SegmentLengths, "at", lambda self, step, index: lengths[step % len(lengths)][index])
+        patch.setattr(feed_module, "segment_length", lambda config, step, index: lengths[step % len(lengths)][index])
         own, read = feed(n_token, ahead=ahead, tbptt_segments=n_segment), []
         n_lane = stream(n_token).segments_per_epoch * T
         for step in range(len(lengths)):
@@ -118,39 +119,38 @@ def test_a_damaged_position_is_refused(read: int) -> None:
         feed().load_state_dict(state)
 
 
-def lengths(**changes: Any) -> SegmentLengths:
+def config(**changes: Any) -> TrainConfig:
     values: dict[str, Any] = {"tgt_len": 40, "max_steps": 100}
-    return SegmentLengths(TrainConfig(**values | changes))
+    return TrainConfig(**values | changes)
 
 
 def test_without_options_every_segment_has_tgt_len() -> None:
-    always = lengths()
-    assert {always.at(step, index) for step in range(100) for index in range(2)} == {40}
-    assert always.longest == 40
+    assert {segment_length(config(), step, index) for step in range(100) for index in range(2)} == {40}
+    assert longest_segment(config()) == 40
 
 
 def test_random_lengths_are_those_of_the_authors_varlen() -> None:
-    random = lengths(varlen=True, tgt_len=80)
-    drawn = [random.at(step, 0) for step in range(20_000)]
+    random = config(varlen=True, tgt_len=80)
+    drawn = [segment_length(random, step, 0) for step in range(20_000)]
     long, short = ([length for length in drawn if (length > 60) == kind] for kind in (True, False))  # 4 deviations from both
     assert len(long) / len(drawn) == pytest.approx(0.95, abs=0.005)
     for some, mean in ((long, 79.5), (short, 39.5)):  # the authors round down
         assert sum(some) / len(some) == pytest.approx(mean, abs=0.2)
         assert (sum((length - mean) ** 2 for length in some) / len(some)) ** 0.5 == pytest.approx(5, abs=0.3)
-    assert max(drawn) == 95 == random.longest
+    assert max(drawn) == 95 == longest_segment(random)
 
 
 def test_no_random_length_is_below_5() -> None:
-    drawn = {lengths(tgt_len=8, varlen=True).at(step, 0) for step in range(1000)}
+    drawn = {segment_length(config(tgt_len=8, varlen=True), step, 0) for step in range(1000)}
     assert min(drawn) == 5
 
 
 def test_draws_depend_on_seed_step_and_index_alone() -> None:
-    one, again, other = lengths(varlen=True), lengths(varlen=True), lengths(varlen=True, seed=1)
+    one, other = config(varlen=True), config(varlen=True, seed=1)
     places = [(step, index) for step in range(40) for index in range(2)]
-    drawn = [one.at(*place) for place in places]
-    assert [again.at(*place) for place in reversed(places)] == drawn[::-1]
-    assert [other.at(*place) for place in places] != drawn
+    drawn = [segment_length(one, *place) for place in places]
+    assert [segment_length(one, *place) for place in reversed(places)] == drawn[::-1]
+    assert [segment_length(other, *place) for place in places] != drawn
     assert drawn[::2] != drawn[1::2]
 
 

@@ -16,37 +16,28 @@ from transformer_xl.data.streams import EndlessStream
 _MOST_ABOVE = 15  # three standard deviations
 
 
-class SegmentLengths:
-    """The length of each segment of a run: always the same, or random.
+def longest_segment(config: TrainConfig) -> int:
+    """Return the most tokens that a segment of a run can have."""
+    return config.tgt_len + (_MOST_ABOVE if config.varlen else 0)
+
+
+def segment_length(config: TrainConfig, step: int, index: int) -> int:
+    """Return the length of segment `index` of a step: always the same, or random.
 
     With `varlen`, 95 % of the lengths are drawn around `tgt_len`, with a deviation of 5 tokens, and 5 % around half of it. All
-    are at least 5, and at most 15 more than `tgt_len`. The authors' `get_varlen_iter` draws like this.
-
-    A random length depends only on seed and step. So all processes and a resumed run draw the same lengths, and other random
-    numbers do not change.
+    are at least 5, and at most 15 more than `tgt_len`. The authors' `get_varlen_iter` draws like this. A random length depends
+    only on seed and step. So all processes and a resumed run draw the same lengths, and other random numbers do not change.
 
     Example:
-        >>> lengths = SegmentLengths(TrainConfig(tgt_len=32, varlen=True, max_steps=8))
-        >>> [lengths.at(step, 0) for step in range(4)]
+        >>> config = TrainConfig(tgt_len=32, varlen=True, max_steps=8)
+        >>> [segment_length(config, step, 0) for step in range(4)]
         [24, 27, 29, 32]
     """
-
-    def __init__(self, config: TrainConfig) -> None:
-        self._config = config
-
-    @property
-    def longest(self) -> int:
-        """The most tokens that a segment can have."""
-        return self._config.tgt_len + (_MOST_ABOVE if self._config.varlen else 0)
-
-    def at(self, step: int, index: int) -> int:
-        """Return the length of segment `index` of a step."""
-        config = self._config
-        if not config.varlen:
-            return config.tgt_len
-        draw = random.Random(f"varlen {config.seed} {step} {index}")
-        mean = config.tgt_len / 2 if draw.random() < 0.05 else config.tgt_len
-        return min(max(int(draw.gauss(mean, 5)), 5), self.longest)
+    if not config.varlen:
+        return config.tgt_len
+    draw = random.Random(f"varlen {config.seed} {step} {index}")
+    mean = config.tgt_len / 2 if draw.random() < 0.05 else config.tgt_len
+    return min(max(int(draw.gauss(mean, 5)), 5), longest_segment(config))
 
 
 @dataclass(frozen=True)
@@ -83,8 +74,7 @@ class Feed:
     """
 
     def __init__(self, stream: EndlessStream, config: TrainConfig, *, ahead: bool = False) -> None:
-        self._stream, self._ahead = stream, ahead
-        self._n_segment, self._lengths = config.tbptt_segments, SegmentLengths(config)
+        self._stream, self._config, self._ahead = stream, config, ahead
         self._waiting: tuple[Place, list[Batch]] | None = None  # read ahead
 
     @property
@@ -98,8 +88,8 @@ class Feed:
             (_, batches), self._waiting = self._waiting, None
             return batches
         batches: list[Batch] = []
-        while len(batches) < self._n_segment and not (batches and self._stream.starts_epoch):
-            batches.append(self._stream.read(self._lengths.at(step, len(batches))))
+        while len(batches) < self._config.tbptt_segments and not (batches and self._stream.starts_epoch):
+            batches.append(self._stream.read(segment_length(self._config, step, len(batches))))
         return batches
 
     def prefetch(self, step: int) -> None:

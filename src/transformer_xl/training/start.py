@@ -29,7 +29,7 @@ from transformer_xl.reading.reading import Reading
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch, computing_with, last_threads, write_environment
-from transformer_xl.training.feed import SegmentLengths
+from transformer_xl.training.feed import longest_segment
 from transformer_xl.training.loop import Ending, Objective, Run, restore, save
 from transformer_xl.training.record import Record, check_loggers
 from transformer_xl.training.trainer import Trainer, check_settings, checkpoint_bytes
@@ -175,7 +175,7 @@ def settings_with_base(base: str, values: Mapping[str, Any], overrides: Sequence
 
 def complete(config: RunConfig, vocab_size: int) -> RunConfig:
     """Return the settings of a language model with those that depend on the vocabulary and on the length of segments."""
-    model = completed(config.model, vocab_size=vocab_size, tgt_len=SegmentLengths(config.train).longest)
+    model = completed(config.model, vocab_size=vocab_size, tgt_len=longest_segment(config.train))
     return config.changed(model=model.model_dump())
 
 
@@ -189,7 +189,7 @@ def check_model(config: RunConfig) -> None:
     reading = Reading.of_run(config)
     reading.view(model)
     lengths = {
-        "train.tgt_len": SegmentLengths(config.train).longest,
+        "train.tgt_len": longest_segment(config.train),
         "eval.tgt_len and eval.ext_len together": reading.tgt_len + reading.ext_len,
     }
     most = model.config.longest_segment

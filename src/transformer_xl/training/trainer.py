@@ -7,8 +7,9 @@ generators, stream position, schedule and counters. So a resumed run equals the 
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -159,7 +160,16 @@ class Trainer:
         rate = self.schedule.factor(self.step, progress, share=self._share_of_step(progress)) * self._share_of_length(segments)
         if not self.model.training:  # to tell all modules takes longer than to launch the graph of a small model
             self.model.train()
-        numbers = self._launched(segments, rate, n_scored, progress)
+        groups = [list(group) for group in zip(*(batch.split(self.config.accumulate) for batch in segments), strict=True)]
+        tail_sizes = self._tail_sizes(groups)
+        groups = [[batch.to(self.device) for batch in group] for group in groups]
+        compute = partial(self._step, n_scored=n_scored, progress=progress, tail_sizes=tail_sizes)
+        factor = rate if self.waits else torch.full((), rate, device=self.device)
+        if self._graphs is None:
+            numbers = compute(groups, factor)
+        else:
+            key = (n_scored, tail_sizes, self.average.is_due(progress))
+            numbers = _launched(self._graphs, key, compute, groups, factor)
         self.feed.prefetch(self.step + 1)
         self.step += 1
         self.tokens += n_token
@@ -168,36 +178,23 @@ class Trainer:
         self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
         return StepResult(self.step, place, n_token, n_scored, rate, Readback(numbers))
 
-    def _launched(self, segments: list[Batch], rate: float, n_scored: int, progress: float) -> Tensor:
-        """Take a step, as a graph if that can be and its shapes come again."""
-        lanes = [list(group) for group in zip(*(batch.split(self.config.accumulate) for batch in segments), strict=True)]
-        tail_sizes = None if self.device.type == "cpu" and self._graphs is None else self._tail_sizes(lanes)
-        there = [[batch.to(self.device) for batch in group] for group in lanes]
-        if self.waits:
-            return self._step(there, rate, n_scored, progress, tail_sizes)
-        factor = torch.full((), rate, device=self.device)
-        if self._graphs is None:
-            return self._step(there, factor, n_scored, progress, tail_sizes)
-
-        def compute(tensors: Sequence[Tensor]) -> Tensor:
-            factor, *rest = tensors
-            places = iter(rest)
-            placed = [[batch.map(lambda _: next(places)) for batch in group] for group in lanes]
-            return self._step(placed, factor, n_scored, progress, tail_sizes)
-
-        inputs = [factor, *(tensor for group in there for batch in group for tensor in batch.tensors)]
-        key = (*(tuple(tensor.shape) for tensor in inputs), n_scored, tail_sizes, self.average.is_due(progress))
-        return self._graphs.launch(key, compute, inputs)
-
     def _step(
         self,
         groups: list[list[Batch]],
         rate: float | Tensor,
+        *,
         n_scored: int,
         progress: float,
         tail_sizes: tuple[int, ...] | None,
     ) -> Tensor:
         """Learn from the segments of each group of lanes, on the device.
+
+        Args:
+            groups: segments of each group, in turn.
+            rate: factor on the learning rates; on the device if that decides how the step ends, so that nothing waits for it.
+            n_scored: how many losses all processes learn from.
+            progress: share of the budget that is used up.
+            tail_sizes: see `Execution`.
 
         Returns:
             fp64 (3,): the sum of nats, the norm of the gradients, and how it ended, such as `_GOOD`.
@@ -297,9 +294,12 @@ class Trainer:
         return total, new_mems
 
     def _tail_sizes(self, groups: list[list[Batch]]) -> tuple[int, ...] | None:
-        """Return how many tokens of each tail of an adaptive softmax a call of the model has at most; None: it has no tails."""
+        """Return how many tokens of each tail of an adaptive softmax a call of the model has at most.
+
+        None: it has no tails, or is on a CPU, which counts them when it comes to them.
+        """
         softmax = getattr(self.model, "softmax", None)
-        if not isinstance(softmax, AdaptiveSoftmax):
+        if not isinstance(softmax, AdaptiveSoftmax) or (self.device.type == "cpu" and self.waits):
             return None
         sizes = [softmax.tail_sizes(batch.labels) for group in groups for batch in group]
         return tuple(map(max, zip(*sizes, strict=True)))
@@ -422,6 +422,21 @@ class Trainer:
         self.skipped, self.bad_in_a_row = state["skipped"], state["bad_in_a_row"]
         if self._graphs is not None:
             self._graphs.forget()
+
+
+def _launched(
+    graphs: Graphs, key: tuple[Any, ...], compute: Callable[..., Tensor], groups: list[list[Batch]], rate: float | Tensor
+) -> Tensor:
+    """Take a step as a graph, if its shapes and `key` come again; `compute` takes batches and rate."""
+    tensors = [tensor for group in groups for batch in group for tensor in batch.tensors]
+
+    def of_tensors(inputs: Sequence[Tensor]) -> Tensor:
+        factor, *rest = inputs
+        places = iter(rest)
+        return compute([[batch.map(lambda _: next(places)) for batch in group] for group in groups], factor)
+
+    assert isinstance(rate, Tensor)
+    return graphs.launch((*(tuple(tensor.shape) for tensor in tensors), *key), of_tensors, [rate, *tensors])
 
 
 def must_wait(device: torch.device, world: World, precision: Precision) -> bool:
