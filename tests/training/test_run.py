@@ -554,9 +554,13 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: range, *, weights: bool = Fal
     monkeypatch.setattr(Trainer, "train_step", diverging)
 
 
+@pytest.mark.parametrize("is_late", [False, True])
 def test_skipped_steps_are_warned_of_and_counted_in_the_log(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_late: bool, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where a step is launched before the one before it is read, as on a GPU."""
+    if is_late:
+        monkeypatch.setattr("transformer_xl.training.trainer.must_wait", lambda *_: False)
     poison(monkeypatch, range(6, 13))
     display = Lines()
     assert start("run", "train.max_steps=20", display=display).finished
