@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers import assert_close
 from tests.training.helpers import Lines, differing, run_bits, stop_at
 from tests.training.test_run import Start, refuse, starter
 from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.finetune import finetune
 
@@ -156,10 +157,59 @@ def test_a_run_goes_on_only_with_its_own_base(start: Start, base: Path, exported
         start("run", LORA, resume=True)
 
 
-def test_a_vocabulary_that_lacks_a_character_of_the_text_is_refused(start: Start, base: Path, tmp_path: Path) -> None:
-    text = tmp_path / "greek.txt"
-    text.write_text("\u03b1\u03b2\u03b3 " * 400, encoding="utf-8")
-    refuse(start, CorpusError, "is not in the tokenizer.s alphabet of 15 characters", base=base, corpus=str(text))
+def greek(base: Path, folder: Path) -> Path:
+    """Write the text that a base has read, and some characters that it has not."""
+    path, config = folder / "greek.txt", RunDirectory(base).config()
+    text = Path(config.data.corpus).read_text(encoding="utf-8")
+    path.write_text(text + "\u03b1\u03b2\u03b2 " * 400, encoding="utf-8")
+    return path
+
+
+def test_characters_that_the_vocabulary_lacks_are_named(start: Start, base: Path, tmp_path: Path) -> None:
+    text = greek(base, tmp_path)
+    lacks = rf"^the vocabulary of '{base}' lacks 2 characters: '\u03b2' \(800 times\), '\u03b1' \(400\)"
+    refuse(start, TokenizerError, rf"{lacks}, which '{text}' has; add them by --grow, or", base=base, corpus=str(text))
+
+
+def test_a_vocabulary_grows(start: Start, base: Path, tmp_path: Path) -> None:
+    """New rows begin as the mean, also after a kill; scores of what the base knew are its own; and a run goes on exactly."""
+    text = greek(base, tmp_path)
+    arguments: dict[str, Any] = {"base": base, "grow": True, "corpus": str(text)}
+    overrides = ("train.max_steps=8", "train.keep_checkpoints=9", "train.checkpoint_interval=2")
+    start("whole", *overrides, **arguments, display=(display := Lines()))
+    assert any(note.endswith("'\u03b2' (800 times), '\u03b1' (400); it grows by 2") for note in display.said)
+    (old, known), (new, tokenizer) = load(base), load(tmp_path / "whole")
+    assert set(tokenizer.alphabet) == {*known.alphabet, "\u03b1", "\u03b2"}
+    assert new.config.vocab_size == tokenizer.vocab_size == known.vocab_size + 2
+    new.load_state_dict(first_weights(tmp_path / "whole"))
+    old_text = known.alphabet * 3
+    with torch.no_grad():
+        expected = old.eval()(torch.from_numpy(known.encode(old_text))[None]).logits.log_softmax(-1)
+        found = new.eval()(torch.from_numpy(tokenizer.encode(old_text))[None]).logits[..., tokenizer.encode(known.alphabet)]
+    assert_close("log-probabilities", found.log_softmax(-1), expected, 1e-6)
+    table = new.embedding.weight[tokenizer.encode("\u03b1\u03b2")]
+    assert_close("new rows", table, old.embedding.weight.mean(0).expand(2, -1), 1e-6)
+
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    start("run", resume=True, grow=True, corpus=str(text), display=stop_at(4))
+    start("run", resume=True, corpus=str(text))
+    assert not unlike(first_weights(tmp_path / "run"), first_weights(tmp_path / "whole"))
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+def test_what_cannot_grow_is_refused(start: Start, base: Path, home: Path, tmp_path: Path) -> None:
+    refuse(start, ConfigError, "--grow adds to the vocabulary of a model that has one; name it with --from", grow=True)
+    refuse(start, ConfigError, r"keeps from learning", LORA, base=base, grow=True)
+    for name, overrides, complaint in (
+        ("byte", (), "--grow: a vocabulary of kind 'byte' has all bytes; leave --grow out"),
+        ("ngrams", ("tokenizer.kind=char", "model.ngram_rows=[50]"), r"--grow: tables of n-grams \(model.ngram_rows\)"),
+        ("adaptive", ("tokenizer.kind=char", "model.cutoffs=[5]"), r"--grow: in an adaptive softmax \(model.cutoffs\), new"),
+    ):
+        starter(home, tmp_path)(name, "train.max_steps=1", *overrides)
+        refuse(start, ConfigError, complaint, base=tmp_path / name, grow=True)
 
 
 def test_the_loaded_model_has_the_loss_that_the_adapted_one_had(start: Start, base: Path, home: Path, tmp_path: Path) -> None:

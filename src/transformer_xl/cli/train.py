@@ -26,6 +26,7 @@ def train(
     *,
     corpus: str | None = None,
     from_: Annotated[str | None, Parameter(name="--from")] = None,
+    grow: Flag = False,
     out: Path | None = None,
     set_: Overrides = None,
     resume: Flag = False,
@@ -47,6 +48,7 @@ def train(
         txl train shakespeare-char --corpus DIR  # its own text, found in DIR
         txl train --set train.max_minutes=10     # with other settings
         txl train new.txt --from runs/mine       # start from its weights
+        txl train new.txt --from runs/mine --grow  # and add characters
         txl train --resume --out runs/mine       # resume a stopped run
         txl train wt103-base --dry-run           # what it needs; trains nothing
 
@@ -57,6 +59,7 @@ def train(
         recipe: a recipe's name (txl recipes) or TOML file; or a text, on which quickstart is trained. Default: quickstart.
         corpus: name, file, directory or glob; or the directory that contains the recipe's named corpus.
         from_: start from the weights of this run, exported directory or hub id. A run also replaces the recipe.
+        grow: add the characters or words of the text that the vocabulary of --from lacks; their rows begin as the mean.
         out: directory of the run. Default: runs/RECIPE, or runs/TEXT if a text replaces the recipe.
         set_: section.key=value, overrides the recipe; may be repeated. txl settings lists them.
         resume: resume the run in --out, or start it if there is none. Without recipe and corpus, --out must be a run.
@@ -84,7 +87,8 @@ def train(
     if dry_run:
         _dry_run(recipe, corpus, from_, out if resume else None, overrides)
     else:
-        _train(recipe, quiet, out=out, overrides=overrides, corpus=corpus, base=from_, resume=resume, loggers=logger or [])
+        how = {"out": out, "overrides": overrides, "corpus": corpus, "base": from_, "grow": grow}
+        _train(recipe, quiet, **how, resume=resume, loggers=logger or [])
 
 
 def _train(recipe: str | None, quiet: bool, **arguments: Any) -> None:

@@ -126,6 +126,12 @@ def prepare(
         return _build(root / _key(corpus, tokenizer), corpus, tokenizer, n_workers=n_workers, progress=progress)
 
 
+def texts_of(data: DataConfig, splits: Sequence[SplitName] = SPLITS) -> Iterator[str]:
+    """Yield the text of splits, in pieces."""
+    for chunk in chain.from_iterable(map(find_corpus(data).chunks, splits)):
+        yield chunk.text()
+
+
 def _key(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> str:
     which = tokenizer.fingerprint if isinstance(tokenizer, Tokenizer) else tokenizer.model_dump_json()
     return hashlib.sha256(json.dumps([FORMAT, corpus.fingerprint, which]).encode()).hexdigest()[:32]

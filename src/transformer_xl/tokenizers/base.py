@@ -91,6 +91,11 @@ class Tokenizer(ABC):
         """What `decode(encode(text))` loses, as a sentence; empty if nothing."""
         return ""
 
+    @property
+    def unknown_id(self) -> int | None:
+        """The id of text that has none of its own; None: there is no such id."""
+        return None
+
     @cached_property
     def separator(self) -> str:
         """What separates lines in this vocabulary: a line end, a space, or nothing."""

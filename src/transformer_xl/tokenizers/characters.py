@@ -162,6 +162,10 @@ class SymbolTokenizer(PieceTokenizer):
             lost += ["white space other than blanks", f"{self.blank} (it becomes a blank)"] if self.blank is not None else []
         return f"{join_as_sentence(lost)}." if lost else ""
 
+    @property
+    def unknown_id(self) -> int | None:
+        return None if self.unknown is None else self._other
+
     def encode(self, text: str) -> np.ndarray:
         if self.unit == "byte":
             return self.encode_bytes(text.encode("utf-8", "surrogatepass"))

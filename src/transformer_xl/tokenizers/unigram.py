@@ -99,6 +99,10 @@ class SentencePieceTokenizer(PieceTokenizer):
         self.drops_first_spaces = 2 * SPACE not in spaced
         super().__init__(list(map(self._text_of, range(len(self.pieces)))))
 
+    @property
+    def unknown_id(self) -> int | None:
+        return self._unknown
+
     def _text_of(self, token_id: int) -> bytes:
         piece = self.pieces[token_id]
         if piece == self.line_end:

@@ -116,11 +116,15 @@ class WordTokenizer(Tokenizer):
         joins = "; @-@, @,@ and @.@ are written as -, comma and dot without space" if self.moses or self.undo_joins else ""
         return f"{join_as_sentence(lost)}{joins}."
 
+    @property
+    def unknown_id(self) -> int | None:
+        return None if self.unknown is None else self._ids[self.unknown]
+
     def begins_word(self) -> np.ndarray:
         return np.ones(self.vocab_size, bool)
 
     def encode(self, text: str) -> np.ndarray:
-        return self._ids_of(self._split(text))
+        return self._ids_of(self.split(text))
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if self.moses is not None:
@@ -148,7 +152,8 @@ class WordTokenizer(Tokenizer):
         find, unknown = self._ids.get, self._ids[self.unknown]
         return np.array([find(word, unknown) for word in words], np.int64)
 
-    def _split(self, text: str) -> list[str]:
+    def split(self, text: str) -> list[str]:
+        """Return the words of a text, also those that are not in the vocabulary, with those that begin and end its lines."""
         if not text:
             return []
         text = with_line_feeds(text) if self.any_line_end else text

@@ -15,18 +15,22 @@ from transformer_xl.config.recipes import apply_overrides, load_recipe
 from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.console import clock
 from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
-from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
+from transformer_xl.data.named import SPLITS
+from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare, texts_of
 from transformer_xl.data.streams import EndlessStream, SegmentStream
 from transformer_xl.data.text import not_scored
-from transformer_xl.errors import ConfigError, CorpusError, TrainingError
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError
 from transformer_xl.generation.generate import generate
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.build import count_parameters
+from transformer_xl.model.growth import check_can_grow as check_model_can_grow
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.reading.evaluation import Score
 from transformer_xl.reading.targets import filled_in, pair_stream, scored_stream
 from transformer_xl.tokenizers.base import Tokenizer
+from transformer_xl.tokenizers.growth import can_grow, check_can_grow, grown, in_words, lacking
+from transformer_xl.tokenizers.words import WordTokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import Objective, Run, RunOutcome, conduct
 from transformer_xl.training.scoring import TextScores, as_entry, extent, final_scores, score_split
@@ -64,6 +68,7 @@ def train(
     overrides: Sequence[str] = (),
     corpus: str | None = None,
     base: str | Path | None = None,
+    grow: bool = False,
     resume: bool = False,
     loggers: Sequence[str] = (),
     display: Display | None = None,
@@ -80,6 +85,8 @@ def train(
         corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
         base: a run, an exported directory or a hub id, whose model and vocabulary a new run begins with; the recipe says all
             else. None: random weights.
+        grow: add the characters or words of the text that the vocabulary of `base` lacks; their rows in the model's tables
+            begin as the mean of the others.
         resume: go on with the run in `out`, or start it if there is none and `recipe`, `corpus` or `base` says what it should
             be.
         loggers: `tensorboard` or `wandb`, besides `metrics.jsonl`; none: TensorBoard if it is installed.
@@ -92,7 +99,7 @@ def train(
         TxlError: any of the package's errors, each one line.
         OSError: a file cannot be read or written.
     """
-    objective = Pretraining(recipe, list(overrides), corpus, None if base is None else str(base))
+    objective = Pretraining(recipe, list(overrides), corpus, None if base is None else str(base), grow=grow)
     with start(objective, out=out, resume=resume, loggers=loggers, display=display) as run:
         return conduct(run)
 
@@ -105,6 +112,8 @@ class Pretraining(Objective[Outcome]):
     overrides: list[str] = field(default_factory=list)
     corpus: str | None = None
     base: str | None = None
+    grow: bool = False
+    vocabulary_note: str = field(default="", init=False)  # what the text has that the vocabulary of the base lacked
     prepared: PreparedCorpus = field(init=False)
     validated: TextScores | None = None  # by the last validation of this process
 
@@ -124,6 +133,8 @@ class Pretraining(Objective[Outcome]):
 
     def new_settings(self) -> RunConfig:
         recipe, base = self.recipe, self.base
+        if self.grow and base is None:
+            raise ConfigError("--grow adds to the vocabulary of a model that has one; name it with --from")
         if base is not None:
             config = self._settings_with(base)
         elif isinstance(recipe, RunConfig):
@@ -160,6 +171,8 @@ class Pretraining(Objective[Outcome]):
         if fresh and config.base and tokenizer and not RunDirectory(config.base).holds_run:
             with suppress(ConfigError):  # those of other programs have kinds that nothing is trained with
                 config = config.changed(tokenizer={"kind": tokenizer.kind, "vocab_size": None})
+        if fresh and tokenizer:
+            tokenizer = self._with_vocabulary_for(config, tokenizer)
         self.prepared = prepare(config.data, tokenizer or config.tokenizer)
         self.tokenizer, self.checksum = self.prepared.tokenizer, self.prepared.training_sha256
         self.text = f"the text of '{config.data.corpus}'"
@@ -167,6 +180,31 @@ class Pretraining(Objective[Outcome]):
         config = complete(config, self.tokenizer.vocab_size)
         self.compared = comparison(config) if fresh else None
         return config
+
+    def _with_vocabulary_for(self, config: RunConfig, tokenizer: Tokenizer) -> Tokenizer:
+        """Return the base's vocabulary, grown if that was asked for; refuse or note what it lacks of the text."""
+        if self.grow:
+            check_can_grow(tokenizer)
+            check_model_can_grow(config.model)
+            if config.train.lora_rank is not None:
+                raise ConfigError(f"--grow adds rows, which train.lora_rank ({config.train.lora_rank}) keeps from learning")
+        has_words = isinstance(tokenizer, WordTokenizer)
+        if (has_words and not self.grow) or tokenizer.reads_bytes or tokenizer.kind in ("bpe", "ids"):
+            return tokenizer  # unknown words are usual, and the others have all there is
+        counts = lacking(tokenizer, texts_of(config.data, ("train",) if has_words else SPLITS))
+        if not counts:
+            return tokenizer
+        larger = grown(tokenizer, counts) if self.grow else tokenizer
+        what = f"the vocabulary of '{config.base}' lacks {in_words(tokenizer, counts)}"
+        remedy = "add them by --grow, or " if can_grow(tokenizer) else ""
+        if larger.vocab_size > tokenizer.vocab_size:
+            self.vocabulary_note = f"{what}; it grows by {larger.vocab_size - tokenizer.vocab_size:,}"
+        elif tokenizer.unknown_id is not None or getattr(tokenizer, "byte_fallback", False):
+            read_as = "bytes" if tokenizer.unknown_id is None else "unknown"
+            self.vocabulary_note = f"{what}; {remedy}they are read as {read_as}"
+        else:
+            raise TokenizerError(f"{what}, which '{config.data.corpus}' has; {remedy}leave them out of the text")
+        return larger
 
     def stream(self, config: RunConfig, world: World) -> EndlessStream:
         return text_stream(config, self.prepared, world)
@@ -178,6 +216,8 @@ class Pretraining(Objective[Outcome]):
     def notes(self, config: RunConfig) -> Iterator[str]:
         if self.compared:
             yield self.compared
+        if self.vocabulary_note:
+            yield self.vocabulary_note
         if config.tokenizer.kind == "ids":
             yield f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids)"
 

@@ -21,12 +21,14 @@ from transformer_xl.kernels.device import Precision, choose_device, choose_preci
 from transformer_xl.model.adapters import add_adapters
 from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.build import completed, count_parameters, make_blueprint, make_model
+from transformer_xl.model.growth import with_rows
 from transformer_xl.model.pretrained import CONFIG_FILE, RUNS, read_config, resolve
 from transformer_xl.model.room import check_room
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.process import restarts
 from transformer_xl.reading.reading import Reading
 from transformer_xl.tokenizers.base import Tokenizer
+from transformer_xl.tokenizers.growth import origins
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch, computing_with, last_threads, write_environment
 from transformer_xl.training.feed import longest_segment
@@ -246,7 +248,11 @@ def _build(
 ) -> Run[Ending]:
     """Read the base and the texts, make the model and its trainer, and open the run's files, which are written only now."""
     with world.agreed():
-        base, tokenizer = _base(directory, config, display, fresh=fresh)
+        base, theirs = _base(directory, config, display)
+        tokenizer = theirs
+        if not fresh:
+            tokenizer = directory.tokenizer()
+            check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
         config = objective.read(config, tokenizer, fresh=fresh)
         stream = objective.stream(config, world)
     world.check_same(
@@ -258,6 +264,8 @@ def _build(
     )
     begun = begin(config, world)
     config, model, device = begun.config, begun.model, begun.device
+    if base is not None and theirs is not None and base.config.vocab_size != config.model.vocab_size:
+        base = with_rows(base, torch.from_numpy(origins(theirs, objective.tokenizer)))
     has_head = base is not None and _take_weights(model, base)
     _adapt(model, config)
     size = checkpoint_bytes(model, train=config.train, optim=config.optim)
@@ -277,17 +285,12 @@ def _build(
     return run
 
 
-def _base(
-    directory: RunDirectory, config: RunConfig, display: Display, *, fresh: bool
-) -> tuple[SequenceModel | None, Tokenizer | None]:
-    """Return the model that a run begins with, unless it has saved its own, and the tokenizer if the text does not make it."""
-    base, model, tokenizer = base_of(config), None, None
-    if base is not None and not (directory.holds_run and directory.store().steps()):
-        model, tokenizer = load(base, on_damaged=display.warn)
-    if not fresh:
-        tokenizer = directory.tokenizer()
-        check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
-    return model, tokenizer
+def _base(directory: RunDirectory, config: RunConfig, display: Display) -> tuple[SequenceModel | None, Tokenizer | None]:
+    """Return the model that a run begins with, unless it has saved its own, and that model's tokenizer."""
+    base = base_of(config)
+    if base is None or (directory.holds_run and directory.store().steps()):
+        return None, None
+    return load(base, on_damaged=display.warn)
 
 
 def _take_weights(model: SequenceModel, base: SequenceModel) -> bool:
