@@ -1,14 +1,17 @@
 """What a run that cannot start says, before anything of it is made."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.helpers import TINY
 from tests.training.helpers import write_recipe
+from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig
-from transformer_xl.config.run import RunConfig
+from transformer_xl.config.run import DataConfig, RunConfig, TokenizerConfig
+from transformer_xl.data.prepare import prepare
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.build import count_parameters, make_model
 from transformer_xl.training.display import Display
@@ -44,6 +47,19 @@ def test_sizes_beyond_the_machine_are_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=match):
         train(recipe, out=tmp_path / "run", corpus=str(text), overrides=[override])
     assert not (tmp_path / "run").exists()
+
+
+def test_processes_compare_what_they_read(recipe: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And every setting; only the place of the text may differ."""
+    shared: dict[str, Any] = {}
+    monkeypatch.setattr("transformer_xl.world.World.check_same", lambda _, **values: shared.update(values))
+    overrides = ["train.max_steps=1", f"data.directory={tmp_path}"]
+    train(recipe, out=tmp_path / "run", corpus=str(text), overrides=overrides, display=Display(quiet=True))
+    assert shared.keys() == {*RunConfig.model_fields, "text", "sizes", "vocabulary", "version", "device", "precision"}
+    assert shared["data"].keys() == DataConfig.model_fields.keys() - {"directory"}
+    prepared = prepare(RunDirectory(tmp_path / "run").config().data, TokenizerConfig())
+    assert (shared["text"], shared["vocabulary"]) == (prepared.training_sha256, prepared.tokenizer.fingerprint)
+    assert shared["sizes"] == {name: len(split.ids) for name, split in prepared.splits.items()}
 
 
 @pytest.mark.parametrize(
