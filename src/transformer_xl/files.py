@@ -107,11 +107,6 @@ def whole_file(path: Path, name: str | None = None) -> Iterator[Path]:
     sync_directory(path.parent)
 
 
-def private(path: str, flags: int) -> int:
-    """Open a file as `open` does (its `opener`), so that a new one can be read by its owner alone."""
-    return os.open(path, flags, 0o600)
-
-
 def replace_file(path: Path, data: bytes) -> None:
     """Replace the content of a file, which need not exist, at once; one process at a time may do so, see `whole_file`."""
     with whole_file(path, stray_name(path).name) as stray, stray.open("xb") as file:

@@ -63,8 +63,7 @@ def serve(
         public_name: name by which clients call the server, besides localhost; may be repeated.
         sessions: directory for sessions, which then outlive the server. Its parent must exist.
         session_memory: gigabytes that sessions may take in memory. Default: a quarter of what is free.
-        prefix_memory: gigabytes that hold what prompts begin with, so that the next one is read from where it differs; 0: none.
-            Default: a quarter of --session-memory.
+        prefix_memory: gigabytes for what prompts begin with, read only once; 0: none. Default: a quarter of --session-memory.
         ttl: seconds without use after which a session is deleted.
         save_every: tokens after which a session in use is saved.
         queue: requests that wait for a row. Default: four for each row.

@@ -8,6 +8,7 @@ Shapes: D d_model, n positions that a row remembers, X heads, Y numbers per head
 """
 
 import hashlib
+import os
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import STRAY_SUFFIX, canonical_json, private, whole_file
+from transformer_xl.files import STRAY_SUFFIX, canonical_json, whole_file
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.tensor_file import TensorFile, TensorSpec, encode_lazily, encode_tensors
@@ -79,7 +80,8 @@ class SessionFormat:
         content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": note}
         about = canonical_json(content | {"model": rows[0].model}).decode()
         name = f".{path.name}.session{STRAY_SUFFIX}"  # no user's file has it
-        with whole_file(path, name) as stray, open(stray, "xb", opener=private) as file:
+        with whole_file(path, name) as stray, stray.open("xb") as file:
+            os.fchmod(file.fileno(), 0o600)  # a text is for its owner alone
             for chunk in _encode(rows, about, self.by_position):
                 file.write(chunk)
 

@@ -19,7 +19,7 @@ from typing import Literal
 from filelock import FileLock, Timeout
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import STRAY_SUFFIX, make_directory, private, sync_directory
+from transformer_xl.files import STRAY_SUFFIX, make_directory, sync_directory
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState, SessionFormat, describe_session
 from transformer_xl.server.jobs import RefusalError, Ticket
@@ -144,8 +144,8 @@ class Store:
                 held.enter_context(FileLock(lock, thread_local=False, mode=0o600).acquire(timeout=wait))
                 held.callback(lock.unlink, missing_ok=True)  # while it is held; who waits for this file takes a new one
                 held.callback(owner.unlink, missing_ok=True)
-                with open(owner, "w", encoding="ascii", opener=private) as file:
-                    file.write(self._who)
+                owner.touch(0o600)
+                owner.write_text(self._who, encoding="ascii")
                 return held.pop_all()
         except Timeout:
             who = _read_owner(path)
