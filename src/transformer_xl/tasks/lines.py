@@ -60,7 +60,7 @@ def as_row(prediction: Prediction, labels: Sequence[str]) -> str:
         >>> from transformer_xl.data.labels import Example
         >>> as_row(Prediction(Example("Fine\tday!\n"), "good", (0.25, 0.75)), ["bad", "good"])
         'good\t0.7500\tFine day!'
-        >>> as_row(Prediction(Example("", id="7"), ("x", "z"), (0.5, 0.25, 0.75)), ["x", "y", "z"])
+        >>> as_row(Prediction(Example("Oh", id="7"), ("x", "z"), (0.5, 0.25, 0.75)), ["x", "y", "z"])
         'x,z\t0.5000,0.7500\t7'
     """
     example, label = prediction.example, prediction.label
