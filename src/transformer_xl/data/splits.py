@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path, PurePath
 
 from transformer_xl.data.ids import document_border, id_file_size
@@ -119,12 +120,9 @@ def _between_files(sized: list[tuple[Path, int]], shares: tuple[float, float, fl
     for _, size in sized:
         ranks.append(next((i for i, border in enumerate(borders) if before + size / 2 < border), len(wanted) - 1))
         before += size
-    ranks[0] = 0
-    for i in range(1, len(ranks)):  # no split may be skipped …
-        ranks[i] = min(ranks[i], ranks[i - 1] + 1)
-    ranks[-1] = len(wanted) - 1
-    for i in reversed(range(len(ranks) - 1)):  # … and the last file belongs to the last one
-        ranks[i] = max(ranks[i], ranks[i + 1] - 1)
+    # no split may be skipped, and the last file belongs to the last one
+    ranks = list(accumulate([0, *ranks[1:]], lambda before, rank: min(rank, before + 1)))
+    ranks = list(accumulate([len(wanted) - 1, *ranks[-2::-1]], lambda after, rank: max(rank, after - 1)))[::-1]
     return _gathered((wanted[rank], FileRange(file)) for (file, _), rank in zip(sized, ranks, strict=True))
 
 
