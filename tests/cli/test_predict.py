@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -176,6 +177,21 @@ class TestProcess:
             out, _ = child.communicate(b"without an end")
             assert (child.wait(), out.count(b"\n")) == (0, 1)
 
+    def test_a_pipe_may_be_a_document_that_is_answered_turn_by_turn(self, workbench: Path) -> None:
+        save_of_documents()
+        turns = ["one", "two and more", "three"]
+        expected = list(transformer_xl.predict("talks", [turns]))
+        command = ("predict", "talks", "--document", "files", "--json", "--precision", "fp32", "--quiet")
+        with forked.start("tests.world_cases:program", *command) as child:
+            for turn, right in zip(turns, expected, strict=True):
+                child.stdin.write(f"{turn}\n".encode())
+                line = b""
+                while not line.endswith(b"\n"):
+                    line += child.stdout.read(1000) or pytest.fail(child.stderr.read().decode())
+                assert list(json.loads(line)["probabilities"].values()) == pytest.approx(right.probabilities, abs=1e-5)
+            child.communicate()
+            assert child.wait() == 0
+
     def test_ctrl_c_loses_nothing(self, txl: Txl, model: Callable[[str], TaskModel]) -> None:
         model("classification")
         Path("many.txt").write_text(Path("lines.txt").read_text() * 4)
@@ -286,6 +302,49 @@ def test_columns_that_were_told_are_looked_for(
     opened = replace(opened, config=opened.config.model_copy(update={"task": task}))
     (example,) = read_texts(iter([content.encode()]), opened)
     assert (example.text, example.pair, example.label) == (text, pair, None)
+
+
+def save_of_documents() -> None:
+    """Save a model of rows of documents as `talks`."""
+    head = HeadConfig(kind="classification", labels=("bad", "good"), tgt_len=8, dropout=0.0, in_documents=True)
+    sizes = {**TINY, "vocab_size": 256, "mem_len": 30, "head": head}
+    save(random_weights(TaskModel(TransformerXLConfig(**sizes)).eval()), BYTES, "talks")
+
+
+def test_rows_of_documents_are_read_in_their_column(txl: Txl, workbench: Path) -> None:
+    """Or each file of a directory is a document."""
+    save_of_documents()
+    rows = [("a", "one"), ("a", "two and more"), ("b", "three"), ("b", "four"), ("b", "five")]
+    Path("rows.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in [("talk", "text"), *rows]))
+    Path("files").mkdir()
+    for name in "ab":
+        Path(f"files/{name}.txt").write_text("".join(f"{text}\n" for document, text in rows if document == name))
+    expected = list(transformer_xl.predict("talks", [[text for document, text in rows if document == name] for name in "ab"]))
+    alone = list(transformer_xl.predict("talks", [text for _, text in rows]))
+    assert not np.allclose([each.probabilities for each in expected], [each.probabilities for each in alone], atol=1e-3)
+
+    for arguments, names in (
+        (("rows.tsv", "--document", "talk"), "ab"),
+        (("files", "--document", "files"), ("a.txt", "b.txt")),
+    ):
+        answer = txl("predict", "talks", *arguments, "--json", "--precision", "fp32")
+        found = [json.loads(line) for line in answer.out.splitlines()]
+        assert [line["document"] for line in found] == [names[0]] * 2 + [names[1]] * 3
+        for line, right in zip(found, expected, strict=True):
+            assert (line["text"], line["label"]) == (right.example.text, right.label)
+            assert list(line["probabilities"].values()) == pytest.approx(right.probabilities, abs=1e-5)
+    assert json.loads(txl("predict", "talks", "--text", "one", "--json", "--precision", "fp32").out)["label"] == alone[0].label
+
+    said = txl("predict", "talks", "rows.tsv").complaint
+    assert said == "the model reads rows of documents; name their column by --document, or 'files' if each file is one"
+    assert "'rows.tsv' has no column 'tlak'" in txl("predict", "talks", "rows.tsv", "--document", "tlak").complaint
+    Path("mixed.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in [("talk", "text"), *rows, rows[0]]))
+    assert (
+        "'mixed.tsv' line 7: document 'a' goes on here" in txl("predict", "talks", "mixed.tsv", "--document", "talk").complaint
+    )
+    save(task_model("classification"), BYTES, "mood")
+    said = txl("predict", "mood", "rows.tsv", "--document", "talk").complaint
+    assert said == "--document 'talk': the model reads each text alone; leave it out"
 
 
 def test_mistakes(txl: Txl, model: Callable[[str], TaskModel]) -> None:

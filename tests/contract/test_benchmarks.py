@@ -415,6 +415,15 @@ def test_pretraining_and_then_finetuning(tmp_path):
 
 
 @pytest.mark.benchmarks
+def test_document_labels_are_learned_with_and_without_memory(tmp_path):
+    figures = tmp_path / "figures.json"
+    run("document_labels.py", "--documents", 4, "--epochs", 1, "--seeds", 1, "--json", figures)
+    found = json.loads(figures.read_text())
+    assert {kind: len(runs) for kind, runs in found.items()} == {"transformer_xl": 1, "xlnet": 1}
+    assert all(0 <= share <= 1 for runs in found.values() for shares in runs for share in shares[:-1])
+
+
+@pytest.mark.benchmarks
 def test_race_tries_rates_and_goes_on(tmp_path):
     """Between sides that need no other library; tests/parity/test_rivals.py races all."""
     (tmp_path / "text.txt").write_text("".join(f"{i} is {i * i}; " for i in range(3000)))

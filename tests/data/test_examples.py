@@ -345,3 +345,64 @@ def test_compressed_files_are_read(tmp_path, suffix, pack):
     assert _parts(_read(tmp_path, f"t.tsv{suffix}", pack(b"text\tlabel\na\t1\nb\t0\n"))) == [("a", None, "1"), ("b", None, "0")]
     with pytest.raises(CorpusError, match="damaged"):
         _read(tmp_path, f"t.tsv{suffix}", pack(b"text\tlabel\n" + b"a\t1\n" * 999)[:-9])
+
+
+def _rows(examples):
+    return [(each.document, each.text, each.label) for each in examples]
+
+
+class TestDocuments:
+    def test_a_column_names_the_document_of_a_row(self, tmp_path):
+        expected = [("a", "one", "x"), ("a", "two", "y"), ("7", "three", "x")]
+        table = "document\ttext\tlabel\na\tone\tx\na\ttwo\ty\n7\tthree\tx\n"
+        assert _rows(_read(tmp_path, "t.tsv", table, document="document")) == expected
+        assert _rows(_read(tmp_path, "t.csv", table.replace("\t", ","), document="1")) == expected
+        unnamed = {"text": "2", "label": ("3",), "document": "1"}
+        assert _rows(_read(tmp_path, "t.csv", table.replace("\t", ",").partition("\n")[2], **unnamed)) == expected
+        objects = [{"dialogue": 7 if name == "7" else name, "text": text, "label": label} for name, text, label in expected]
+        assert _rows(_read(tmp_path, "t.jsonl", _json_lines(*objects), document="dialogue")) == expected
+        assert [each.document for each in _read(tmp_path, "t.tsv", table)] == [None] * 3
+
+    def test_each_file_of_a_directory_may_be_a_document(self, tmp_path):
+        (tmp_path / "old").mkdir()
+        (tmp_path / ".hidden.tsv").write_text("text\tlabel\nno\tx\n")
+        (tmp_path / "notes.md").write_text("no table")
+        _read(tmp_path, "b.tsv", "text\tlabel\ntwo\tx\nthree\ty\n")
+        _read(tmp_path, "a.jsonl", _json_lines({"text": "one", "label": "x"}))
+        found = list(read_examples(tmp_path, _task(document="files")))
+        assert _rows(found) == [("a.jsonl", "one", "x"), ("b.tsv", "two", "x"), ("b.tsv", "three", "y")]
+        assert found[2].place == f"'{tmp_path / 'b.tsv'}' line 3"
+        (tmp_path / "talks").mkdir()
+        (tmp_path / "talks" / "t.txt").write_text("a\n\nb\n")
+        found = read_examples(tmp_path / "talks", _task(document="files"), labelled=False, keeps_empty=True)
+        assert [(each.document, each.text) for each in found] == [("t.txt", "a"), (None, ""), ("t.txt", "b")]
+
+    @pytest.mark.parametrize(
+        ("name", "content", "told", "message"),
+        [
+            ("t.tsv", "d\ttext\tlabel\na\t1\tx\nb\t2\tx\na\t3\tx\n", "d", "line 4: document 'a' goes on here, .* out of order"),
+            ("t.tsv", "dia\ttext\tlabel\na\t1\tx\n", "dai", r"has no column 'dai', as task.document says; did you mean 'dia'"),
+            ("t.txt", "a text\n", "d", "has no column 'd', as task.document says"),
+            ("t.csv", '"5","a review"\n', "d", "has no column 'd'"),
+            ("t.tsv", "d\ttext\tlabel\n \t1\tx\n", "d", "line 2: 'd' is ' ', and names no document"),
+            ("t.jsonl", '{"text": "a", "label": "x", "d": null}', "d", "line 1: 'd' is None, and names no document"),
+            ("t.jsonl", '{"text": "a", "label": "x", "d": "a"}\n{"text": "a", "label": "x"}', "d", "line 2: 'd' is None"),
+            ("t.jsonl", '{"text": "a", "label": "x", "d": true}', "d", "line 1: 'd' is True"),
+        ],
+    )  # fmt: skip
+    def test_mistakes_are_named(self, tmp_path, name, content, told, message):
+        with pytest.raises(CorpusError, match=message):
+            _read(tmp_path, name, content, labelled=name != "t.txt", document=told)
+
+    def test_directories_without_rows_of_documents_are_refused(self, tmp_path):
+        with pytest.raises(CorpusError, match=r"has no documents; give files that end in \.tsv"):
+            list(read_examples(tmp_path, _task(document="files")))
+        for content in ("text\tlabel\n", "text\n"):
+            (tmp_path / "a.tsv").write_text(content)
+            with pytest.raises(CorpusError, match=r"a.tsv' is a document without rows; give it some, or leave it out$"):
+                list(read_examples(tmp_path, _task(document="files"), labelled="label" in content, reads_labels=False))
+        for label in ("good", "bad"):
+            (tmp_path / "classes" / label).mkdir(parents=True)
+            (tmp_path / "classes" / label / "1.txt").write_text("a")
+        with pytest.raises(CorpusError, match=r"1.txt': it belongs to no document; .* --document files if each file is one$"):
+            list(read_examples(tmp_path / "classes", _task(document="d")))

@@ -1,5 +1,6 @@
 import copy
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import (
     CHOICE_LEN,
     WINDOW,
+    DocumentStream,
     Example,
     LabelledStream,
     LabelledTexts,
@@ -21,7 +23,7 @@ from transformer_xl.data.labelled import (
     batch_of,
     labels_of,
 )
-from transformer_xl.data.labels import balanced_weights
+from transformer_xl.data.labels import balanced_weights, document_borders
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, train_tokenizer
 
@@ -270,3 +272,70 @@ class TestLabelledStream:
                 LabelledStream(_texts(texts), batch_size=batch_size, seed=seed).load_state_dict(state)
         with pytest.raises(ConfigError, match="belongs to checksum"):
             LabelledStream(_texts(9), batch_size=2, seed=1).load_state_dict({**state, "checksum": 0})
+
+
+def _documents(sizes: list[int], *, batch_size: int = 2, seed: int = 0, **lanes: int) -> DocumentStream:
+    """Return documents of so many rows, of which each has its own text and, as label, its own number."""
+    names = [name for name, n in enumerate(sizes) for _ in range(n)]
+    examples = [Example(f"{i} " + "x" * (i * 7 % 11), label=float(i), document=str(name)) for i, name in enumerate(names)]
+    texts = LabelledTexts(examples, BYTES, NUMBER)
+    return DocumentStream(texts, document_borders(examples), batch_size=batch_size, seed=seed, **lanes)
+
+
+class TestDocumentStream:
+    @given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(1, 3), st.integers(1, 3), st.integers(0, 3))
+    def test_each_lane_reads_documents_row_by_row_and_all_of_them_once(self, sizes, n_row, world_size, seed):
+        how = {"batch_size": n_row * world_size, "seed": seed}
+        whole = _documents(sizes, **how)
+        ranks = [_documents(sizes, rank=rank, world_size=world_size, **how) for rank in range(world_size)]
+        firsts = np.cumsum([0, *sizes])
+        for epoch in range(3):
+            seen, last = [], [None] * (n_row * world_size)  # of each lane
+            for position in range(whole.segments_per_epoch):
+                assert (whole.epoch, whole.position, whole.starts_epoch) == (epoch, position, position == 0)
+                batch = next(whole)
+                joined = map(torch.cat, zip(*(next(rank).tensors for rank in ranks), strict=True))
+                assert _same(batch.map(lambda _, joined=joined: next(joined)), batch)
+                seen += _scored(batch)
+                begins = batch.rows.document_starts
+                for lane, label in enumerate(batch.labels.tolist()):
+                    if not math.isnan(label):
+                        assert begins[lane].nonzero().flatten().tolist() == (
+                            [int(batch.rows.n_pad[lane])] if label in firsts else []
+                        )
+                        assert label in firsts or last[lane] == label - 1
+                    last[lane] = label
+            assert sorted(seen) == list(range(sum(sizes)))
+
+    def test_a_lane_that_is_free_goes_on_with_the_next_document(self):
+        stream = _documents([2, 3, 1, 2, 4])
+        stream._lanes = 0, stream._dealt(np.arange(5))
+        steps = [next(stream) for _ in range(stream.segments_per_epoch)]
+        nan = math.nan
+        assert [step.labels.tolist() for step in steps[:5]] == [[0, 2], [1, 3], [5, 4], [6, 8], [7, 9]]
+        np.testing.assert_equal([step.labels.tolist() for step in steps[5:]], [[nan, 10], [nan, 11]])
+
+    @given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(0, 40), st.integers(0, 5))
+    def test_resuming_continues_exactly(self, sizes, steps, more):
+        stream = _documents(sizes, seed=1)
+        for _ in range(steps):
+            next(stream)
+        state = copy.deepcopy(stream.state_dict())
+        resumed = _documents(sizes, seed=1)
+        resumed.load_state_dict(state)
+        for _ in range(more):
+            assert _same(next(resumed), next(stream))
+        assert (resumed.state_dict(), resumed.epochs) == (stream.state_dict(), stream.epochs)
+
+    def test_epochs_have_other_orders_and_as_many_steps_as_they_need(self):
+        stream = _documents([1, 2, 3, 4, 9, 9], batch_size=3)
+        orders, n_steps = set(), set()
+        for epoch in range(9):
+            n_steps.add(stream.segments_per_epoch)
+            orders.add(tuple(label for _ in range(stream.segments_per_epoch) for label in _scored(next(stream))))
+            assert stream.epochs == epoch + 1
+        assert len(orders) == 9 and len(n_steps) > 1
+
+    def test_rows_of_other_documents_cannot_be_resumed(self):
+        with pytest.raises(ConfigError, match="belongs to documents"):
+            _documents([2, 2]).load_state_dict(_documents([3, 1]).state_dict())

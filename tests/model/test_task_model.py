@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers import TINY, assert_close, random_weights, tiny_model
+from transformer_xl.batch import Batch, Rows, TaskRows
 from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import (
@@ -358,6 +359,85 @@ def test_states_of_a_window_are_those_of_its_one_segment() -> None:
     assert_close("nll", nll, model.head.nll(h, may_answer, labels), 0.0)  # pyright: ignore
 
 
+def document_by_hand(model: TaskModel, rows: list[Tensor]) -> Tensor:
+    """Scores of the rows of a document, (n, C), each read without padding after those before it."""
+    mems, scores, h = model.backbone.init_mems(1), [], torch.empty(0)
+    for row in rows:
+        for piece in pieces(row):
+            text = torch.zeros_like(piece) if isinstance(model.backbone, XLNet) else None
+            h, mems = read(model.backbone, piece, mems, text)
+        scores.append(model.head(h[:, -1])[0])
+    return torch.stack(scores)
+
+
+def batch_of_rows(rows: list[Tensor], begins: list[bool], labels: list[int]) -> Batch:
+    ids, n_pad = together(rows)
+    starts = torch.zeros_like(ids, dtype=torch.bool)
+    for row, begin in enumerate(begins):
+        starts[row, n_pad[row]] = begin
+    return Batch(
+        ids, torch.tensor(labels), Rows(n_pad, document_starts=starts), TaskRows(torch.zeros_like(ids), starts), per_row=True
+    )
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_rows_of_documents_are_read_after_those_before_them(name: str) -> None:
+    """Lanes have rows of any lengths, and begin and end documents at different steps."""
+    model = task_model(BACKBONES[name], in_documents=True)
+    sizes = [[2, 9, 1, 3], [5, 1], [4, 3]]
+    first, second, third = ([torch.randint(13, (n,)) for n in lengths] for lengths in sizes)
+    expected = [document_by_hand(model, document) for document in (first, second, third)]
+    lanes = [
+        list(zip(rows, scores, strict=True))
+        for rows, scores in ((first, expected[0]), (second + third, torch.cat(expected[1:])))
+    ]
+    begins = [[True, True], [False, False], [False, True], [False, False]]
+    after = model.init_mems(2)
+    mems = model(torch.randint(13, (2, 7)), mems=after).mems  # of what was there before
+    for step, begin in enumerate(begins):
+        rows, scores = zip(*(lane[step] for lane in lanes), strict=True)
+        batch = batch_of_rows(list(rows), begin, [step % 3, -100])
+        out = model.loss(batch, mems=mems)
+        nll = -torch.stack(scores).log_softmax(1)[:, step % 3] * torch.tensor([1.0, 0.0])
+        assert out.nll is not None
+        assert_close(f"{name} {step}", out.nll, nll, 1e-12)
+        after = after.reset(torch.tensor(begin))
+        again = model(batch.ids, n_pad=batch.rows.n_pad, mems=after)
+        assert_close(f"{name} {step} logits", again.logits, torch.stack(scores), 1e-12)
+        mems, after = out.mems, again.mems
+    model.check_memory(mems, 2)
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "regression"])
+def test_all_kinds_of_labels_are_read_in_documents(kind: str) -> None:
+    model = task_model(kind=kind, in_documents=True)
+    rows = torch.randint(13, (2, 1, 5))
+    mems = model(rows[0]).mems
+    after, alone = model(rows[1], mems=mems).logits, model(rows[1]).logits
+    assert after.shape == alone.shape and not torch.allclose(after, alone)
+    assert torch.equal(after, model(rows[1], mems=mems).logits)
+
+
+def test_gradients_reach_no_row_before() -> None:
+    """And all of the newest one, whose keys are also those of the rows before."""
+    model = task_model(in_documents=True)
+    rows = [batch_of_rows([torch.randint(13, (3,))], [i == 0], [1]) for i in range(2)]
+    mems = model.loss(rows[0], mems=model.init_mems(1)).mems
+    assert not any(tensor.requires_grad for tensor in mems.state_dict().values())
+    nll = model.loss(rows[1], mems=mems).nll
+    assert nll is not None
+    nll.sum().backward()
+    gradient = model.backbone.embedding.get_parameter("weight").grad
+    assert gradient is not None
+    seen = gradient.abs().sum(1).nonzero().flatten().tolist()
+    assert seen == rows[1].ids.unique().tolist()
+
+
+def test_memory_of_another_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="a memory of 3 rows must fit ids of 1 rows"):
+        task_model(in_documents=True)(IDS[0, :1], mems=task_model(in_documents=True).init_mems(3))
+
+
 def test_memory_goes_in_and_comes_out_untouched() -> None:
     for config in BACKBONES.values():
         model = task_model(config)
@@ -478,6 +558,9 @@ VANILLA = VanillaConfig(**{**SIZES, "mem_len": 0}, max_len=8)
         (lambda: TaskModel(BACKBONES["xlnet"]), r"^head \(None\) must say what a TaskModel gives"),
         (bare_with_head, r"^head \(classification\) is no part of XLNet; build a TaskModel of these settings$"),
         (lambda: task_model(VANILLA), r"^a text of more than head.tgt_len \(4\) tokens needs memory, and .* has mem_len 0;"),
+        (lambda: task_model(VANILLA, in_documents=True, max_len=4), r"^rows of documents .* has mem_len 0; set mem_len"),
+        (lambda: head_config("choice", in_documents=True), r"^in_documents \(True\) does not go with a choice, whose texts"),
+        (lambda: head_config("span", in_documents=True), r"^in_documents \(True\) does not go with a span, whose texts stand"),
         (lambda: task_model(VANILLA, tgt_len=9, max_len=9), r"^head.tgt_len \(9\) is longer than what .*; use at most 8$"),
         (lambda: task_model(BACKBONES["shaw"], tgt_len=5), r"^head.tgt_len \(5\) is longer .* 'shaw' .* most 4$"),
     ],

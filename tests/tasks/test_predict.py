@@ -22,7 +22,7 @@ from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading import texts as texts_module
 from transformer_xl.reading.texts import windows
 from transformer_xl.tasks.metrics import Prediction, Sameness, TaskScore, matthews, pearson, ranks
-from transformer_xl.tasks.predict import predictions
+from transformer_xl.tasks.predict import predict, predictions
 from transformer_xl.tokenizers.kinds import ByteTokenizer, Tokenizer, train_tokenizer
 
 LINE = "the cat sat on the mat and the dog sat on the cat "
@@ -273,3 +273,89 @@ def test_a_score_remarks_that_all_texts_got_the_same() -> None:
 def test_labels_that_are_missing() -> None:
     with pytest.raises(CorpusError, match="no text has a label, so there is nothing to score; give a file with labels"):
         TaskScore.of("choice", (), [said(None, 1)])
+
+
+class TestDocuments:
+    """Rows of documents: 1, 2, … of them in each, of very different lengths."""
+
+    SIZES = (3, 1, 7, 2, 5, 1, 4)
+
+    def model(self, kind: str = "classification", tokenizer: Tokenizer = BYTES, *, is_xlnet: bool = False) -> TaskModel:
+        head = {"kind": kind, "tgt_len": 8, "dropout": 0.0, "in_documents": True, **HEADS[kind]}
+        sizes = {**TINY, "vocab_size": tokenizer.vocab_size, "mem_len": 40, "head": head}
+        return random_weights(TaskModel((XLNetConfig if is_xlnet else TransformerXLConfig)(**sizes)).eval())
+
+    def rows(self, kind: str = "classification") -> list[Example]:
+        names = [f"document {name}" for name, n in enumerate(self.SIZES) for _ in range(n)]
+        return [replace(text, document=name) for text, name in zip(texts(kind, len(names)), names, strict=True)]
+
+    def by_hand(self, model: TaskModel, tokenizer: Tokenizer, examples: list[Example]) -> list[list[float]]:
+        """Scores of rows that are read one after another, without padding, after those before them in their document."""
+        layout, found, last, mems = Layout.of(model.config, tokenizer), [], None, None
+        for example in examples:
+            mems, last = None if example.document is None or example.document != last else mems, example.document
+            batch = batch_of([layout.rows(example)], torch.zeros(1))
+            with torch.no_grad():
+                out = model(batch.ids, segments=batch.texts.segments, mems=mems)
+            mems, kind = out.mems, model.config.head and model.config.head.kind
+            scores = {"multilabel": out.logits.sigmoid(), "regression": out.logits}.get(str(kind), out.logits.softmax(1))
+            found.append(scores[0].tolist())
+        return found
+
+    @pytest.mark.parametrize(
+        ("kind", "is_xlnet"), [("classification", False), ("classification", True), ("multilabel", False), ("regression", True)]
+    )
+    def test_a_row_is_read_after_those_before_it_in_any_batch(self, kind: str, is_xlnet: bool) -> None:
+        tokenizer = pieces() if is_xlnet else BYTES
+        model, examples = self.model(kind, tokenizer, is_xlnet=is_xlnet), self.rows(kind)
+        expected = self.by_hand(model, tokenizer, examples)
+        alone = [replace(example, document=None) for example in examples]
+        for rows, scores in ((examples, expected), (alone, self.by_hand(model, tokenizer, alone))):
+            for batch_size in (1, 3, 64):
+                found = list(predictions(model, tokenizer, iter(rows), batch_size=batch_size))
+                assert [each.example for each in found] == rows
+                for prediction, one in zip(found, scores, strict=True):
+                    assert figures(prediction)[: len(one)] == pytest.approx(one, abs=1e-5), prediction.example.place
+        assert not np.allclose(np.concatenate(expected), np.concatenate(scores), atol=1e-2)
+
+    @pytest.mark.parametrize("is_ready", [[False], [True, False], [True, True, False, False], [True]])
+    def test_rows_are_answered_when_the_next_one_has_to_be_waited_for(self, is_ready: list[bool]) -> None:
+        """A document goes on with its memory, also after an empty row."""
+        model, examples = self.model(), self.rows()
+        examples[12:12] = [Example("")]  # within a document
+        expected = self.by_hand(model, BYTES, [example for example in examples if not example.is_empty])
+        expected[12:12] = [[]]
+        taken: list[Example] = []
+        arriving = (taken.append(example) or example for example in examples)
+        answers = predictions(model, BYTES, arriving, is_ready=itertools.cycle(is_ready).__next__, skip=3)
+        for i, (prediction, one) in enumerate(zip(answers, expected[3:], strict=True), 3):
+            assert prediction.example == examples[i]
+            assert list(prediction.probabilities) == pytest.approx(one, abs=1e-5)
+            assert any(is_ready) or len(taken) == i + 1
+
+    def test_what_is_skipped_changes_no_bit(self) -> None:
+        model, examples = self.model(), self.rows()
+        examples[5:5] = [Example("")]
+        whole = list(predictions(model, BYTES, examples, batch_size=2))
+        for skip in (1, 4, 5, 6, 12, len(examples) - 1, len(examples)):
+            assert list(predictions(model, BYTES, examples, batch_size=2, skip=skip)) == whole[skip:]
+
+    def test_lists_are_documents_in_python(self) -> None:
+        model = self.model()
+        given = [
+            ["one", ("two", "and more"), "three"],
+            "alone",
+            Example("a", document="x"),
+            Example("b", document="x"),
+            ["four"],
+        ]
+        rows = [Example("one", document="0"), Example("two", "and more", document="0"), Example("three", document="0")]
+        rows += [Example("alone"), *given[2:4], Example("four", document="4")]
+        found = list(predict((model, BYTES), given))
+        assert [each.example for each in found] == rows
+        for prediction, one in zip(found, self.by_hand(model, BYTES, rows), strict=True):
+            assert list(prediction.probabilities) == pytest.approx(one, abs=1e-5)
+        with pytest.raises(CorpusError, match=r"^document 1 has no rows; give it some, or leave it out$"):
+            list(predict((model, BYTES), [["one"], []]))
+        with pytest.raises(CorpusError, match=r"^document 'x' goes on here, after rows of another one"):
+            list(predict((model, BYTES), [*given[2:4], "alone", ["a"], given[2]]))

@@ -17,7 +17,7 @@ from transformer_xl.batch import Batch, Rows, TaskRows
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config.model import KINDS, HeadConfig, ModelConfig, model_config
 from transformer_xl.config.run import OptimConfig, TrainConfig
-from transformer_xl.data.labelled import LabelledStream
+from transformer_xl.data.labelled import DocumentStream, LabelledStream
 from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import EndlessStream, SegmentStream
 from transformer_xl.model.base import SequenceModel
@@ -95,15 +95,22 @@ def tiny_stream(
     With a head, labelled texts.
     """
     world, kind, head = world or World(), model.kind, model.head
-    lanes: dict[str, Any] = {"document_starts": np.array(documents), "rank": world.rank, "world_size": world.size}
+    process = {"rank": world.rank, "world_size": world.size}
+    lanes: dict[str, Any] = {"document_starts": np.array(documents), **process}
     sizes = {"batch_size": train.batch_size, "tgt_len": train.tgt_len}
+    if head is not None and head.in_documents:
+        return DocumentStream(RandomTexts(head), DOCUMENTS, batch_size=train.batch_size, seed=0, **process)
     if head is not None:
-        return LabelledStream(RandomTexts(head), batch_size=train.batch_size, seed=0, rank=world.rank, world_size=world.size)
+        return LabelledStream(RandomTexts(head), batch_size=train.batch_size, seed=0, **process)
     if kind != "xlnet":
         half, resets = train.loss == "half", train.reset_at_documents
         return SegmentStream(ids, **sizes, **lanes, later_half=half, resets=resets)
     targets = {"reuse_len": 6, "num_predict": 3, "word_starts": np.ones(11, bool), "sep": 9, "cls": 10}
     return PairStream(ids, **sizes, **lanes, **targets, seed=train.seed)
+
+
+DOCUMENTS = np.array([0, 3, 4, 9, 10, 14, 16, 22, 23, 26, 29, 30])
+"""Where documents begin among the texts of `RandomTexts`."""
 
 
 class RandomTexts:

@@ -42,6 +42,7 @@ SHORT: Cases = {
     "xlnet": {"model": XLNET, "train": {"tgt_len": 12, "accumulate": 2}},
     "fsdp, xlnet": {"model": XLNET, "train": {"tgt_len": 12, "parallel": "fsdp"}},
     "texts": {"model": {"head": HEAD}, "train": {"accumulate": 2}},
+    "rows of documents": {"model": {"head": {**HEAD, "in_documents": True}}, "train": {"accumulate": 2}},
     "fsdp, texts": {"model": {"head": HEAD}, "train": {"parallel": "fsdp"}},
     "fsdp, places, by an xlnet": {"model": {**XLNET, "head": SPAN}, "train": {"parallel": "fsdp"}},
 }
@@ -56,6 +57,7 @@ RESUMED = [
     {"model": DROPPING, "train": {"parallel": "fsdp", "average": "ema"}},
     {"model": DROPPING, "train": {"average": "ema"}, "bad": {}},
     {"model": {**DROPPING, "head": {**HEAD, "dropout": 0.2}}, "train": {"average": "ema"}},
+    {"model": {**DROPPING, "head": {**HEAD, "in_documents": True}}},
 ]
 SAVED = {how: {"train": {"parallel": how, "average": "swa", "average_start": 0.1}} for how in ("ddp", "fsdp")}
 AVERAGED = {how: {"train": {"parallel": how, "average": "ema"}} for how in ("ddp", "fsdp")}

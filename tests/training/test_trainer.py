@@ -16,6 +16,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.training.trainer import Trainer, checkpoint_bytes
 
 N_STEPS = 7  # an epoch has six
+ROWS = {"kind": "classification", "labels": ["a", "b"], "tgt_len": 5, "in_documents": True}
 CASES: dict[str, dict[str, Any]] = {
     "adamw": {"optim": {"optimizer": "adamw", "weight_decay": 0.1}},
     "adam": {"optim": {"optimizer": "adam"}},
@@ -46,6 +47,11 @@ CASES: dict[str, dict[str, Any]] = {
         "model": {"kind": "xlnet", "dropout": 0.2, "dropatt": 0.1, "reuse_len": 6},
         "train": {"tgt_len": 12, "accumulate": 2},
     },
+    "rows-of-documents": {
+        "model": {"dropout": 0.2, "head": ROWS},
+        "train": {"accumulate": 2, "average": "ema", "max_steps": None, "max_epochs": 3.0},
+    },
+    "rows-of-documents-xlnet": {"model": {"kind": "xlnet", "dropatt": 0.1, "head": {**ROWS, "summary": "mean"}}},
     "all-at-once": {
         "model": {"dropout": 0.2, "dropatt": 0.1},
         "train": {
@@ -95,7 +101,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(case: str, tmp_path: Path) -> No
     assert differing(bits(resumed), bits(whole)) == []
 
 
-@pytest.mark.parametrize("case", ["everything", "all-at-once"])
+@pytest.mark.parametrize("case", ["everything", "all-at-once", "rows-of-documents"])
 def test_every_step_can_be_the_last_before_a_stop(case: str) -> None:
     """Epoch borders among them: the memory is emptied once, not twice or never."""
     whole = tiny_trainer(**CASES[case])
@@ -120,8 +126,9 @@ def test_seconds_go_on_too() -> None:
     assert resumed.seconds == trainer.seconds > 0
 
 
-def test_groups_of_lanes_give_the_loss_of_all_lanes_at_once() -> None:
-    changes: dict[str, Any] = {"train": {"reset_at_documents": True}, "optim": {"clip": 0.1}}
+@pytest.mark.parametrize("model", [{}, {"head": {**ROWS, "dropout": 0.0}}])
+def test_groups_of_lanes_give_the_loss_of_all_lanes_at_once(model: dict[str, Any]) -> None:
+    changes: dict[str, Any] = {"model": model, "train": {"reset_at_documents": True}, "optim": {"clip": 0.1}}
     at_once, *in_groups = (
         tiny_trainer(**{**changes, "train": {**changes["train"], "accumulate": accumulate}}) for accumulate in (1, 2, 4)
     )
@@ -190,6 +197,21 @@ def test_memory_is_emptied_where_a_document_begins() -> None:
         trainer.train_step()
         ages.append(memories(trainer)[0].n_valid.tolist())
     assert ages == [[5, 5, 5, 4], [7, 7, 7, 7], [2, 7, 7, 7], [7, 2, 7, 7]]
+
+
+def test_memory_goes_on_from_row_to_row_and_is_emptied_where_a_document_begins() -> None:
+    """Rows have 1 to 14 tokens, and the last 7 of a document stay."""
+    trainer = tiny_trainer(model={"head": ROWS})
+    stream, ages, n_old = copy.deepcopy(trainer.stream), torch.zeros(4, dtype=torch.int64), 0
+    for _ in range(30):
+        starts_epoch, batch = stream.starts_epoch, next(stream)
+        assert batch.rows.document_starts is not None and batch.rows.n_pad is not None
+        begins = batch.rows.document_starts.any(dim=1) | starts_epoch
+        ages = torch.where(begins, 0, ages) + batch.ids.shape[1] - batch.rows.n_pad
+        n_old += int((~begins).sum())
+        trainer.train_step()
+        assert memories(trainer)[0].n_valid.tolist() == ages.clamp(max=7).tolist()
+    assert n_old > 40
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ def finetune(
     text: str | None = None,
     pair: str | None = None,
     label: Repeated = None,
+    document: str | None = None,
     set_: Overrides = None,
     seed: Natural | None = None,
     resume: Flag = False,
@@ -45,6 +46,7 @@ def finetune(
         text: column of the text. Default: found by its name.
         pair: column of the second text. Default: found by its name, if there is one.
         label: column of the label; may be repeated for multilabel. Default: found by its name.
+        document: column of the document of a row; its rows are read in order, with memory. files: each file is a document.
         set_: section.key=value, overrides the task; may be repeated. txl settings TASK lists them.
         seed: seed of the order of texts, of dropout and of the new head.
         resume: resume the run in --out, or start it if there is none.
@@ -66,6 +68,7 @@ def finetune(
         text=text,
         pair=pair,
         label=label or None,
+        document=document,
         seed=seed,
         resume=resume,
         display=display,

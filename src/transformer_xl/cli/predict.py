@@ -32,6 +32,7 @@ def predict(
     *,
     text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     pair: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    document: str | None = None,
     out: Path | None = None,
     resume: Flag = False,
     batch_size: Positive = 32,
@@ -60,6 +61,7 @@ def predict(
         file: lines, each a text; TSV, CSV or JSON lines; a directory, each file a text. - is standard input, the default.
         text: predict only this text.
         pair: second text to --text, such as a question about it.
+        document: column of the document of a row, or files: each file is a document. Default: that of the run.
         out: write to this file instead of standard output; --resume can then continue it.
         resume: continue an unfinished file; the lines in it are kept.
         batch_size: texts read side by side.
@@ -68,7 +70,7 @@ def predict(
         quiet: show no progress, only warnings and errors.
         json_: write JSON lines.
     """
-    texts = _Texts(file, text, pair)
+    texts = _Texts(file, text, pair, document)
     texts.check()
     check_out(out, resume=resume)
     if not is_alone():
@@ -163,6 +165,7 @@ class _Texts:
     file: Path | None
     typed: str | None
     pair: str | None
+    document: str | None
 
     @property
     def path(self) -> Path | None:
@@ -186,13 +189,13 @@ class _Texts:
         if self.typed is not None:
             return iter([Example(self.typed, self.pair)]), None
         if self.path is not None:
-            examples = read_texts(self.path, opened)
+            examples = read_texts(self.path, opened, document=self.document)
             first = next(examples, None)
             if first is None:
                 raise CorpusError(f"'{self.path}' holds no text; give another file")
             return chain([first], examples), None
         lines = lines_of_stdin(quiet=quiet)
-        return read_texts(lines, opened), lines.is_ready
+        return read_texts(lines, opened, document=self.document), lines.is_ready
 
     def count(self, opened: "Opened") -> int | None:
         """Return how many texts there are, and find all faults of a file before anything is predicted; None if nobody knows."""

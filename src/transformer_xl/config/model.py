@@ -20,6 +20,10 @@ GateKind = Literal["sum", "gru"]
 """How a layer joins its states and what a block found for them; see `model/gates.py`."""
 
 
+STAND_ALONE = ("choice", "span", "tokens")
+"""Kinds of tasks whose texts are no rows of documents."""
+
+
 class TextSettings(Section):
     """How texts are read for a head: the settings of a task, which its model keeps."""
 
@@ -48,6 +52,9 @@ class HeadConfig(TextSettings):
     projection: bool = Field(default=True, description="a square layer with tanh stands before the scores")
     dropout: Probability = Field(default=0.1, description="dropout before the scores")
     tgt_len: Positive = Field(default=512, description="tokens per segment; longer texts are read on with memory")
+    in_documents: bool = Field(
+        default=False, description="texts are the rows of documents: each is read with the memory of those before it"
+    )
     no_answer_above: Probability | None = Field(
         default=None, description="span: probability of no answer above which none is given; None: there always is one"
     )
@@ -61,6 +68,14 @@ class HeadConfig(TextSettings):
     def summarizes(self) -> bool:
         """Whether a square layer with tanh stands before the scores; a token's state is no summary."""
         return self.projection and self.kind != "tokens"
+
+    @model_validator(mode="after")
+    def _reads_documents(self) -> Self:
+        if self.in_documents and self.kind in STAND_ALONE:
+            raise ValueError(
+                f"in_documents (True) does not go with a {self.kind}, whose texts stand alone; leave documents out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _labeled(self) -> Self:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, FieldSerializationInfo, PositiveFloat, field_serializer, field_validator, model_validator
 
-from transformer_xl.config.model import ModelConfig, TextSettings, TransformerXLConfig, model_config
+from transformer_xl.config.model import STAND_ALONE, ModelConfig, TextSettings, TransformerXLConfig, model_config
 from transformer_xl.config.settings import Natural, Positive, Probability, Section
 
 Parallelism = Literal["ddp", "fsdp"]
@@ -240,12 +240,25 @@ class TaskConfig(TextSettings):
     class_weights: Literal["balanced"] | None = Field(
         default=None, description="factors on the losses of classes: balanced: rare ones count as much as frequent ones"
     )
+    document: str | None = Field(
+        default=None,
+        description="column of the document that a row belongs to, whose rows are read in order, with memory; files: each file "
+        "is a document; None: rows stand alone",
+    )
     patience: Positive | None = Field(default=None, description="validations without improvement after which training ends")
 
     @model_validator(mode="after")
     def _has_classes(self) -> Self:
         if self.class_weights and self.kind not in ("classification", "tokens"):
             raise ValueError(f"class_weights ({self.class_weights}) is for classes, which a {self.kind} has none of")
+        return self
+
+    @model_validator(mode="after")
+    def _reads_documents(self) -> "TaskConfig":
+        if self.document is not None and self.kind in STAND_ALONE:
+            raise ValueError(
+                f"document ({self.document!r}) does not go with kind ({self.kind}), whose texts stand alone; leave it out"
+            )
         return self
 
 

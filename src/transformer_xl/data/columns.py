@@ -1,13 +1,13 @@
 """Which columns of a table, or keys of JSON objects, hold the text, the second text, the choices and the label.
 
 The task tells them (`--text`, `--pair`, `--label`: names, or numbers from 1), or they have the names below: those of the files
-of GLUE and RACE, `text` and `label`, and of words and their labels those of Hugging Face. Three tables without names are read:
-lines of text (or of a text and its pair) where no labels are needed, CoLA's four columns, and Yelp's two; for files of CoNLL,
-see `conll.py`.
+of GLUE and RACE, `text` and `label`, and of words and their labels those of Hugging Face. A column of documents (`--document`)
+is only told. Three tables without names are read: lines of text (or of a text and its pair) where no labels are needed, CoLA's
+four columns, and Yelp's two; for files of CoNLL, see `conll.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Never
 
 from transformer_xl.config.run import TaskConfig
@@ -34,6 +34,10 @@ _WORDS = ("tokens", "words", "text")
 _WORD_LABELS = ("labels", "tags", "ner_tags", "pos_tags")
 _IDS = ("id", "idx", "index", "example_id")
 _MOST_NAMED = 12  # in a message
+
+FILES = "files"
+"""What is told instead of a column if each file is a document."""
+
 _N_COLA = 4
 _STARS = ("1", "2", "3", "4", "5")
 
@@ -48,6 +52,7 @@ class Columns:
     choices: str | None = None  # of the list of choices; None: there is none
     question: str | None = None  # of what stands before each choice
     id: str | None = None  # of the example's name
+    document: str | None = None  # of the document that a row belongs to; None: there is none
 
 
 class ColumnFinder:
@@ -65,9 +70,10 @@ class ColumnFinder:
         """
         names = [cell.strip() for cell in first]
         lower = {name.lower() for name in names}
-        told = {self._task.text, self._task.pair, *self._task.label}.intersection(names)
+        task = self._task
+        told = {task.text, task.pair, task.document, *task.label}.intersection(names)
         has_names = any(lower.issuperset(filter(None, pair)) for pair in _TEXTS) or not lower.isdisjoint(_LABELS)
-        has_names = has_names or not all(map(str.isdecimal, filter(None, told))) or self._task.kind == "choice"
+        has_names = has_names or not all(map(str.isdecimal, filter(None, told))) or task.kind == "choice"
         if has_names and (kind != ".txt" or len(names) > 1):
             return names, self.named(names), True
         numbers = list(map(str, range(1, len(names) + 1)))
@@ -106,10 +112,10 @@ class ColumnFinder:
         text, pair, labels = self._told(names)
         if text is None and not labels:
             if len(names) == _N_COLA and first[1] in ("0", "1") and first[2] in ("", "*"):
-                return Columns("4", label=("2",))
+                return self._complete(Columns("4", label=("2",)), names)
             if is_csv and len(names) == 2 and first[0] in _STARS:
-                return Columns("2", label=("1",))
-            if not self._labelled and len(names) == 2:
+                return self._complete(Columns("2", label=("1",)), names)
+            if not self._labelled and len(names) == 2 and self._task.document in (None, FILES):
                 return Columns("1", "2")
         return self._complete(Columns(text or "", pair, labels), names)
 
@@ -135,7 +141,8 @@ class ColumnFinder:
             self._refuse("text", names)
         if self._labelled and not columns.label:
             self._refuse("label", names)
-        return columns
+        told = self._task.document
+        return replace(columns, document=self._one("document", told, names, optional=told == FILES))
 
     def _refuse(self, what: str, names: Sequence[str]) -> Never:
         raise CorpusError(

@@ -1,5 +1,7 @@
 """Files of texts with labels as examples: tables, JSON, RACE, CoNLL (`conll.py`), and directories with one directory per class.
 
+Rows may belong to documents: by a column, or because each file of a directory is one.
+
 Tables are TSV (every tab divides, quotation marks are text, as in GLUE) or CSV; see `columns.py` for which columns are read.
 
 Files are read line by line, however long they are; a line is held as a whole.
@@ -15,9 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from transformer_xl.config.run import TaskConfig
-from transformer_xl.data.columns import ColumnFinder, Columns, PairFinder, counted
+from transformer_xl.data.columns import FILES, ColumnFinder, Columns, PairFinder, counted
 from transformer_xl.data.conll import DOCUMENT, read_sentences
-from transformer_xl.data.labels import Example, Label, label_number
+from transformer_xl.data.labels import Example, Label, in_order, label_number
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, MAX_LINE_BYTES, FileRange, numbered_lines, read_blocks
 from transformer_xl.errors import CorpusError, one_line, shown
 from transformer_xl.files import files_below
@@ -68,6 +70,9 @@ def read_examples(
         known_labels: of words. Where no labels are needed, lines are texts, unless the first one ends in one of these, or the
             file is called .conll, .conllu or .tsv.
         keeps_empty: an empty line is an example without text, as soon as it comes; False: it is an error before another text.
+
+    Raises:
+        CorpusError: a file that is none of these, or holds what does not fit the task; its message names the line.
     """
     path = source if isinstance(source, Path) else None
     how = {"labelled": labelled, "reads_labels": reads_labels, "better_first": better_first, "keeps_empty": keeps_empty}
@@ -75,8 +80,11 @@ def read_examples(
     if not isinstance(source, Path):
         if hasattr(source, "readline"):  # which takes no more than it is told, unlike iteration
             source = iter(partial(cast("BinaryIO", source).readline, BLOCK_BYTES), b"")
-        return reader.lines(source)
+        return in_order(reader.lines(source))
     is_words = task.kind == "tokens"
+    if source.is_dir() and task.document == FILES:
+        files = _document_files(source)
+        return chain.from_iterable(_rows(file, read_examples(file, task, known_labels=known_labels, **how)) for file in files)
     if source.is_dir() and is_words and labelled:
         raise CorpusError(f"'{source}' is a directory; give a file of words with labels, such as train{WORD_FORMATS[0]}")
     if source.is_dir() and not better_first:
@@ -89,7 +97,22 @@ def read_examples(
             f"cannot tell what '{source}' holds by its name; give a file that ends in {', '.join(FORMATS)}, or "
             f"in one of these and {', '.join(COMPRESSED)}"
         )
-    return reader.lines(read_blocks(FileRange(source)), kind)
+    return in_order(reader.lines(read_blocks(FileRange(source)), kind))
+
+
+def _rows(file: Path, rows: Iterator[Example]) -> Iterator[Example]:
+    """Yield the rows of a file that is a document, which must have some."""
+    first = next(rows, None)
+    if first is None:
+        raise CorpusError(f"'{file}' is a document without rows; give it some, or leave it out")
+    yield first
+    yield from rows
+
+
+def _document_files(path: Path) -> list[Path]:
+    if files := [each for each in entries(path) if each.is_file() and suffix_of(each) in FORMATS]:
+        return files
+    raise CorpusError(f"'{path}' has no documents; give files that end in {', '.join(FORMATS)}, one for each")
 
 
 def suffix_of(path: Path) -> str:
@@ -132,6 +155,8 @@ class _Reader:
         self._known_labels, self._keeps_empty = known_labels, keeps_empty
         self._finder = PairFinder(self._name) if better_first else ColumnFinder(self._name, task, labelled=labelled)
         self._n_choice = 0
+        self._in_documents = task.document is not None
+        self._document = (STDIN if path is None else path.name) if task.document == FILES else None
 
     # what is read
 
@@ -153,7 +178,8 @@ class _Reader:
             texts = self._texts(lines)
             if self._is_conll(first[1], kind):
                 how = {"labelled": self._labelled, "reads_labels": self._reads_labels}
-                yield from read_sentences(texts, self._name, self._task, **how)
+                sentences = read_sentences(texts, self._name, self._task, **how)
+                yield from (self._checked(replace(sentence, document=self._document)) for sentence in sentences)
             else:
                 yield from self._table(((number, [text.rstrip("\r\n")]) for number, text in texts), ".txt")
         else:
@@ -271,11 +297,12 @@ class _Reader:
     def _example(self, fields: Fields, columns: Columns, place: str) -> Example:
         name = fields.get(columns.id) if columns.id else None
         name = None if name is None else str(name)
+        document = self._document if columns.document is None else _document(fields, columns.document, place)
         if self._kind == "tokens" and not isinstance(fields.get(columns.text), str):
-            return self._checked(replace(self._with_words(fields, columns, place), id=name))
+            return self._checked(replace(self._with_words(fields, columns, place), id=name, document=document))
         text = self._text(fields, columns.text, place)
         pair = None if columns.pair is None else self._text(fields, columns.pair, place)
-        example = Example(text, pair, place=place, id=name)
+        example = Example(text, pair, place=place, id=name, document=document)
         if columns.choices:
             return self._checked(self._with_choices(example, fields, columns))
         return self._checked(replace(example, label=self._label(fields, columns.label, place)))
@@ -306,6 +333,10 @@ class _Reader:
             raise CorpusError(f"{example.place}: the text is empty; give one, or leave it out")
         if self._labelled and example.label is None:
             raise CorpusError(f"{example.place}: it has no label; give one, or leave it out")
+        if self._in_documents and example.document is None:
+            raise CorpusError(
+                f"{example.place}: it belongs to no document; give a table with them, or --document {FILES} if each file is one"
+            )
         return example
 
     def _label(self, fields: Fields, names: tuple[str, ...], place: str) -> Label | None:
@@ -380,6 +411,13 @@ def _questions(value: dict[str, Any], place: str) -> Iterator[tuple[str, Fields]
     for i, (question, option, answer) in enumerate(zip(questions, options, answers, strict=True), 1):
         fields = {"article": value.get("article"), "question": question, "options": option, "answer": answer}
         yield f"{place} question {i}", fields | ({"id": f"{name}/{i}"} if name else {})
+
+
+def _document(fields: Fields, column: str, place: str) -> str:
+    value = fields.get(column)
+    if isinstance(value, bool) or not isinstance(value, str | int) or not (name := str(value).strip()):
+        raise CorpusError(f"{place}: {shown(column)} is {shown(value)}, and names no document; give the name or number of one")
+    return name
 
 
 def _name(value: Any, place: str) -> str:

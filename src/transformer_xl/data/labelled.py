@@ -3,13 +3,21 @@
 A batch is a function of the seed, the epoch and the position. Each epoch draws a new order of the examples and cuts it into
 windows of 64 batches. In a window, examples of like length share a batch, so that padding is short, and the batches come in a
 random order. The last batch of an epoch is filled up with rows that are not scored, so every batch has B rows.
+
+Rows of documents are read side by side instead, so that a memory of each lane is the document before its row. A lane goes on
+with the next document of the epoch's order as soon as it is free, until all are read:
+
+    step     0   1   2   3   4        documents a (2 rows), b (3), c (1), d (2); 2 lanes
+    lane 0:  a0  a1  c0  d0  d1       memory is emptied before a0, c0 and d0
+    lane 1:  b0  b1  b2  -   -        -: a row that is not scored
 """
 
+import heapq
 import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -29,6 +37,8 @@ CHOICE_LEN = 128
 
 WINDOW = 64
 """Batches among which examples are sorted by length."""
+
+_NO_ROW = -1  # of a lane that reads nothing
 
 
 @dataclass(frozen=True)
@@ -317,12 +327,16 @@ class LabelledStream(EndlessStream):
         if self._window is None or self._window[0] != (self._epoch, window):
             self._window = ((self._epoch, window), self._batches(window))
         chosen = self._window[1][place]
-        length = int(self._texts.lengths[chosen].max())
-        is_scored = np.arange(self._batch_size) < len(chosen)
-        filled = np.append(chosen, np.repeat(chosen[:1], self._batch_size - len(chosen)))
         self._move_on()
+        return self._batch(np.append(chosen, np.full(self._batch_size - len(chosen), _NO_ROW)))
+
+    def _batch(self, chosen: np.ndarray) -> Batch:
+        """Return this process's rows of a step's examples, (B,); where there is none, the first one, which is not scored."""
+        is_scored = chosen != _NO_ROW
+        there = chosen[is_scored]
         mine = slice(self._rows.start, self._rows.stop)
-        return self._texts.batch(filled[mine], is_scored[mine], length)
+        filled = np.where(is_scored, chosen, there[0])
+        return self._texts.batch(filled[mine], is_scored[mine], int(self._texts.lengths[there].max()))
 
     def _batches(self, window: int) -> list[np.ndarray]:
         """Return the indices of each batch's examples, shortest first."""
@@ -345,3 +359,60 @@ class LabelledStream(EndlessStream):
             "seed": self._seed,
             "order": ORDER,
         }
+
+
+class DocumentStream(LabelledStream):
+    """Endless iterator over documents side by side, epoch after epoch; see the head of this file.
+
+    Every row of every document is read and scored once in an epoch, and epochs may have different numbers of steps.
+
+    Args:
+        texts: the rows of all documents.
+        documents: where documents begin among them, and where the last one ends, increasing, (n + 1,).
+        batch_size: lanes of all processes together, B.
+        seed: seed of the order of documents, at least 0.
+        rank: index of this process.
+        world_size: number of processes, W.
+    """
+
+    def __init__(
+        self, texts: LabelledRows, documents: np.ndarray, *, batch_size: int, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        super().__init__(texts, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size)
+        self._documents = documents
+        self._lanes: tuple[int, np.ndarray] | None = None  # an epoch, and the rows of its steps
+
+    @property
+    def segments_per_epoch(self) -> int:
+        return len(self._steps())
+
+    def read(self, tgt_len: int | None = None) -> Batch:
+        chosen = self._steps()[self._n_read]
+        self._move_on()
+        batch = self._batch(chosen)
+        begins = torch.from_numpy(np.isin(chosen[self._rows.start : self._rows.stop], self._documents))
+        n_pad = cast("Tensor", batch.rows.n_pad)
+        starts = begins[:, None] & (torch.arange(batch.ids.shape[1]) == n_pad[:, None])
+        return replace(batch, rows=Rows(n_pad, document_starts=starts))
+
+    def _layout(self) -> dict[str, int | str]:
+        return super()._layout() | {"documents": zlib.crc32(self._documents.tobytes())}
+
+    def _steps(self) -> np.ndarray:
+        """Return the row that each lane reads in each step of this epoch, int64 (n, B)."""
+        if self._lanes is None or self._lanes[0] != self._epoch:
+            self._lanes = self._epoch, self._dealt(permutation(len(self._documents) - 1, self._seed, self._epoch))
+        return self._lanes[1]
+
+    def _dealt(self, order: np.ndarray) -> np.ndarray:
+        """Deal out documents, each to the lane that is free first, and return what `_steps` does."""
+        free = [(0, lane) for lane in range(self._batch_size)]
+        parts = []
+        for first, end in zip(self._documents[order].tolist(), self._documents[order + 1].tolist(), strict=True):
+            begin, lane = free[0]
+            heapq.heapreplace(free, (begin + end - first, lane))
+            parts.append((begin, lane, first, end))
+        steps = np.full((max(free)[0], self._batch_size), _NO_ROW, np.int64)
+        for begin, lane, first, end in parts:
+            steps[begin : begin + end - first, lane] = np.arange(first, end)
+        return steps

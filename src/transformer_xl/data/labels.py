@@ -1,7 +1,8 @@
 """Examples, and what their labels are as numbers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ class Example:
         label: None: not known.
         place: where it comes from, for messages: a file and a line.
         id: name of the example, if its file gives one.
+        document: name of the document that it is a row of, read with a memory of the rows before; None: it stands alone.
     """
 
     text: str
@@ -47,6 +49,7 @@ class Example:
     id: str | None = None
     words: tuple[str, ...] = ()
     lines: tuple[int, ...] = ()
+    document: str | None = None
 
     @property
     def word_starts(self) -> list[int]:
@@ -66,6 +69,29 @@ class Example:
     def is_empty(self) -> bool:
         """Whether there is nothing to say something of."""
         return not (self.choices or self.pair or self.text.strip())
+
+
+def in_order(examples: Iterable[Example]) -> Iterator[Example]:
+    """Yield examples, and refuse rows of a document with rows of another one between them."""
+    last, before = None, set[str]()
+    for example in examples:
+        document = example.document
+        if document is not None and document != last:
+            if document in before:
+                where = f"{example.place}: " if example.place else ""
+                raise CorpusError(
+                    f"{where}document {shown(document)} goes on here, after rows of another one (a document column out of "
+                    "order); put the rows of each document together, in their order"
+                )
+            last = document
+            before.add(document)
+        yield example
+
+
+def document_borders(examples: Iterable[Example]) -> np.ndarray:
+    """Return where documents begin among their rows, and where the last one ends, int64 (n + 1,)."""
+    sizes = [len(list(rows)) for _, rows in groupby(examples, lambda example: example.document)]
+    return np.cumsum([0, *sizes])
 
 
 def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...]:

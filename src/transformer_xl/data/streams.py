@@ -96,7 +96,8 @@ class EndlessStream(ABC):
         return self.read()
 
     def _move_on(self, n_unit: int = 1) -> None:
-        self._go_to(*divmod(self._epoch * self._units + self._n_read + n_unit, self._units))
+        n_read = self._n_read + n_unit
+        self._go_to(*((self._epoch, n_read) if n_read < self._units else (self._epoch + 1, 0)))
 
     def _go_to(self, epoch: int, n_read: int) -> None:
         self._epoch, self._n_read = epoch, n_read
@@ -124,12 +125,13 @@ class EndlessStream(ABC):
                     f"resume with {'that version of numpy' if name == 'order' else self._resumed_with}"
                 )
         epoch, n_read = state.get("epoch", -1), state.get("read", -1)
+        if epoch >= 0:
+            self._go_to(epoch, n_read)  # whose number of units may be another
         if epoch < 0 or not 0 <= n_read < self._units:
             raise ConfigError(
                 f"saved position (epoch {epoch}, segment {n_read / self._unit:g}) lies outside the text of "
                 f"{self.segments_per_epoch} segments; restore an older checkpoint"
             )
-        self._go_to(epoch, n_read)
 
     @abstractmethod
     def _layout(self) -> dict[str, int | str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
+from transformer_xl.data.columns import FILES
 from transformer_xl.data.entities import name_entities, scheme_of
 from transformer_xl.data.examples import (
     FORMATS,
@@ -39,7 +40,7 @@ _MISMATCHED = ("dev_mismatched", "validation_mismatched", "test_mismatched")
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """What there is to train, validate and test on: files, or directories of classes."""
+    """What there is to train, validate and test on: files, or directories of classes or of documents."""
 
     train: Path  # what is learned from
     valid: Path | None = None  # None: a share of `train` is cut off
@@ -62,7 +63,8 @@ def find_files(task: TaskConfig) -> TaskFiles:
     """Return what a task is trained, validated and tested on.
 
     `task.data` is a file; or a directory with files, or directories of classes or of RACE, that are called train, dev (or
-    valid, validation, val) and test; or such a directory of classes itself. `task.valid` and `task.test` go before these.
+    valid, validation, val) and test; or such a directory of classes itself, or one of documents. `task.valid` and `task.test`
+    go before these.
     """
     data = Path(task.data)
     valid, test = (Path(name) if name else None for name in (task.valid, task.test))
@@ -75,7 +77,8 @@ def find_files(task: TaskConfig) -> TaskFiles:
     notes = [f"'{each}' is not read; give it as task.valid or task.test" for each in _called(data, _MISMATCHED, formats)]
     train = found["train"]
     if train is None:
-        if task.kind == "tokens" or (not is_race(data) and len(_classes(data)) < 2):
+        is_found = task.document == FILES or (task.kind != "tokens" and (is_race(data) or len(_classes(data)) >= 2))
+        if not is_found:
             raise CorpusError(
                 f"'{data}' has no file to train on: it needs train{formats[0]} (or {', '.join(formats[1:])}), or one directory "
                 f"per class{beside(data / 'train', Path.is_file)}"
@@ -100,7 +103,7 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
     if files.valid:
         valid = _read(files.valid, task)
     else:
-        apart: Any = {"span": held_out, "choice": passages_apart}.get(task.kind, cut_off)
+        apart: Any = {"span": held_out, "choice": passages_apart}.get(task.kind, documents_apart if task.document else cut_off)
         train, valid = apart(train, _VALID_SHARE, seed=seed)
         notes.append(f"{len(valid):,} of {len(train) + len(valid):,} texts of '{files.train}' are kept to validate on")
     test = _read(files.test, task, labelled=False) if files.test else None
@@ -145,6 +148,14 @@ def passages_apart(examples: Sequence[Example], share: float, *, seed: int) -> t
     """Return examples as `cut_off` does, but all about the same text on the same side, as several questions of RACE are."""
     passages = [example.text for example in examples]
     return divide(examples, passages, share, seed=seed) if len(set(passages)) > 1 else cut_off(examples, share, seed=seed)
+
+
+def documents_apart(examples: Sequence[Example], share: float, *, seed: int) -> tuple[list[Example], list[Example]]:
+    """Return examples as `cut_off` does, but all rows of a document on the same side."""
+    documents = [example.document for example in examples]
+    if len(set(documents)) < 2:
+        raise CorpusError(f"{examples[0].place} begins the only document; give more, because one is kept to validate on")
+    return divide(examples, documents, share, seed=seed)
 
 
 def _has_label(text: Example | Question) -> bool:

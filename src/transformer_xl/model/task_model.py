@@ -1,8 +1,9 @@
 """A model with a head, as fine-tuning makes it: texts of any length in; what the head says of them out.
 
-A text is read segment by segment with the memory of its own beginning. Segments are counted from the end, so the first one is
-the short one, and the last one, whose last state sums the text up, is always whole. So what a row gives depends neither on the
-batch nor on its padding, and rows of any lengths fit in one batch.
+A text is read segment by segment with the memory of its own beginning, and if it is a row of a document, with that of the rows
+before it. Segments are counted from the end, so the first one is the short one, and the last one, whose last state sums the
+text up, is always whole. So what a row gives depends neither on the batch nor on its padding, and rows of any lengths fit in
+one batch.
 
 Shapes: B batch, C choices, L tokens of a row, T tokens of a segment, D d_model.
 """
@@ -25,12 +26,15 @@ from transformer_xl.model.heads import SpanHead, SpanScores, make_head
 from transformer_xl.model.kinds import make_backbone
 from transformer_xl.model.memory import Memory
 
+_States = tuple[Tensor, Tensor | None, Memory]
+"""Of a segment: the last states, (B, T, D); how much of it is padding, (B,) or None; the memory after it."""
+
 
 class TaskModel(SequenceModel):
     """A model that was read with, `backbone`, and what answers for it, `head`.
 
     It is a `SequenceModel` so that runs, checkpoints, training and loading work with it as they are. Only memory is another
-    matter: every text begins with an empty one, which ends with it.
+    matter: every text begins with an empty one, which ends with it, unless texts are rows of documents (`head.in_documents`).
 
     Args:
         config: sizes and options of the backbone; `head` must be set.
@@ -83,7 +87,8 @@ class TaskModel(SequenceModel):
         return self.backbone.mem_len
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Memory:
-        return self.backbone.init_mems(batch_size, length=0)  # comes out of `forward` as it goes in: every text begins anew
+        # where every text begins anew, memory comes out of `forward` as it goes in
+        return self.backbone.init_mems(batch_size, length=length if self._head_config.in_documents else 0)
 
     def smallest_batch(self) -> Batch:
         kind, zero = self._head_config.kind, torch.zeros(1, 2, dtype=torch.int64, device=self.device)
@@ -118,6 +123,8 @@ class TaskModel(SequenceModel):
         progress: float = 0.0,
         regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
+        if mems is not None and (starts := batch.rows.document_starts) is not None:
+            mems = mems.reset(starts.any(dim=1))
         out = self(
             batch.ids,
             n_pad=batch.rows.n_pad,
@@ -149,7 +156,8 @@ class TaskModel(SequenceModel):
             segments: int64 like `ids`, the text that each token belongs to, for an XLNet; None: all to the same.
             labels: what is right, see `TextHead.nll` and `SpanHead.nll`.
             may_answer: bool (B, L), tokens that an answer may consist of, for a span; None: all.
-            mems: comes out as it goes in; None: `init_mems`.
+            mems: of the rows before in each document, `init_mems` or None where it begins; of texts that stand alone, it comes
+                out as it goes in.
             execution: how to compute; the result is the same.
 
         Returns:
@@ -159,13 +167,14 @@ class TaskModel(SequenceModel):
         Raises:
             ValueError: shapes that do not fit together, a span's window that is longer than a segment, or one without labels.
         """
-        states = self._checked_states(ids, n_pad, segments, execution)
-        out = self.init_mems(len(ids)) if mems is None else mems
+        past = self.init_mems(len(ids)) if mems is None else mems
+        states = self._checked_states(ids, n_pad, segments, past, execution)
         if isinstance(self.head, SpanHead):
             if labels is None:
                 raise ValueError("a span head gives no logits without labels; use span_scores")
-            return ModelOutput(out, nll=self.head.nll(*_window(states, may_answer), labels))
-        scores = self.head(self._head_input(states))
+            return ModelOutput(past, nll=self.head.nll(*_window(states, may_answer), labels))
+        head_input, new_mems = self._head_input(states)
+        scores, out = self.head(head_input), new_mems if self._head_config.in_documents else past
         if self.head.kind == "choice":
             scores = scores.view(ids.shape[:2])
         if labels is None:
@@ -202,12 +211,12 @@ class TaskModel(SequenceModel):
         """
         if not isinstance(self.head, SpanHead):
             raise ValueError(f"a head of kind '{self._head_config.kind}' gives no places in a text; only 'span' does")
-        states = self._checked_states(ids, n_pad, segments, execution)
+        states = self._checked_states(ids, n_pad, segments, None, execution)
         return self.head.best(*_window(states, may_answer), n_start=n_start, n_end=n_end)
 
     def _checked_states(
-        self, ids: Tensor, n_pad: Tensor | None, segments: Tensor | None, execution: Execution
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        self, ids: Tensor, n_pad: Tensor | None, segments: Tensor | None, mems: Memory | None, execution: Execution
+    ) -> Iterator[_States]:
         """Refuse shapes that do not fit together, else yield what `_states` does, with each choice as a row."""
         kind = self._head_config.kind
         if ids.dim() != (3 if kind == "choice" else 2) or 0 in ids.shape:
@@ -221,26 +230,33 @@ class TaskModel(SequenceModel):
             raise ValueError(f"ids {tuple(ids.shape)} of a span must be no longer than {longest}; cut the text into windows")
         n_pad = None if n_pad is None else n_pad.flatten()
         segments = None if segments is None else segments.flatten(0, -2)
-        return self._states(ids.flatten(0, -2), n_pad, segments, execution)
+        if not self._head_config.in_documents:
+            mems = None
+        self.check_memory(mems, len(ids))
+        return self._states(ids.flatten(0, -2), n_pad, segments, mems, execution)
 
-    def _head_input(self, states: Iterator[tuple[Tensor, Tensor | None]]) -> Tensor:
-        """Return the states of all tokens, (B, L, D), or what sums each text up, (B, D): the last one, or their mean."""
+    def _head_input(self, states: Iterator[_States]) -> tuple[Tensor, Memory]:
+        """Return the states of all tokens, (B, L, D), or what sums each text up, (B, D): the last one, or their mean.
+
+        And the memory after them.
+        """
         if self._head_config.kind == "tokens":
-            return torch.cat([h_BTD for h_BTD, _ in states], dim=1)
+            parts, _, after = zip(*states, strict=True)
+            return torch.cat(parts, dim=1), after[-1]
         if self._head_config.summary == "last":
-            ((h_BTD, _),) = deque(states, maxlen=1)  # those before matter through memory
-            return h_BTD[:, -1]
-        total_BD, n_B = 0.0, 0
-        for h_BTD, n_pad in states:
+            ((h_BTD, _, mems),) = deque(states, maxlen=1)  # those before matter through memory
+            return h_BTD[:, -1], mems
+        total_BD, n_B, mems = 0.0, 0, cast("Memory", None)
+        for h_BTD, n_pad, mems in states:  # noqa: B007
             real_BT = _is_real(h_BTD, n_pad)
             total_BD = total_BD + at_least_fp32(h_BTD).where(real_BT.unsqueeze(-1), 0.0).sum(dim=1)
             n_B = n_B + real_BT.sum(dim=1)
-        return cast("Tensor", total_BD) / cast("Tensor", n_B).clamp(min=1).unsqueeze(-1)
+        return cast("Tensor", total_BD) / cast("Tensor", n_B).clamp(min=1).unsqueeze(-1), mems
 
     def _states(
-        self, ids: Tensor, n_pad: Tensor | None, segments: Tensor | None, execution: Execution
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the last states of each segment, (B, T, D), and how much of it is padding, (B,) or None.
+        self, ids: Tensor, n_pad: Tensor | None, segments: Tensor | None, mems: Memory | None, execution: Execution
+    ) -> Iterator[_States]:
+        """Yield the states of each segment after a memory; None: nothing is before the texts.
 
         Only the last `gradient_segments` segments keep the graph; of tokens, whose states are all learned from, every group of
         so many.
@@ -249,14 +265,13 @@ class TaskModel(SequenceModel):
         begins = [0, *range(length % tgt_len or tgt_len, length, tgt_len)]
         most_pad = 0 if n_pad is None else int(n_pad.max())
         n_learned = self._head_config.gradient_segments
-        mems = None
         for i, (begin, end) in enumerate(zip(begins, [*begins[1:], length], strict=True)):
             own_pad = None if n_pad is None or most_pad <= begin else (n_pad - begin).clamp(min=0, max=end - begin)
             own_segments = None if segments is None else segments[:, begin:end]
             n_after = len(begins) - 1 - i
             is_learned = n_after < n_learned or self._head_config.kind == "tokens"
             with torch.set_grad_enabled(torch.is_grad_enabled() and is_learned):
-                h_BTD, mems = self.backbone.read_text(
+                h_BTD, new_mems = self.backbone.read_text(
                     ids[:, begin:end],
                     mems=mems,
                     n_pad=own_pad,
@@ -265,7 +280,10 @@ class TaskModel(SequenceModel):
                     keep_graph=is_learned and n_after % n_learned > 0,
                 )
                 h_BTD = self.backbone.drop_output(h_BTD)
-            yield h_BTD, own_pad
+            if n_after and mems is not None and own_pad is not None and self._head_config.in_documents:
+                new_mems = new_mems.where(own_pad < end - begin, mems)  # absolute positions change what is only kept, too
+            mems = new_mems
+            yield h_BTD, own_pad, mems
 
 
 def _is_real(h_BTD: Tensor, n_pad: Tensor | None) -> Tensor:
@@ -275,9 +293,9 @@ def _is_real(h_BTD: Tensor, n_pad: Tensor | None) -> Tensor:
     return torch.arange(h_BTD.shape[1], device=h_BTD.device) >= n_pad.unsqueeze(1)
 
 
-def _window(states: Iterator[tuple[Tensor, Tensor | None]], may_answer: Tensor | None) -> tuple[Tensor, Tensor]:
+def _window(states: Iterator[_States], may_answer: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the states of windows, (B, L, D), each read as one segment, and bool (B, L), tokens that may answer."""
-    ((h_BLD, n_pad),) = states
+    ((h_BLD, n_pad, _),) = states
     real_BL = _is_real(h_BLD, n_pad)
     return h_BLD, real_BL if may_answer is None else may_answer & real_BL
 
@@ -289,6 +307,11 @@ def _check_head(config: ModelConfig, backbone: SequenceModel) -> None:
     if room is not None and head.tgt_len > room:
         raise ConfigError(
             f"head.tgt_len ({head.tgt_len}) is longer than what {backbone.described} learned positions for; use at most {room}"
+        )
+    if config.mem_len == 0 and head.in_documents:
+        raise ConfigError(
+            f"rows of documents are read with a memory of those before, and {backbone.described} has mem_len 0; set mem_len "
+            "(model.mem_len), or leave the document (task.document) out"
         )
     is_whole = head.max_len is not None and head.max_len <= head.tgt_len
     if config.mem_len == 0 and head.summary == "last" and head.kind != "span" and not is_whole:

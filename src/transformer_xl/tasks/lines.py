@@ -30,6 +30,7 @@ def as_json(prediction: Prediction, labels: Sequence[str]) -> str:
     if example.is_empty:
         return json.dumps({"text": "", "label": None})
     line: dict[str, Any] = {"text": example.text, "pair": example.pair} if example.id is None else {"id": example.id}
+    line |= {"document": example.document}
     if prediction.no_answer is not None:
         rounded = [{name: _rounded(value) for name, value in vars(answer).items()} for answer in prediction.answers]
         best = rounded[0] if rounded and label else {}

@@ -2,6 +2,8 @@
 
 Texts come and go in windows: those of a window are read in batches of about the same length, and given back in the order in
 which they came. So memory does not grow with their number. An answer does not depend on its batch, because padding is not seen.
+
+Rows of documents are read in order, those of several documents side by side, with a memory of the rows before in each.
 """
 
 import csv
@@ -22,15 +24,16 @@ from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.examples import read_examples, suffix_of
 from transformer_xl.data.labelled import Layout, Row, batch_of
-from transformer_xl.data.labels import Example, labels_of
+from transformer_xl.data.labels import Example, in_order, labels_of
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import FileRange, read_blocks
 from transformer_xl.errors import ConfigError, CorpusError, NotFiniteError, shown
 from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_device, choose_precision
 from transformer_xl.model.call import Execution
+from transformer_xl.model.memory import Memory
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading.stream import scoring
-from transformer_xl.reading.texts import windows
+from transformer_xl.reading.texts import n_characters, windows
 from transformer_xl.tasks.answers import SpanPredictor
 from transformer_xl.tasks.metrics import Prediction
 from transformer_xl.tokenizers.base import Tokenizer
@@ -38,12 +41,12 @@ from transformer_xl.tokenizers.base import Tokenizer
 _FLOATS = ("auto", "fp32", "bf16", "fp16")
 
 TaskText = str | tuple[str, str] | Example
-"""A text; a text and its pair; or an example, which may have choices."""
+"""A text; a text and its pair; or an example, which may have choices, or belong to a document."""
 
 
 def predict(
     source: str | Path | tuple[TaskModel, Tokenizer],
-    texts: TaskText | Iterable[TaskText],
+    texts: TaskText | Iterable[TaskText | list[Any]],
     *,
     batch_size: int = 32,
     precision: str = "fp32",
@@ -55,7 +58,8 @@ def predict(
     Args:
         source: a run of `txl finetune`, an exported model or a hub id, or what `load` has returned.
         texts: one text, or any number of them, also without end. A text is a str; a tuple of two, such as a premise and a
-            hypothesis, or a passage and a question; or an `Example`, for instance with choices.
+            hypothesis, or a passage and a question; or an `Example`, for instance with choices. For a model that learned from
+            documents, a list of texts is a document, and so are examples of one `document` in a row; other texts stand alone.
         batch_size: texts that are read side by side.
         precision: of matrix products: auto, fp32, bf16 or fp16.
         device: auto, cpu, cuda, cuda:N or mps; a model that is given stays where it is.
@@ -76,8 +80,20 @@ def predict(
         model = model.to(place)
     else:
         model, tokenizer = source
-    given = [texts] if isinstance(texts, str | tuple | Example) else texts
-    return predictions(model, tokenizer, map(example_of, given), batch_size=batch_size, precision=precision)
+    given: Iterable[Any] = [texts] if isinstance(texts, str | tuple | Example) else texts
+    examples = _rows_of(given) if head_of(model).in_documents else map(example_of, given)
+    return predictions(model, tokenizer, examples, batch_size=batch_size, precision=precision)
+
+
+def _rows_of(texts: Iterable[TaskText | list[Any]]) -> Iterator[Example]:
+    """Yield texts as examples; those of a list belong to one document."""
+    for number, text in enumerate(texts):
+        if not isinstance(text, list):
+            yield example_of(text)
+            continue
+        if not text:
+            raise CorpusError(f"document {number} has no rows; give it some, or leave it out")
+        yield from (replace(example_of(row), document=f"{number}") for row in text)
 
 
 def example_of(text: Any) -> Example:
@@ -90,10 +106,13 @@ def example_of(text: Any) -> Example:
     return Example(first, pair)
 
 
-def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool = False) -> Iterator[Example]:
+def read_texts(
+    source: Path | Iterator[bytes], opened: Opened, *, labelled: bool = False, document: str | None = None
+) -> Iterator[Example]:
     """Yield the texts of a file (see `read_examples`; of SQuAD where questions are answered) or lines, in the run's columns.
 
     Unless `labelled`, labels are left out, because they may be others than the model's, and an empty line is an empty text.
+    `document` is the column of documents; None: the run's.
     """
     head = head_of(opened.any_model, f"'{opened.source}'")
     task, first = opened.config.task or TaskConfig(kind=head.kind), b""
@@ -106,9 +125,18 @@ def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool
         examples = (question.example for question in read_squad(source, labelled=labelled))
     else:
         is_csv = isinstance(source, Path) and not source.is_dir() and suffix_of(source) == ".csv"
-        task = _with_columns(task, first, is_csv=is_csv)
+        task = _in_documents(_with_columns(task, first, is_csv=is_csv), head, document)
         examples = read_examples(source, task, labelled=labelled, reads_labels=labelled, keeps_empty=not labelled)
     return examples if labelled else (replace(example, label=None) for example in examples)
+
+
+def _in_documents(task: TaskConfig, head: HeadConfig, document: str | None) -> TaskConfig:
+    """Return a task with the column of documents that is told, or else its own, if the model reads documents."""
+    if document is None and task.document is None and head.in_documents:
+        raise ConfigError("the model reads rows of documents; name their column by --document, or 'files' if each file is one")
+    if document is not None and not head.in_documents:
+        raise ConfigError(f"--document '{document}': the model reads each text alone; leave it out")
+    return task if document is None else task.model_copy(update={"document": document})
 
 
 def _with_columns(task: TaskConfig, first: bytes, *, is_csv: bool) -> TaskConfig:
@@ -148,7 +176,7 @@ def predictions(
         model: a `TaskModel`; its mode is restored whenever a prediction is handed out.
         tokenizer: of the model.
         examples: the texts; their labels may be known or not.
-        batch_size: texts that are read side by side.
+        batch_size: texts that are read side by side; documents, if texts are rows of these.
         precision: of matrix products: auto, fp32, bf16 or fp16.
         skip: leave out the predictions of so many texts at the beginning; the others are computed to the last bit as they are
             without it.
@@ -168,11 +196,37 @@ def predictions(
         raise ConfigError(f"batch_size ({batch_size}) must be at least 1")
     chosen = precision_of_texts(precision, model.device)
     predict: _Predict
+    if head.in_documents:
+        predict = _Documents(model, head, tokenizer, batch_size, chosen, execution)
+        parts = windows(
+            _parts(in_order(examples), is_ready), batch_size, is_ready, size=lambda part: sum(map(n_characters, part))
+        )
+        rows = (list(itertools.chain.from_iterable(window)) for window in parts)
+        if is_ready is None:
+            return _predicted(predict, rows, skip)
+        return itertools.islice(_predicted(predict, rows, 0), skip, None)  # what is skipped may be remembered
     if head.kind == "span":
         predict = SpanPredictor(model, tokenizer, batch_size, chosen, execution)
     else:
         predict = _Texts(model, head, tokenizer, batch_size, chosen, execution)
     return _predicted(predict, windows(examples, batch_size, is_ready), skip)
+
+
+def _parts(examples: Iterator[Example], is_ready: Callable[[], bool] | None) -> Iterator[list[Example]]:
+    """Yield the rows of each document, or fewer while others still have to write the next one; see `predictions`."""
+    part: list[Example] = []
+    last = None
+    for example in examples:
+        if part and not example.is_empty and (example.document is None or example.document != last):
+            yield part
+            part = []
+        last = last if example.is_empty else example.document
+        part.append(example)
+        if is_ready is not None and not is_ready():
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def precision_of_texts(name: str, device: torch.device) -> Precision:
@@ -199,7 +253,7 @@ def _predicted(predict: _Predict, parts: Iterator[list[Example]], skip: int) -> 
             yield from whole[max(len(window) - (n_done - skip), 0) :]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Texts:
     """Predicts classes, labels, numbers and choices."""
 
@@ -221,7 +275,7 @@ class _Texts:
         with scoring(self.model):
             for chosen in self._batches(rows, order):
                 batch = batch_of([rows[i] for i in chosen], labels[chosen])
-                said = self._said([examples[i] for i in chosen], self._logits(batch), batch.labels)
+                said = self._said([examples[i] for i in chosen], self._read(batch)[0], batch.labels)
                 found.update(zip(chosen, said, strict=True))
         return [found[i] for i in range(len(examples))]
 
@@ -232,15 +286,18 @@ class _Texts:
             for begin in range(0, len(chosen), self.batch_size):
                 yield chosen[begin : begin + self.batch_size]
 
-    def _logits(self, batch: Batch) -> Tensor:
+    def _read(self, batch: Batch, mems: Memory | None = None) -> tuple[Tensor, Memory]:
+        """Return the scores of a batch on the CPU, and the memory after it."""
         batch = batch.to(self.model.device)
         with autocast(self.model.device, self.precision):
-            out = self.model(batch.ids, n_pad=batch.rows.n_pad, segments=batch.texts.segments, execution=self.execution)
+            out = self.model(
+                batch.ids, n_pad=batch.rows.n_pad, segments=batch.texts.segments, mems=mems, execution=self.execution
+            )
         assert out.logits is not None
         logits = out.logits.cpu().double()
         if not logits.isfinite().all():
             raise NotFiniteError(f"the model's scores in {self.precision} are not finite numbers; use --precision fp32")
-        return logits
+        return logits, out.mems
 
     def _said(self, examples: Sequence[Example], logits: Tensor, labels: Tensor) -> list[Prediction]:
         """Return predictions from scores (B, n), or (B, 1) of numbers."""
@@ -259,6 +316,45 @@ class _Texts:
             found = best if self.head.kind == "choice" else [self.head.labels[i] for i in best]
         rows = zip(examples, found, probabilities.tolist(), nats.tolist(), strict=True)
         return [Prediction(example, label, tuple(p), None if example.label is None else nat) for example, label, p, nat in rows]
+
+
+@dataclass
+class _Documents(_Texts):
+    """Predicts classes, labels and numbers of rows of documents. The last document of a call may go on in the next one."""
+
+    last: tuple[str | None, Memory | None] = (None, None)  # its name, and the memory after its last row
+
+    def __call__(self, examples: Sequence[Example]) -> list[Prediction]:
+        """Read as many documents as a batch has rows side by side, those with the most rows first, until each ends."""
+        if not examples:  # all rows are empty
+            return []
+        names = [i if example.document is None else example.document for i, example in enumerate(examples)]
+        documents = [list(rows) for _, rows in itertools.groupby(range(len(examples)), key=names.__getitem__)]
+        order = sorted(documents, key=len, reverse=True)
+        found: dict[int, Prediction] = {}
+        (name, before), self.last = self.last, (None, None)
+        with scoring(self.model):
+            for first in range(0, len(order), self.batch_size):
+                lanes = order[first : first + self.batch_size]
+                mems = self.model.init_mems(len(lanes))
+                if before is not None and name is not None and name == examples[0].document:
+                    mems = mems.where(torch.tensor([lane[0] > 0 for lane in lanes]), before)
+                found |= self._of_lanes(lanes, examples, mems)
+        return [found[i] for i in range(len(examples))]
+
+    def _of_lanes(self, lanes: list[list[int]], examples: Sequence[Example], mems: Memory) -> dict[int, Prediction]:
+        """Return the predictions of documents, the longest first, each the indices of its rows."""
+        layout, last = Layout.of(self.model.config, self.tokenizer), len(examples) - 1
+        found: dict[int, Prediction] = {}
+        for place in range(len(lanes[0])):
+            rows = [lane[place] for lane in lanes if place < len(lane)]
+            chosen = [examples[i] for i in rows]
+            batch = batch_of([layout.rows(example) for example in chosen], labels_of(self.head, chosen))
+            logits, mems = self._read(batch, mems.select(slice(len(rows))))
+            found.update(zip(rows, self._said(chosen, logits, batch.labels), strict=True))
+            if last in rows:
+                self.last = examples[last].document, mems.select(torch.tensor([rows.index(last)]))
+        return found
 
 
 def _check_choices(examples: Iterable[Example]) -> None:

@@ -17,8 +17,8 @@ from transformer_xl.config.model import HeadConfig, TextSettings
 from transformer_xl.config.recipes import load_task
 from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.console import clock
-from transformer_xl.data.labelled import LabelledRows, LabelledStream, LabelledTexts, Layout, WeightedRows
-from transformer_xl.data.labels import balanced_weights, labels_of
+from transformer_xl.data.labelled import DocumentStream, LabelledRows, LabelledStream, LabelledTexts, Layout, WeightedRows
+from transformer_xl.data.labels import balanced_weights, document_borders, labels_of
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.errors import ConfigError, NotFiniteError, TrainingError
@@ -81,6 +81,7 @@ def finetune(
     text: str | None = None,
     pair: str | None = None,
     label: Columns = None,
+    document: str | None = None,
     seed: int | None = None,
     resume: bool = False,
     display: Display | None = None,
@@ -99,6 +100,8 @@ def finetune(
         text: column of the text; None: found by its name.
         pair: column of the second text; None: found by its name.
         label: column of the label, or several of `multilabel`; None: found by its name.
+        document: column of the document that a row belongs to, whose rows are read in order and with memory; "files": each file
+            of a directory is a document; None: texts stand alone, or as the task says.
         seed: of the order of texts, dropout and the head's first weights; None: that of the task.
         resume: go on with the run in `out`, or start it if there is none.
         display: shows the progress; None: on stderr.
@@ -110,7 +113,12 @@ def finetune(
         TxlError: any of the package's errors, each one line.
         OSError: a file cannot be read or written.
     """
-    texts = {"text": text, "pair": pair, "label": (label,) if isinstance(label, str) else label and tuple(label)}
+    texts = {
+        "text": text,
+        "pair": pair,
+        "document": document,
+        "label": (label,) if isinstance(label, str) else label and tuple(label),
+    }
     columns = {name: value for name, value in (texts | {"data": data and str(data)}).items() if value is not None}
     objective = FineTuning(None if source is None else str(source), task, list(overrides), columns, seed)
     with start(objective, out=out, resume=resume, display=display) as run:
@@ -176,7 +184,10 @@ class FineTuning(Objective[TaskOutcome]):
         if config.train.parallel == "fsdp" and not world.alone:
             raise ConfigError("train.parallel (fsdp) divides a model, which fine-tuning scores whole; use ddp")
         sizes = {"batch_size": config.train.batch_size, "seed": config.train.seed}
-        return LabelledStream(self.rows, **sizes, rank=world.rank, world_size=world.size)
+        process = {"rank": world.rank, "world_size": world.size}
+        if config.model.head and config.model.head.in_documents:
+            return DocumentStream(self.rows, document_borders(self.texts.train), **sizes, **process)
+        return LabelledStream(self.rows, **sizes, **process)
 
     def contents(self, config: RunConfig) -> str:
         return f"{self.sizes['train']:,} texts to learn from, {self.sizes['valid']:,} to validate on"
@@ -275,12 +286,13 @@ def with_head(config: RunConfig, texts: TaskTexts) -> RunConfig:
     """Return the settings of a new run with those of its head, and with intervals no longer than an epoch."""
     task, train = config.task, config.train
     assert task is not None
-    learned = make_blueprint(config.model).learned_length
+    learned, in_documents = make_blueprint(config.model).learned_length, task.document is not None
     tgt_len = train.tgt_len if learned is None else min(train.tgt_len, learned)
     reading = {name: getattr(task, name) for name in TextSettings.model_fields}
-    if config.model.mem_len == 0 and task.max_len is None and task.summary == "last" and task.kind != "span":
+    is_short = task.max_len is None and task.summary == "last" and task.kind != "span" and not in_documents
+    if config.model.mem_len == 0 and is_short:
         reading["max_len"] = tgt_len
-    head = HeadConfig(kind=task.kind, labels=texts.labels, tgt_len=tgt_len, **reading)
+    head = HeadConfig(kind=task.kind, labels=texts.labels, tgt_len=tgt_len, in_documents=in_documents, **reading)
     n_step = -(-len(texts.train) // train.batch_size)
     intervals = {name: min(getattr(train, name), n_step) for name in ("eval_interval", "checkpoint_interval")}
     intervals["log_interval"] = min(train.log_interval, max(1, intervals["eval_interval"] // 2))
