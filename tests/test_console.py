@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from transformer_xl.console import clock, progress, warn
+from transformer_xl.console import clock, progress, table, warn
 
 
 def test_on_a_terminal_it_says_what_and_how_fast(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -111,3 +111,7 @@ def test_without_a_terminal_nothing_is_imported_to_draw_with() -> None:
 def test_a_warning_is_one_line_that_no_terminal_acts_on(capfd: pytest.CaptureFixture[str]) -> None:
     warn("'\x1b[31mred\nline' is strange")
     assert capfd.readouterr().err == "warning: '\\x1b[31mred line' is strange\n"
+
+
+def test_full_width_characters_take_two_columns() -> None:
+    assert table([["label", "n"], ["\u533b\u751f", "1"], ["caf\u00e9", "22"]]) == "label   n\n\u533b\u751f    1\ncaf\u00e9   22"

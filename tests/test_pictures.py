@@ -33,3 +33,11 @@ def test_a_picture_without_room_is_drawn_without_a_word(tmp_path: Path) -> None:
     figure = new_figure(width=0.2, height=0.2)
     figure.subplots().set_title("a title that leaves no room at all " * 9, fontsize=40)
     assert save_picture(figure, tmp_path / "small.png").exists()
+
+
+def test_fonts_with_chinese_characters_are_asked_after_the_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.pictures._WIDE_FONTS", ("No Such Font", "DejaVu Serif"))
+    figure = new_figure()
+    text = figure.add_subplot().set_title("\u597d", family="monospace")
+    save_picture(figure, tmp_path / "a.png")
+    assert text.get_fontfamily() == ["monospace", "DejaVu Serif"]

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -52,12 +53,18 @@ def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
         a      12
         bcdef   3
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = (cell.ljust(w) if i < n_left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        pads = (" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True))
+        cells = (cell + pad if i < n_left else pad + cell for i, (cell, pad) in enumerate(zip(row, pads, strict=True)))
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _width(text: str) -> int:
+    """Return the columns of a terminal that a text takes: Chinese and other full-width characters take two."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

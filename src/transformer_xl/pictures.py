@@ -22,6 +22,10 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MOST_MARKERS = 16  # on a line
 
+_WIDE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei")
+_WIDE_FONTS += ("Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB", "Arial Unicode MS")
+"""Fonts with Chinese characters, which matplotlib's own lack; those that are installed are asked where it has no glyph."""
+
 
 Look = Literal["marked", "thin", "dashed", "level", "end"]
 
@@ -89,6 +93,7 @@ def save_with_legend(figure: "Figure", axes: "Axes", path: Path, *, beside: bool
 def save_picture(figure: "Figure", path: Path) -> Path:
     """Write a figure whole or not at all, in the format of the path's ending."""
     from matplotlib.axis import Tick
+    from matplotlib.font_manager import get_font_names
     from matplotlib.text import Text
     from matplotlib.ticker import LogFormatter, ScalarFormatter
 
@@ -101,7 +106,10 @@ def save_picture(figure: "Figure", path: Path) -> Path:
     ]
     ticks = [tick for axis in axes for tick in cast("list[Tick]", axis.findobj(Tick))]
     numbers = {label for tick in ticks for label in (tick.label1, tick.label2)}
+    installed = set(get_font_names())
+    wide_fonts = [name for name in _WIDE_FONTS if name in installed]
     for text in cast("list[Text]", figure.findobj(Text)):
+        text.set_fontfamily([*text.get_fontfamily(), *wide_fonts])
         if text not in numbers:
             text.set_parse_math(False)
     with whole_file(path) as stray, warnings.catch_warnings():
