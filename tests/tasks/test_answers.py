@@ -19,8 +19,9 @@ from transformer_xl.data.labelled import Example, Layout
 from transformer_xl.data.squad import Question, WindowLayout, batch_of_windows
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel
+from transformer_xl.tasks.answer_scores import best_threshold, exact_and_f1
 from transformer_xl.tasks.answers import WindowScores, best_answers
-from transformer_xl.tasks.metrics import Answer, Prediction, TaskScore, best_threshold, exact_and_f1
+from transformer_xl.tasks.metrics import Answer, Prediction, TaskScore
 from transformer_xl.tasks.predict import predictions
 from transformer_xl.tokenizers.kinds import ByteTokenizer, Tokenizer, train_tokenizer
 
@@ -207,7 +208,8 @@ def test_answers_do_not_depend_on_their_batch(is_xlnet: bool) -> None:
         for window in windows:
             batch = batch_of_windows([window.row], [window.labels])
             with torch.no_grad():
-                spans = model.span_scores(batch.ids, **vars(batch.texts), n_start=6, n_end=6)
+                places = {"segments": batch.texts.segments, "may_answer": batch.texts.may_answer}
+                spans = model.span_scores(batch.ids, **places, n_start=6, n_end=6)
             scores.append(WindowScores(*(tensor[0].numpy() for tensor in vars(spans).values())))
         expected.append(best_answers(example.text, windows, scores, max_answer_len=8))
     assert any(len(layout.windows(Question("", "who?", each.text, is_labelled=False))) > 3 for each in questions)
