@@ -16,7 +16,8 @@ from transformer_xl.server.app import make_app
 from transformer_xl.server.engine import Engine
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.service import Service
-from transformer_xl.server.sessions import Sessions, Store, most_bytes
+from transformer_xl.server.sessions import Sessions
+from transformer_xl.server.store import Store, most_bytes
 
 BYTES = ByteTokenizer()
 ROWS, MEM_LEN, PIECE = 3, 40, 8
@@ -63,23 +64,25 @@ def start(model: TransformerXL, tmp_path: Path) -> Iterator[Start]:
         quota: int | None = None,
         precision: str = "fp32",
         n_prefix: int = 0,
-        **more: Any,
+        worker: str = "w1",
+        ttl: float | None = None,
+        chats: bool = False,
     ) -> Service:
-        metrics, decoder = Metrics(), decoder_of(model, precision)
-        engine = Engine(decoder, BYTES, queue=queue, per_owner=per_owner, n_prefix=n_prefix, metrics=metrics)
+        engine = Engine(
+            decoder_of(model, precision), BYTES, queue=queue, per_owner=per_owner, n_prefix=n_prefix, metrics=Metrics()
+        )
         each = most_bytes(engine.format)
-        store = Store(tmp_path / "sessions", engine.format, BYTES, who="test") if stored else None
         sessions = Sessions(
-            bytes_each=each,
+            engine,
             limit=each * most,
-            store=store,
-            worker=more.pop("worker", "w1"),
-            ttl=more.pop("ttl", None),
+            store=Store(tmp_path / "sessions", engine.format, BYTES, who="test") if stored else None,
+            worker=worker,
+            ttl=ttl,
             quota=quota and each * quota,
         )
         engine.start()
         engines.append(engine)
-        return Service(engine, sessions, metrics, model="tiny", details={"mem_len": MEM_LEN, "session_bytes": each}, **more)
+        return Service(engine, sessions, model="tiny", chats=chats)
 
     yield start
     for engine in engines:

@@ -63,7 +63,7 @@ def test_a_chat_ends_where_somebody_else_speaks(serve: Serve, monkeypatch: pytes
     client = serve(chats=True)
     free = complete(client, prompt=AS_TEXT, max_tokens=60, seed=4)["choices"][0]["text"]
     mark = next(letter for letter in free[5:] if letter.isascii() and letter.isprintable())
-    monkeypatch.setattr("transformer_xl.server.text_routes.CHAT_STOPS", (mark,))
+    monkeypatch.setattr("transformer_xl.server.completions.CHAT_STOPS", (mark,))
     made = client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 60, "seed": 4}).json()["choices"][0]
     assert made["finish_reason"] == "stop" and made["message"]["content"] == free[: free.index(mark)].lstrip()
 

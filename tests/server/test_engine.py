@@ -12,12 +12,12 @@ import torch
 
 from tests.server.conftest import BYTES, PIECE, ROWS, Start, decoder_of
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.draft import Chosen, Ended, Read
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.server.engine import Engine
-from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Ticket, Writing
-from transformer_xl.server.sessions import Session
+from transformer_xl.server.jobs import Answer, Job, RefusalError, Session, Ticket, Writing
 
 OWNER = "a" * 64
 
@@ -37,26 +37,26 @@ class Waiter:
         self.answers: list[Answer] = []
         self.began = 0.0
         self._over = threading.Event()
-        self._left = len(job.writing.seeds) if job.writing else 1
+        self._left = job.n_text
         self.ticket = engine.submit(job, self._tell)
 
     def _tell(self, answer: Answer) -> None:
         self.began = self.began or time.monotonic()
         self.answers.append(answer)
-        if isinstance(answer, Piece):
+        if isinstance(answer, Chosen):
             self.ticket.n_ahead -= 1
-        self._left -= isinstance(answer, End)
-        if isinstance(answer, Problem) or self._left == 0:
+        self._left -= isinstance(answer, Ended)
+        if isinstance(answer, RefusalError) or self._left == 0:
             self._over.set()
 
     def wait(self) -> list[Answer]:
         assert self._over.wait(60), "the engine does not answer"
-        if isinstance(self.answers[-1], Problem):
-            raise self.answers[-1].refusal
+        if isinstance(self.answers[-1], RefusalError):
+            raise self.answers[-1]
         return self.answers
 
     def tokens(self, index: int = 0) -> list[int]:
-        return [each.token.token for each in self.wait() if isinstance(each, Piece) and each.index == index]
+        return [each.token for each in self.wait() if isinstance(each, Chosen) and each.draft.label == index]
 
 
 class Oracle:
@@ -108,7 +108,7 @@ def same(engine: Engine, session: Session, oracle: Oracle) -> None:
 
 
 def session_of(service: Any) -> Session:
-    return service.sessions.create(OWNER, ttl=None)
+    return asyncio.run(service.sessions.create(OWNER))
 
 
 def random_program(seed: int, n_round: int, start: Start, model: TransformerXL) -> int:
@@ -147,19 +147,19 @@ def random_program(seed: int, n_round: int, start: Start, model: TransformerXL) 
         elif what == "park":
             engine.call(lambda s=sessions[i]: engine.park(s)).result(30)
         elif what == "restore" and oracles[i].tokens:
-            asyncio.run(service.save(sessions[i], name="x"))
-            assert service.sessions.store is not None
-            state, note = service.sessions.store.read(service.sessions.store.path(OWNER, "x", saved=True))
+            asyncio.run(service.sessions.save(sessions[i], name="x"))
+            store = service.sessions.require_store()
+            saved = store.read(OWNER, store.path(OWNER, "x", saved=True))
             engine.call(lambda s=sessions[i]: engine.park(s)).result(30)
-            sessions[i].parked = state
-            assert int(note["tokens"]) == len(oracles[i].tokens)
+            sessions[i].parked = saved.parked
+            assert saved.text.n_tokens == len(oracles[i].tokens)
         elif what == "fork":
             j = int(draw.integers(len(sessions)))
             source = oracles[j]
-            state, text = engine.call(lambda s=sessions[j]: engine.snapshot(s)).result(30)
+            fork = asyncio.run(service.sessions.create(OWNER, source=sessions[j].id))
             engine.call(lambda s=sessions[i]: engine.release(s)).result(30)
             service.sessions.forget(sessions[i])
-            sessions[i] = service.sessions.create(OWNER, ttl=None, text=text, parked=state)
+            sessions[i] = fork
             oracles[i] = Oracle(model)
             oracles[i].tokens = list(source.tokens)
             if source.tokens:
@@ -189,8 +189,8 @@ def test_texts_of_a_prompt_are_those_of_the_scheduler_alone(start: Start) -> Non
     for index, seed in enumerate((1, 2, 3, 4, 5)):
         alone = Waiter(engine, Job(owner=OWNER, prompt=ids("once upon a time"), writing=writing(6, seeds=(seed,))))
         assert together.tokens(index) == alone.tokens()
-    ends = [each for each in together.answers if isinstance(each, End)]
-    assert sum(end.n_read for end in ends) == 16 and [end.n_written for end in ends] == [6] * 5
+    assert sum(each.n for each in together.answers if isinstance(each, Read)) == 16, "the prompt is read once"
+    assert [each.draft.n_written for each in together.answers if isinstance(each, Ended)] == [6] * 5
 
 
 @pytest.mark.parametrize("n_prefix", [2, 100])
@@ -207,15 +207,15 @@ def test_prompts_that_begin_alike_have_the_texts_of_prompts_read_whole(n_prefix:
         pairs = [(Waiter(plain, job), Waiter(keeping, job)) for _ in range(1 + seed % 3)]
         for expected, waiter in pairs:
             waiter.wait(), expected.wait()
-            for index in range(waiter.ticket.n_text):
+            for index in range(job.n_text):
                 written, alone = (
-                    [each.token[1:] for each in side.answers if isinstance(each, Piece) and each.index == index]
+                    [each[1:] for each in side.answers if isinstance(each, Chosen) and each.draft.label == index]
                     for side in (waiter, expected)
                 )
                 assert written == alone, "with log-probabilities, to the last bit"
-            ends, without = ([each for each in side.answers if isinstance(each, End)] for side in (waiter, expected))
-            assert sum(each.n_read for each in ends) == sum(each.n_read for each in without) == len(prompt)
-            kept += sum(each.n_kept for each in ends)
+            n_read, whole = (sum(each.n for each in side.answers if isinstance(each, Read)) for side in (waiter, expected))
+            assert n_read <= whole == len(prompt)
+            kept += whole - n_read
     assert kept >= 4 * PIECE
 
 
@@ -226,10 +226,10 @@ def test_the_next_prompt_is_read_from_where_it_differs(start: Start) -> None:
 
     def kept(prompt: np.ndarray, owner: str = OWNER, **more: Any) -> int:
         answers = Waiter(engine, Job(owner=owner, prompt=prompt, **more)).wait()
-        n_read = sum(each.n for each in answers if isinstance(each, Progress))
-        (end,) = (each for each in answers if isinstance(each, End))
-        assert end.n_read == len(prompt) == n_read + end.n_kept
-        return end.n_kept
+        n_read = sum(each.n for each in answers if isinstance(each, Read))
+        (end,) = (each for each in answers if isinstance(each, Ended))
+        assert end.draft.n_read == len(prompt)
+        return len(prompt) - n_read
 
     assert kept(text) == 0
     assert kept(np.append(text[:-1], 5)) == 24, "the last piece and no more is read"
@@ -243,7 +243,7 @@ def test_the_next_prompt_is_read_from_where_it_differs(start: Start) -> None:
 def test_scores_of_a_prompt_are_those_of_a_decoder(start: Start, model: TransformerXL) -> None:
     engine, text = start().engine, ids("a text that is longer than a piece")
     waiter = Waiter(engine, Job(owner=OWNER, prompt=text, score=True, likeliest=3))
-    scored = [chosen for each in waiter.wait() if isinstance(each, Progress) for chosen in each.scored]
+    scored = [chosen for each in waiter.wait() if isinstance(each, Read) for chosen in each.scored]
     assert [each.token for each in scored] == text.tolist() and scored[0].log_probability is None
     (nats, *_) = decoder_of(model).score([text.tolist(), *[[] for _ in range(ROWS - 1)]])
     assert [-each.log_probability for each in scored[1:] if each.log_probability] == pytest.approx(nats[1:].tolist(), abs=1e-6)
@@ -258,7 +258,7 @@ def test_a_cancelled_text_is_remembered_as_far_as_it_was_shown(start: Start, mod
     oracle = Oracle(model)
     for n in (1, 4, 9):
         waiter = Waiter(service.engine, Job(owner=OWNER, prompt=ids("ab"), writing=writing(10_000), session=session))
-        while sum(isinstance(each, Piece) for each in waiter.answers) < n:
+        while sum(isinstance(each, Chosen) for each in waiter.answers) < n:
             pass
         service.engine.cancel(waiter.ticket, "stopped")
         tokens = waiter.tokens()
@@ -330,8 +330,8 @@ def test_a_text_whose_reader_is_far_behind_ends(start: Start, model: Transformer
     other = Waiter(service.engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(200)))
     assert len(other.tokens()) == 200, "who reads goes on"
     end = answers[-1]
-    assert isinstance(end, End) and end.reason == "interrupted" and ticket.cancelled == "slow_reader"
-    shown = [each.token.token for each in answers if isinstance(each, Piece)]
+    assert isinstance(end, Ended) and end.draft.reason == "interrupted" and ticket.cancelled == "slow_reader"
+    shown = [each.token for each in answers if isinstance(each, Chosen)]
     assert len(shown) == 9
     oracle = Oracle(model)
     oracle.append(ids("ab"))
@@ -347,13 +347,13 @@ def test_a_reader_who_has_taken_all_is_not_behind(start: Start, monkeypatch: pyt
         tickets.append(submit(job, tell))
         return tickets[-1]
 
-    async def take(job: Job) -> list[Answer | None]:
-        return [answer async for answer in service.run(job)]
+    async def take(job: Job) -> list[Answer]:
+        return [told[1] async for told in service.run(job) if told]
 
     monkeypatch.setattr(service.engine, "submit", kept)
     for streams in (True, False):
         answers = asyncio.run(take(Job(owner=OWNER, prompt=ids("ab"), writing=writing(20), streams=streams)))
-        assert sum(isinstance(answer, Piece) for answer in answers) == 20
+        assert sum(isinstance(answer, Chosen) for answer in answers) == 20
     assert [ticket.n_ahead for ticket in tickets] == [0, 0]
 
 
@@ -365,7 +365,7 @@ def test_an_answer_that_is_not_streamed_has_no_slow_reader(start: Start, monkeyp
     engine.submit(Job(owner=OWNER, prompt=ids("ab"), writing=writing(100)), answers.append)
     assert len(Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(200))).tokens()) == 200
     end = answers[-1]
-    assert isinstance(end, End) and (end.reason, end.n_written) == ("length", 100)
+    assert isinstance(end, Ended) and (end.draft.reason, end.draft.n_written) == ("length", 100)
 
 
 def test_a_fault_of_ours_is_told_and_the_thread_goes_on(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,7 +386,7 @@ def test_what_takes_too_long_is_ended(start: Start) -> None:
     engine = start().engine
     waiter = Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(10**6), timeout=0.2))
     end = waiter.wait()[-1]
-    assert isinstance(end, End) and end.reason == "interrupted" and waiter.ticket.cancelled == "timeout"
+    assert isinstance(end, Ended) and end.draft.reason == "interrupted" and waiter.ticket.cancelled == "timeout"
 
 
 def test_rows_hold_nothing_of_texts_that_are_over(start: Start) -> None:
@@ -394,7 +394,7 @@ def test_rows_hold_nothing_of_texts_that_are_over(start: Start) -> None:
     session = session_of(service)
     Waiter(service.engine, Job(owner=OWNER, prompt=ids("secret"), session=session)).wait()
     Waiter(service.engine, Job(owner=OWNER, prompt=ids("another"), writing=writing(3))).wait()
-    asyncio.run(service._end(session))
+    asyncio.run(service.sessions._end(session))
 
     def held() -> list[int]:
         decoder = service.engine.decoder

@@ -19,9 +19,9 @@ from tests.server.conftest import Start
 from transformer_xl.errors import ConfigError
 from transformer_xl.server.app import ROUTERS, Server, make_app
 from transformer_xl.server.guard import LOCAL_OWNER, OPEN, check_address, read_keys
-from transformer_xl.server.jobs import Job, RefusalError, Ticket
+from transformer_xl.server.jobs import Job, RefusalError, Session
 from transformer_xl.server.service import Service
-from transformer_xl.server.sessions import Session, Sessions, most_leases
+from transformer_xl.server.store import most_leases
 
 Serve = Callable[..., Any]
 ONE, TWO = "first-key-of-sixteen-letters", "second-key-of-sixteen-letters"
@@ -91,7 +91,7 @@ def test_foreign_pages_and_names_are_refused(serve: Serve) -> None:
     allowed = client.post("/tokenize", json=body, headers={"origin": "https://good.example"})
     assert allowed.headers["access-control-allow-origin"] == "https://good.example"
     asked = client.options("/tokenize", headers={"origin": "https://good.example", "access-control-request-method": "POST"})
-    assert asked.status_code == 204 and "authorization" in asked.headers["access-control-allow-headers"]
+    assert asked.status_code == 200 and "authorization" in asked.headers["access-control-allow-headers"]
     assert "access-control-allow-origin" not in client.get("/v1/models", headers={"origin": "https://evil.example"}).headers
     for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""):
         assert client.get("/v1/models", headers={"host": host}).json()["error"]["code"] == "bad_host", host
@@ -320,30 +320,31 @@ def test_empty_sessions_give_way(serve: Serve, monkeypatch: pytest.MonkeyPatch) 
     client = serve(stored=True, most=1)
     one = client.post("/v1/sessions", json={}).json()["id"]
     assert client.post("/v1/sessions", json={}).json()["error"]["code"] == "no_room", "it may be used in a moment"
-    monkeypatch.setattr("transformer_xl.server.service._EMPTY_SECONDS", -1.0)
+    monkeypatch.setattr("transformer_xl.server.sessions._EMPTY_SECONDS", -1.0)
     assert client.post("/v1/sessions", json={}).status_code == 201
     assert client.get(f"/v1/sessions/{one}").status_code == 404
 
 
 def test_a_session_in_use_does_not_expire(start: Start) -> None:
     sessions = start(ttl=5.0).sessions
-    session = sessions.create(LOCAL_OWNER, ttl=None)
+    session = asyncio.run(sessions.create(LOCAL_OWNER))
     assert sessions.expired(time.time() + 9) == [session]
     session.n_users = 1
     assert not sessions.expired(time.time() + 9)
 
 
 def test_a_server_that_has_ended_changes_no_session(start: Start) -> None:
-    first, second = start(stored=True), start(stored=True)
+    first, second = start(stored=True), start(stored=True).sessions
 
     async def end_one() -> None:
-        session = await first.create(LOCAL_OWNER)
+        sessions = first.sessions
+        session = await sessions.create(LOCAL_OWNER)
         async for _ in first.run(Job(owner=LOCAL_OWNER, prompt=np.arange(9), session=session)):
             pass
-        await first.shut_down(0)
-        assert not first.sessions.live and session.is_gone
+        await sessions.shut_down(0)
+        assert not sessions.live and session.is_gone
         assert (await second.open(LOCAL_OWNER, session.id)).text.n_tokens == 9
-        for call in (first.create(LOCAL_OWNER), first.rewind(session, 1), first.save(session)):
+        for call in (sessions.create(LOCAL_OWNER), sessions.rewind(session, 1), sessions.save(session)):
             with pytest.raises(RefusalError):
                 await call
 
@@ -353,58 +354,61 @@ def test_a_server_that_has_ended_changes_no_session(start: Start) -> None:
 def test_open_files_bound_sessions_in_memory(start: Start) -> None:
     sessions = start(most=50).sessions
     assert sessions.most == 50
-    assert Sessions(bytes_each=1, limit=50, store=None, worker="w1", ttl=None, most_open=7).most == 7
+    sessions.most_open = 7
+    assert sessions.most == 7
     assert most_leases() >= 1
 
 
 def test_a_session_that_is_deleted_does_not_come_back_from_its_file(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody asks for it after it has left memory, and before its file is gone."""
     service = start(stored=True)
-    end, asked = service._end, list[asyncio.Task[Session]]()
+    sessions = service.sessions
+    end, asked = sessions._end, list[asyncio.Task[Session]]()
 
     async def end_and_ask(session: Session) -> None:
         await end(session)
-        asked.append(asyncio.create_task(service.open(LOCAL_OWNER, session.id)))
+        asked.append(asyncio.create_task(sessions.open(LOCAL_OWNER, session.id)))
         await asyncio.wait(asked, timeout=0.2)
 
-    monkeypatch.setattr(service, "_end", end_and_ask)
+    monkeypatch.setattr(sessions, "_end", end_and_ask)
 
     async def race() -> None:
-        session = await service.create(LOCAL_OWNER)
+        session = await sessions.create(LOCAL_OWNER)
         async for _ in service.run(Job(owner=LOCAL_OWNER, prompt=np.arange(9), session=session)):
             pass
-        await service.save(session)
-        await service.delete(LOCAL_OWNER, session.id)
+        await sessions.save(session)
+        await sessions.delete(LOCAL_OWNER, session.id)
         with pytest.raises(RefusalError, match="no such session"):
             await asked[0]
-        assert service.sessions.file_of(LOCAL_OWNER, session.id) is None
+        assert sessions.file_of(LOCAL_OWNER, session.id) is None
 
     asyncio.run(race())
 
 
-def test_what_was_busy_when_it_was_saved_has_changed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_read_while_its_session_is_saved_has_changed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The job may end between the copy and the file."""
     service = start(stored=True)
-    engine = service.engine
+    sessions = service.sessions
 
     async def save() -> None:
-        session = await service.create(LOCAL_OWNER)
-        async for _ in service.run(Job(owner=LOCAL_OWNER, prompt=np.arange(9), session=session)):
-            pass
-        snapshot, in_engine = engine.snapshot, service.in_engine
+        session = await sessions.create(LOCAL_OWNER)
 
-        def busy(session: Session) -> Any:
-            session.busy = Ticket(Job(owner=LOCAL_OWNER, prompt=np.arange(1)), print, 0.0)
-            return snapshot(session)
+        async def read() -> None:
+            async for _ in service.run(Job(owner=LOCAL_OWNER, prompt=np.arange(9), session=session)):
+                pass
 
-        async def then_free(function: Callable[[], Any]) -> Any:
+        await read()
+        await sessions.save(session)
+        assert not session.is_changed
+        in_engine = sessions.in_engine
+
+        async def then_read(function: Callable[[], Any]) -> Any:
             found = await in_engine(function)
-            session.busy = None
+            await read()
             return found
 
-        monkeypatch.setattr(engine, "snapshot", busy)
-        monkeypatch.setattr(service, "in_engine", then_free)
-        await service.save(session)
-        assert session.is_changed
+        monkeypatch.setattr(sessions, "in_engine", then_read)
+        await sessions.save(session)
+        assert session.is_changed and session.saved_at == 9
 
     asyncio.run(save())

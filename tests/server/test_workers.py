@@ -21,12 +21,11 @@ from tests import forked
 from tests.server.conftest import BYTES, Start
 from tests.server.serving import served
 from tests.server.stand_in import StandIn
-from transformer_xl.server import service
+from transformer_xl.server import sessions as module
 from transformer_xl.server.engine import Engine
 from transformer_xl.server.guard import LOCAL_OWNER
-from transformer_xl.server.jobs import Job, RefusalError
+from transformer_xl.server.jobs import Job, RefusalError, Session
 from transformer_xl.server.service import Service
-from transformer_xl.server.sessions import Session
 
 SERVE = Path(__file__).parents[2] / "examples" / "serve"
 HAPROXY = shutil.which("haproxy") or shutil.which("/usr/sbin/haproxy")
@@ -376,7 +375,7 @@ def test_a_guest_goes_home_and_an_own_session_stays(serve: Serve, monkeypatch: p
     expected = home.post(f"{one}/ask", json={"max_tokens": 5, "seed": 1}).json()["choices"]
     end(home, one)
     with monkeypatch.context() as patch:
-        patch.setattr(service, "_GUEST_SECONDS", 1000.0)
+        patch.setattr(module, "_GUEST_SECONDS", 1000.0)
         assert refuge.post(f"{one}/ask", json={"max_tokens": 5, "seed": 1}).json()["choices"] == expected
         assert listed(refuge) == {one: "parked", own: "row"} and listed(home)[one] == "elsewhere"
         refused = home.post(f"{one}/append", json={"text": "a"})
@@ -405,9 +404,9 @@ async def read(server: Service, session: Session, text: str) -> None:
 
 async def guest_of(home: Service, text: str) -> tuple[str, str]:
     """Return owner and name of a session that was saved by a worker that is no more."""
-    session = await home.create(LOCAL_OWNER, ttl=None, seed=None)
+    session = await home.sessions.create(LOCAL_OWNER)
     await read(home, session, text)
-    await home.save(session)
+    await home.sessions.save(session)
     home.sessions.forget(session)
     return LOCAL_OWNER, session.id
 
@@ -416,7 +415,7 @@ def test_a_guest_stays_while_a_request_has_it_in_hand(start: Start) -> None:
     home, refuge = start(stored=True), start(stored=True, worker="w2")
 
     async def request(name: tuple[str, str], go_on: asyncio.Event, opened: asyncio.Future[Session]) -> None:
-        opened.set_result(await refuge.open(*name))
+        opened.set_result(await refuge.sessions.open(*name))
         await go_on.wait()
 
     async def main() -> None:
@@ -425,12 +424,12 @@ def test_a_guest_stays_while_a_request_has_it_in_hand(start: Start) -> None:
         requesting = asyncio.ensure_future(request(name, go_on, opened))
         session = await opened
         session.used -= 10
-        await refuge._look()
+        await refuge.sessions._look()
         assert not session.is_gone, "it comes slowly, but it comes"
         go_on.set()
         await requesting
         await asyncio.sleep(0)
-        await refuge._look()
+        await refuge.sessions._look()
         assert session.is_gone and not refuge.sessions.live
 
     asyncio.run(main())
@@ -441,12 +440,12 @@ def test_who_asks_for_a_session_that_is_being_left_gets_it(start: Start) -> None
 
     async def main() -> None:
         name = await guest_of(home, "Once")
-        session = await asyncio.ensure_future(refuge.open(*name))
+        session = await asyncio.ensure_future(refuge.sessions.open(*name))
         await asyncio.sleep(0)
-        leaving = asyncio.ensure_future(refuge._let_go(session))
+        leaving = asyncio.ensure_future(refuge.sessions._let_go(session))
         while not session.is_leaving:
             await asyncio.sleep(0)
-        again = await refuge.open(*name)
+        again = await refuge.sessions.open(*name)
         await leaving
         assert session.is_gone and again is not session
         await read(refuge, again, " more")
@@ -459,19 +458,19 @@ def test_a_server_that_drains_leaves_idle_sessions_to_others_at_once(start: Star
     home, refuge = start(stored=True), start(stored=True, worker="w2")
 
     async def main() -> None:
-        session = await asyncio.ensure_future(home.create(LOCAL_OWNER, ttl=None, seed=None))
+        session = await asyncio.ensure_future(home.sessions.create(LOCAL_OWNER))
         await read(home, session, "Once")
         with monkeypatch.context() as patch:
             patch.setattr(Engine, "is_idle", False)  # a text goes on
-            ending = asyncio.ensure_future(home.shut_down(PATIENCE))
+            ending = asyncio.ensure_future(home.sessions.shut_down(PATIENCE))
             while home.sessions.live:
                 await asyncio.sleep(0.02)
-            assert (await refuge.open(LOCAL_OWNER, session.id)).text.n_tokens == 4
+            assert (await refuge.sessions.open(LOCAL_OWNER, session.id)).text.n_tokens == 4
             with pytest.raises(RefusalError, match="shutting down"):
-                await home.open(LOCAL_OWNER, session.id)
+                await home.sessions.open(LOCAL_OWNER, session.id)
             assert not ending.done()
         await ending
-        assert home.n_unsaved == 0
+        assert home.sessions.n_unsaved == 0
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
@@ -514,21 +513,22 @@ def test_workers_that_sweep_at_once_delete_what_is_over_and_nothing_else(start: 
     home, others = start(stored=True), [start(stored=True, worker=f"w{i}") for i in (2, 3)]
 
     async def main() -> None:
-        over, live = [(await guest_of(home, "Once"))[1] for _ in range(5)], await home.create(LOCAL_OWNER, ttl=9.0, seed=None)
+        over, live = [(await guest_of(home, "Once"))[1] for _ in range(5)], await home.sessions.create(LOCAL_OWNER, ttl=9.0)
         await read(home, live, "Once")
-        await home.save(live)
+        await home.sessions.save(live)
         store = home.sessions.store
         assert store
         folder = store.path(LOCAL_OWNER, live.id).parent
         for name in over:
             path = store.path(LOCAL_OWNER, name)
-            state, note = store.read(path)
-            store.write(path, state, {**note, "ttl": "9.0"})
+            session = store.read(LOCAL_OWNER, path)
+            assert session.parked
+            store.write(path, session.parked, {**session.note(), "ttl": "9.0"})
         for name in (over[0], f"w1-{'0' * 32}", live.id):
             (folder / f".{name}.session.session.tmp").write_bytes(b"half")
         (folder / f"w1-{'1' * 32}.lock").touch()
         (folder / f"w1-{'1' * 32}.owner").write_text("w1@dead:1")
-        await asyncio.gather(*(asyncio.to_thread(other._sweep, store, time.time() + 10) for other in others))
+        await asyncio.gather(*(asyncio.to_thread(other.sessions.require_store().sweep, time.time() + 10) for other in others))
         left = [f".{live.id}.session.session.tmp", f"{live.id}.lock", f"{live.id}.owner", f"{live.id}.session"]
         assert sorted(path.name for path in folder.iterdir()) == left, "what is open is another's"
 

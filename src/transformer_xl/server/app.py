@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from types import FrameType
 from typing import Any
 
@@ -13,21 +14,20 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.middleware.cors import CORSMiddleware
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from transformer_xl.console import say
 from transformer_xl.errors import TxlError, message_of, one_line
-from transformer_xl.server import routes, session_routes, text_routes
+from transformer_xl.server import about, completions, session_routes, texts
 from transformer_xl.server.guard import Guard, refused
 from transformer_xl.server.jobs import RefusalError, refusal_of
 from transformer_xl.server.service import Service
 from transformer_xl.version import __version__
 
-ROUTERS = (routes.router, text_routes.router, session_routes.router)
+ROUTERS = (about.router, texts.router, completions.router, session_routes.router)
 _HEADER_BYTES = 16_384
 _HEADER_SECONDS = 5.0
 _MOST_CONNECTIONS = 500
@@ -48,7 +48,7 @@ def make_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        looking_after = asyncio.ensure_future(service.look_after())
+        looking_after = asyncio.ensure_future(service.sessions.look_after())
         try:
             yield
         finally:
@@ -64,13 +64,9 @@ def make_app(
     app.add_exception_handler(RequestValidationError, _invalid)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(ValidationError, _invalid)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, _unknown)  # pyright: ignore[reportArgumentType]
-    return Guard(
-        app,
-        keys=keys,
-        origins=origins,
-        metrics=service.metrics,
-        hosts=hosts,
-    )
+    guarded = Guard(app, keys=keys, origins=origins, metrics=service.metrics, hosts=hosts)
+    headers = ["authorization", "content-type", "x-api-key", "x-session-id"]
+    return CORSMiddleware(guarded, allow_origins=origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=headers)
 
 
 async def _failed(_: Request, error: Exception) -> JSONResponse:
@@ -81,38 +77,25 @@ async def _failed(_: Request, error: Exception) -> JSONResponse:
 
 async def _invalid(_: Request, error: RequestValidationError | ValidationError) -> JSONResponse:
     problems: list[str] = []
-    for each in error.errors():
+    for each in error.errors()[:_MOST_PROBLEMS]:
         parts = (str(part) for part in each["loc"] if part not in ("body", "query"))
-        place = ".".join(part for part in parts if not part.startswith(("function", "list[")))
-        place = one_line(ValueError(place[:_LONGEST_VALUE]))
-        said = one_line(ValueError(each["msg"].removeprefix("Value error, ")))
+        place = one_line(".".join(part for part in parts if not part.startswith(("function", "list[")))[:_LONGEST_VALUE])
+        said = one_line(each["msg"].removeprefix("Value error, "))
         if each["type"] == "json_invalid":
             said, place = f"the body is no JSON (at character {place})", ""
         if each["type"] == "extra_forbidden":
             said = "this field is unknown or not supported; leave it out"
         problems.append(f"{place}: {said}" if place else said)
-    more = f" (and {len(problems) - _MOST_PROBLEMS} more)" if len(problems) > _MOST_PROBLEMS else ""
-    message = "; ".join(dict.fromkeys(problems[:_MOST_PROBLEMS])) + more
-    return refused(RefusalError(400, message, code="invalid_request"))
+    return refused(RefusalError(400, "; ".join(dict.fromkeys(problems)), code="invalid_request"))
 
 
-async def _unknown(request: Request, error: HTTPException) -> JSONResponse:
+async def _unknown(_: Request, error: HTTPException) -> JSONResponse:
     if isinstance(error.__cause__, RefusalError):  # of the body, while it was read
         return refused(error.__cause__)
-    codes = {404: "not_found", 405: "method_not_allowed"}
-    code = codes.get(error.status_code, "invalid_request")
+    code = HTTPStatus(error.status_code).name.lower()
     response = refused(RefusalError(error.status_code, str(error.detail), code=code))
-    if error.status_code == 405:
-        response.headers["allow"] = ", ".join(_methods(request))
+    response.headers.update(error.headers or {})  # of another method, those that there are
     return response
-
-
-def _methods(request: Request) -> list[str]:
-    """Return the methods of a path: a route that is written out goes before those that match it by a parameter."""
-    routes = [each for router in ROUTERS for each in router.routes if isinstance(each, APIRoute)]
-    matching = [each for each in routes if each.matches(request.scope)[0] != Match.NONE]
-    exact = [each for each in matching if each.path == request.url.path]
-    return sorted({method for each in exact or matching for method in each.methods or ()}) or ["GET"]
 
 
 class _Protocol(H11Protocol):
@@ -211,7 +194,7 @@ class Server(uvicorn.Server):
         try:
             await self.serve(sockets=[self.socket])
         finally:
-            await self._service.shut_down(0.0 if self.force_exit else self._grace)
+            await self._service.sessions.shut_down(0.0 if self.force_exit else self._grace)
             self._service.engine.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -225,7 +208,7 @@ class Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain()))
 
     async def _drain(self) -> None:
-        await self._service.shut_down(self._grace)
+        await self._service.sessions.shut_down(self._grace)
         self.should_exit = True
 
 

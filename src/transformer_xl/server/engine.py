@@ -30,20 +30,17 @@ from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.server.jobs import (
     Answer,
-    End,
     Job,
-    Piece,
-    Problem,
-    Progress,
     RefusalError,
+    Session,
     Ticket,
     Writing,
     no_session,
     refusal_of,
+    shutting_down,
 )
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.prefixes import Prefixes
-from transformer_xl.server.sessions import Session
 from transformer_xl.tokenizers.base import Tokenizer
 
 T = TypeVar("T")
@@ -66,19 +63,19 @@ class _Part:
     prompt: np.ndarray  # what is read first
     index: int | None = None  # of the text among those of the ticket; None: it only reads
     state: RowState | None = None  # what it continues; None: the session's, or nothing
-    draft: Draft | None = None  # what the scheduler writes, once it has a row
-    n_read: int = 0  # tokens that an earlier part of the ticket has read
-    shares: bool = False  # it is one of several texts of a prompt that was read for all of them
-    n_kept: int = 0  # tokens of the prompt that an earlier one had read already
-    path: list[bytes] = field(default_factory=list)  # of its prompt, see `Prefixes`
-    due: set[int] = field(default_factory=set)  # places of the prompt at which what the row remembers is kept
     before: TextState | None = None  # what a copy of a session is a copy of
+    due: dict[int, bytes] = field(default_factory=dict)  # where in the prompt what the row remembers is kept, see `Prefixes`
 
     @property
     def session(self) -> Session | None:
         """The session whose row this is."""
         job = self.ticket.job
         return None if job.forks else job.session
+
+    @property
+    def shares(self) -> bool:
+        """Whether it is one of several texts of a prompt that was read for all of them."""
+        return self.index is not None and self.ticket.job.n_text > 1
 
 
 class Engine:
@@ -107,9 +104,11 @@ class Engine:
         self.n_prefix = n_prefix
         self._prefixes = Prefixes(piece=decoder.tgt_len, most=n_prefix)
         self._residents: list[Session | None] = [None] * decoder.batch_size
-        self._dirty = [False] * decoder.batch_size  # holds a text that is over
+        self._is_clean = True  # no row holds a text that is over
         self._parts: dict[Draft, _Part] = {}
-        self._waiting: dict[str, deque[_Part]] = {}  # by owner; the first one is next
+        self._waiting: list[_Part] = []
+        self._turns: dict[str, int] = {}  # by owner: how many parts had begun when the last one of theirs did
+        self._n_begun = 0
         self._calls: deque[Callable[[], None]] = deque()
         self._cancelled: set[Ticket] = set()
         self._wake = threading.Condition()
@@ -137,11 +136,11 @@ class Engine:
     @property
     def n_waiting(self) -> int:
         """How many jobs wait for a row."""
-        return sum(self._n_waiting(owner) for owner in list(self._waiting))
+        return len(self._jobs_waiting())
 
-    def _n_waiting(self, owner: str) -> int:
-        """Return how many jobs of an owner wait; texts of one that has begun do not count."""
-        return sum(not part.shares for part in list(self._waiting.get(owner, ())))
+    def _jobs_waiting(self) -> list[Job]:
+        """Return what waits for a row; texts of a job that has begun do not count."""
+        return [part.ticket.job for part in list(self._waiting) if not part.shares]
 
     @property
     def n_busy(self) -> int:
@@ -161,23 +160,22 @@ class Engine:
 
     def submit(self, job: Job, tell: Callable[[Answer], object]) -> Ticket:
         """Let a job wait for a row; `tell` is called in the engine's thread with each answer, and must return at once."""
-        ticket = Ticket(job, tell, time.monotonic())
+        ticket = Ticket(job, tell)
+        part = _Part(ticket, job.prompt, 0 if job.writing and job.n_text == 1 else None)
         with self._wake:
             if self._stopping or self.is_draining:
-                raise RefusalError(503, "the server is shutting down; ask again later", code="shutting_down", retry_after=5)
-            own = self._n_waiting(job.owner)
-            if self.n_waiting >= self.queue or own >= self.per_owner:
+                raise shutting_down()
+            waiting = self._jobs_waiting()
+            own = sum(each.owner == job.owner for each in waiting)
+            if len(waiting) >= self.queue or own >= self.per_owner:
                 whose = "of this key " if own >= self.per_owner else ""
-                message = f"{own or self.n_waiting} requests {whose}wait already; ask again later"
-                raise RefusalError(429, message, code="overloaded", retry_after=self._retry_after())
-            session = None if job.forks else job.session
-            if session:
-                require_free(session)
+                message = f"{own or len(waiting)} requests {whose}wait already; ask again later"
+                seconds = math.ceil(sum(each.n_token for each in waiting) / max(self._speed, 1.0))
+                raise RefusalError(429, message, code="overloaded", retry_after=min(60, max(1, seconds)))
+            if session := part.session:
+                session.require_free()
                 session.busy = ticket
-            prompt_alone = job.writing is not None and ticket.n_text > 1
-            part = _Part(ticket, job.prompt, None if prompt_alone or not job.writing else 0)
-            ticket.n_open = ticket.n_text
-            self._waiting.setdefault(job.owner, deque()).append(part)
+            self._waiting.append(part)
             self._wake.notify()
         return ticket
 
@@ -202,7 +200,7 @@ class Engine:
 
         with self._wake:
             if self._stopping:
-                future.set_exception(RefusalError(503, "the server is shutting down", code="shutting_down", retry_after=5))
+                future.set_exception(shutting_down())
                 return future
             self._calls.append(run)
             self._wake.notify()
@@ -240,10 +238,11 @@ class Engine:
 
     def rewind(self, session: Session, n: int) -> None:
         """Let a session go back by `n` tokens; the last one that is left is read anew."""
-        require_free(session)
+        session.require_free()
         if n == session.text.n_tokens:
             self._empty(session)
-            session.text, session.n_rewindable, session.is_changed = session.text.begun_anew(), 0, True
+            session.text, session.n_rewindable = session.text.begun_anew(), 0
+            session.n_change += 1
             return
         row = session.row
         if row is None or n > session.n_rewindable or n + 1 > len(session.text.tail):
@@ -257,19 +256,19 @@ class Engine:
         self.decoder.read([[session.text.tail[-1]] if i == row else [] for i in range(self.decoder.batch_size)])
         self._used(session)
 
-    def spill(self, session: Session, state: RowState) -> bool:
-        """Let go of a parked session whose file holds `state`; return False if it was used meanwhile."""
+    def let_go(self, session: Session) -> bool:
+        """Leave a session to its file, which holds it; return False if it is used, or was meanwhile."""
         is_needed = any(ticket.job.session is session for ticket in self._open_tickets())
-        if session.busy or is_needed or session.parked is not state or session.is_changed:
+        if is_needed or session.is_changed:
             return False
-        session.parked, session.is_gone = None, True
+        self.release(session)
         return True
 
     def park(self, session: Session) -> None:
         """Copy what the row of a session remembers to main memory, and free the row, unless it reads or writes there."""
         if session.row in self._scheduler.free_rows:
             session.parked, row = self.decoder.take(session.row), session.row
-            self._residents[row], self._dirty[row] = None, True
+            self._residents[row], self._is_clean = None, False
             session.row, session.n_rewindable = None, 0
             self.metrics.evictions.labels("parked").inc()
 
@@ -284,12 +283,10 @@ class Engine:
                 for part in list(self._parts.values()):
                     self._fail(part.ticket, refusal_of(error))
         for ticket in self._open_tickets():
-            self._fail(ticket, RefusalError(503, "the server is shutting down", code="shutting_down", retry_after=5))
+            self._fail(ticket, shutting_down())
 
     def _open_tickets(self) -> set[Ticket]:
-        with self._wake:
-            waiting = [part for queue in self._waiting.values() for part in queue]
-        return {part.ticket for part in [*self._parts.values(), *waiting]}
+        return {part.ticket for part in (*self._parts.values(), *list(self._waiting))}
 
     def _turn(self) -> None:
         with self._wake:
@@ -301,7 +298,9 @@ class Engine:
         if not self._scheduler.idle:
             self._tick()
             return
-        self._clear([row for row, dirty in enumerate(self._dirty) if dirty and row in self._scheduler.free_rows])
+        if not self._is_clean:
+            self._clear([row for row, session in enumerate(self._residents) if session is None])
+            self._is_clean = True
         with self._wake:
             if not (self._calls or self._stopping or self._cancelled):
                 self._wake.wait(_IDLE_SECONDS)
@@ -321,101 +320,79 @@ class Engine:
 
     def _give_rows(self) -> None:
         """Let jobs begin that wait, of each owner in turn, while there are rows."""
-        begun = True
-        while begun:
-            begun = False
+        while self._waiting and self._scheduler.free_rows:
             with self._wake:
-                firsts = [(owner, queue[0]) for owner, queue in self._waiting.items() if queue]
-            for owner, part in firsts:
-                if self._begin(part):
-                    begun = True
-                    with self._wake:
-                        queue = self._waiting.pop(owner)  # and to the end of the line
-                        if part in queue:
-                            queue.remove(part)
-                        if queue:
-                            self._waiting[owner] = queue
+                part = min(self._waiting, key=lambda part: self._turns.get(part.ticket.job.owner, 0))
+                self._waiting.remove(part)
+            self._n_begun += 1
+            self._turns[part.ticket.job.owner] = self._n_begun
+            try:
+                self._begin(part)
+            except Exception as error:
+                self._fail(part.ticket, refusal_of(error))
 
-    def _begin(self, part: _Part) -> bool:
-        """Give a row to a part, and return whether there was one."""
-        session, job = part.session, part.ticket.job
-        try:
-            if job.session and job.session.is_gone and part.state is None:
-                raise no_session()
-            if part.state is None and job.forks and job.session is not None:
-                part.state, part.before = self.snapshot(job.session)
-            row = session.row if session and session.row is not None else self._free_row()
-            if row is None:
-                return False
-            self._submit(part, row)
-        except Exception as error:
-            self._fail(part.ticket, refusal_of(error))
-        return True
+    def _begin(self, part: _Part) -> None:
+        """Give a row to a part; there is a free one."""
+        session, source = part.session, part.ticket.job.session
+        if source and source.is_gone and part.state is None:
+            raise no_session()
+        row = self._free_row() if session is None or session.row is None else session.row
+        if source and session is None and part.state is None:
+            part.state, part.before = self.snapshot(source)
+        self._submit(part, row)
 
-    def _free_row(self) -> int | None:
+    def _free_row(self) -> int:
         """Return a row for another text; the session that was used least recently is parked for it if need be."""
-        free = self._scheduler.free_rows
-        empty = [row for row in free if self._residents[row] is None]
-        if empty:
-            return empty[0]
-        residents = [session for row in free if (session := self._residents[row])]
-        if not residents:
-            return None
-        session = min(residents, key=lambda session: (session.busy is not None, session.used))  # busy: its job waits, too
-        row = session.row
-        self.park(session)
+
+        def rank(row: int) -> tuple[bool, float]:  # the job of a session that is busy waits, too
+            session = self._residents[row]
+            return (session.busy is not None, session.used) if session else (False, -math.inf)
+
+        row = min(self._scheduler.free_rows, key=rank)
+        if session := self._residents[row]:
+            self.park(session)
         return row
 
     def _submit(self, part: _Part, row: int) -> None:
-        session = part.session
-        draft = part.draft = self._draft(part)
-        self._dirty[row] = self._residents[row] is None
-        if session is not None:
-            self._scheduler.submit(draft, row=row, state=session.parked, go_on=session.row is not None)
-            session.row, session.parked, self._residents[row] = row, None, session
-            if writing := part.ticket.job.writing:  # only now, so that a refused call leaves the random numbers as they were
-                session.text.random = session.text.draw(draft, on=writing.keeps_drawing)
-        elif part.state is None and not part.ticket.job.score:
-            self._submit_after_prefix(part, draft, row)
-        else:
-            self._scheduler.submit(draft, row=row, state=part.state)
-        self._dirty[row] = False
+        session, job, draft = part.session, part.ticket.job, self._draft(part)
+        path = [] if session or part.state or job.score else self._prefixes.path(job.owner, part.prompt)
+        n_read, state = self._prefixes.longest(path)  # of an earlier prompt that began like this one
+        state = state or (session.parked if session else part.state)
+        self._is_clean = False
+        self._scheduler.submit(draft, row=row, state=state, n_read=n_read, go_on=session is not None and session.row == row)
         self._parts[draft] = part
-
-    def _submit_after_prefix(self, part: _Part, draft: Draft, row: int) -> None:
-        """Go on from where an earlier prompt began like this one, and note where this one is worth keeping."""
-        part.path = self._prefixes.path(part.ticket.job.owner, part.prompt)
-        part.n_kept, state = self._prefixes.longest(part.path)
-        self._scheduler.submit(draft, row=row, state=state, n_read=part.n_kept)
-        part.due = self._prefixes.due(part.path)
-        self.metrics.kept.inc(part.n_kept)
+        part.due = self._prefixes.due(path)
+        self.metrics.kept.inc(n_read)
+        if session is not None:
+            session.row, session.parked, self._residents[row] = row, None, session
+            if job.writing:  # only now, so that a refused call leaves the random numbers as they were
+                session.text.random = session.text.draw(draft, on=job.writing.keeps_drawing)
 
     def _draft(self, part: _Part) -> Draft:
         job, session = part.ticket.job, part.session
-        writing = _NOTHING if part.index is None or job.writing is None else job.writing
+        writing = None if part.index is None else job.writing
+        how = writing or _NOTHING
         text = session.text if session else part.before
         before = list(text.tail) if text else []
         if part.shares:  # the prompt was read before
             before += job.prompt[-1024:].tolist()
         return Draft(
             part.prompt,
-            seed=writing.seeds[part.index or 0],
-            sampling=writing.sampling,
-            max_new_tokens=writing.max_tokens,
-            stopping=writing.stopping,
-            tokenizer=self.tokenizer,
+            seed=how.seeds[part.index or 0],
+            sampling=how.sampling,
+            max_new_tokens=how.max_tokens,
+            stopping=how.stopping,
+            tokenizer=self.tokenizer if writing else None,
             before=before,
             likeliest=job.likeliest,
             score_prompt=job.score,
             remember=session is not None,
+            label=part.index or 0,
         )
 
     def _clear(self, rows: list[int]) -> None:
-        """Forget what rows hold of texts that are over."""
-        if rows:
-            self.decoder.reset(torch.tensor([row in rows for row in range(self.decoder.batch_size)]))
-            for row in rows:
-                self._dirty[row] = False
+        """Forget what rows hold."""
+        self.decoder.reset(torch.tensor([row in rows for row in range(self.decoder.batch_size)]))
 
     # what happens
 
@@ -426,45 +403,34 @@ class Engine:
                 continue
             if part.session is not None:
                 part.session.text.add(event)
-            if isinstance(event, Read):
-                if event.draft.n_read in part.due:
-                    self._prefixes.keep(part.path, event.draft.n_read, self.decoder.take(event.draft.row))
-                self._tell(part.ticket, Progress(event.n, event.scored))
-            elif isinstance(event, Chosen):
-                self._tell(part.ticket, Piece(part.index or 0, event, event.piece))
+                part.session.n_change += 1
+            if isinstance(event, Read) and (key := part.due.get(event.draft.n_read)):
+                self._prefixes.keep(key, self.decoder.take(event.draft.row))
+            if not isinstance(event, Ended):
+                self._tell(part.ticket, event)
             elif event.draft.error is None:
                 self._finish(part, event)
             else:
                 self._lose(part, event.draft.error)
 
     def _finish(self, part: _Part, event: Ended) -> None:
-        ticket, draft = part.ticket, event.draft
-        self._drop(draft)
+        ticket = part.ticket
+        del self._parts[event.draft]
         if part.index is None and ticket.job.writing is not None:  # the prompt that several texts share
-            if draft.reason != "interrupted":
-                self._branch(part, draft)
+            if event.draft.reason != "interrupted":
+                self._branch(part, event.draft.row)
                 return
             ticket.n_open = 1
         ticket.n_open -= 1
         self._leave(ticket)
-        reason = draft.reason or "interrupted"
-        rest = event.rest if part.index is not None else ""  # where nothing is written, it belongs to the prompt
-        self._tell(ticket, End(part.index or 0, reason, rest, part.n_read + draft.n_read, draft.n_written, part.n_kept))
+        self._tell(ticket, event)
 
-    def _drop(self, draft: Draft) -> None:
-        """Forget a text that has ended, and mark its row as one to clear, unless a session keeps what the row has read."""
-        if self._parts.pop(draft).session is None:
-            self._dirty[draft.row] = True
-
-    def _branch(self, part: _Part, prompt: Draft) -> None:
+    def _branch(self, part: _Part, row: int) -> None:
         """Let the texts of a ticket begin that share a prompt, before whatever else their owner waits for."""
-        ticket, state, none = part.ticket, self.decoder.take(prompt.row), np.empty(0, np.int64)
+        ticket, state, nothing = part.ticket, self.decoder.take(row), np.empty(0, np.int64)
+        texts = [_Part(ticket, nothing, index, state, part.before) for index in range(ticket.job.n_text)]
         with self._wake:
-            queue = self._waiting.setdefault(ticket.job.owner, deque())
-            for index in reversed(range(ticket.n_text)):
-                n_read, n_kept = (0, 0) if index else (prompt.n_read, part.n_kept)
-                shared = _Part(ticket, none, index, state, shares=True, before=part.before, n_read=n_read, n_kept=n_kept)
-                queue.appendleft(shared)
+            self._waiting[:0] = texts
 
     def _lose(self, part: _Part, error: Exception) -> None:
         """End a ticket one of whose texts has failed; a session whose row was emptied has lost what no file holds."""
@@ -474,8 +440,7 @@ class Engine:
             self.release(session)
 
     def _tell(self, ticket: Ticket, answer: Answer) -> None:
-        if isinstance(answer, Piece):
-            ticket.n_ahead += 1
+        ticket.n_ahead += isinstance(answer, Chosen)
         ticket.tell(answer)
 
     def _leave(self, ticket: Ticket) -> None:
@@ -485,28 +450,27 @@ class Engine:
             self._used(session)
 
     def _used(self, session: Session) -> None:
-        session.used, session.is_changed = time.time(), True
+        session.used = time.time()
+        session.n_change += 1
         if session.row is not None:
             session.n_rewindable = max(0, self.decoder.n_rewindable(session.row) - 1)
 
     def _fail(self, ticket: Ticket, refusal: RefusalError) -> None:
         with self._wake:
-            for queue in self._waiting.values():
-                for part in [part for part in queue if part.ticket is ticket]:
-                    queue.remove(part)
+            self._waiting = [part for part in self._waiting if part.ticket is not ticket]
         for draft in [draft for draft, part in self._parts.items() if part.ticket is ticket]:
             self._scheduler.cancel(draft)
-            self._drop(draft)
+            del self._parts[draft]
         ticket.n_open = 0
         self._leave(ticket)
-        self._tell(ticket, Problem(refusal))
+        self._tell(ticket, refusal)
 
     def _end_cancelled(self) -> None:
         now = time.monotonic()
         with self._wake:
             cancelled, self._cancelled = self._cancelled, set()
         for ticket in self._open_tickets() - cancelled:
-            is_slow = ticket.job.streams and ticket.n_ahead > _AHEAD * ticket.n_text
+            is_slow = ticket.job.streams and ticket.n_ahead > _AHEAD * ticket.job.n_text
             if is_slow or now - ticket.submitted > ticket.job.timeout:
                 ticket.cancelled = "slow_reader" if is_slow else "timeout"
                 cancelled.add(ticket)
@@ -524,19 +488,6 @@ class Engine:
         if event := self._scheduler.cancel(draft):
             self._dispatch([event])
 
-    def _retry_after(self) -> int:
-        queued = sum(len(part.prompt) + _most_written(part.ticket.job) for queue in self._waiting.values() for part in queue)
-        return min(60, max(1, math.ceil(queued / max(self._speed, 1.0))))
-
-
-def require_free(session: Session) -> None:
-    """Refuse a session that is busy or gone."""
-    if session.is_gone:
-        raise no_session()
-    if session.busy:
-        message = "the session is busy; wait until its call has ended, or stop that by DELETE …/run"
-        raise RefusalError(409, message, code="busy", extra={"n_tokens": session.text.n_tokens})
-
 
 def why_cancelled(ticket: Ticket) -> RefusalError:
     """Return what a client is told whose job was cancelled."""
@@ -546,10 +497,5 @@ def why_cancelled(ticket: Ticket) -> RefusalError:
     if ticket.cancelled == "slow_reader":
         return RefusalError(504, "the answer was not read; what was shown is kept", code="slow_reader")
     if ticket.cancelled == "shutdown":
-        message = "the server is shutting down; what was shown is kept"
-        return RefusalError(503, message, code="shutting_down", retry_after=5)
+        return shutting_down("what was shown is kept")
     return RefusalError(409, "the call was stopped; what was shown is kept", code="stopped")
-
-
-def _most_written(job: Job) -> int:
-    return job.writing.max_tokens * len(job.writing.seeds) if job.writing else 0

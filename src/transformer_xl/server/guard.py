@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import hmac
 import math
-import os
 import stat
 import time
 from collections.abc import Collection
@@ -13,10 +12,10 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, one_line
 from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.metrics import Metrics
-from transformer_xl.server.wire import MOST_BODY_BYTES, error_body
+from transformer_xl.server.wire import MOST_BODY_BYTES
 
 OPEN = frozenset({"/healthz", "/readyz", "/", "/page.css", "/page.js", "/icon.svg"})
 """Paths that need no key: they hold no data."""
@@ -68,31 +67,22 @@ class Guard:
         self._hosts = LOOPBACK | set(hosts)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
+        if scope["type"] != "http":  # the server begins or ends
             await self._app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008})
             return
         begin, status = time.perf_counter(), 0
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        allowed = self._allowed_origin(headers)
 
         async def answer(message: Any) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 extra = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
-                if allowed:
-                    extra += [(b"access-control-allow-origin", allowed.encode("latin-1")), (b"vary", b"Origin")]
                 message = {**message, "headers": [*message.get("headers", []), *extra]}
             await send(message)
 
         scope.setdefault("state", {})
         try:
-            if allowed and scope["method"] == "OPTIONS":
-                await self._preflight(answer)
-                return
             scope["state"]["owner"] = self._owner(scope, headers)
             await self._app(scope, self._limited(scope, headers, receive), answer)
         except RefusalError as refusal:
@@ -104,13 +94,13 @@ class Guard:
             self._metrics.answered(route, status, time.perf_counter() - begin, owner=owner)
 
     def _owner(self, scope: Any, headers: dict[str, str]) -> str:
+        host, origin = headers.get("host", ""), headers.get("origin")
         if not self._keys:
-            host = headers.get("host", "")
             name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
             if name.lower() not in self._hosts:
                 raise RefusalError(403, "this server answers to names of its own machine only", code="bad_host")
-        origin = headers.get("origin")
-        if scope["method"] not in ("GET", "HEAD") and origin is not None and not self._is_own(origin, headers):
+        is_foreign = origin not in (None, f"http://{host}", f"https://{host}", *self._origins)
+        if is_foreign and scope["method"] not in ("GET", "HEAD"):
             raise RefusalError(403, "requests from foreign web pages are refused; --cors-origin allows some", code="bad_origin")
         if scope["path"] in OPEN or not self._keys:
             return LOCAL_OWNER
@@ -121,23 +111,6 @@ class Guard:
         if not any(matches):
             raise RefusalError(401, "a valid key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         return digest
-
-    def _is_own(self, origin: str, headers: dict[str, str]) -> bool:
-        host = headers.get("host", "")
-        return origin in self._origins or origin in (f"http://{host}", f"https://{host}")
-
-    def _allowed_origin(self, headers: dict[str, str]) -> str | None:
-        origin = headers.get("origin")
-        return origin if origin in self._origins else None
-
-    @staticmethod
-    async def _preflight(send: Any) -> None:
-        allow = [
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-session-id"),
-        ]
-        await send({"type": "http.response.start", "status": 204, "headers": allow})
-        await send({"type": "http.response.body", "body": b""})
 
     def _limited(self, scope: Any, headers: dict[str, str], receive: Any) -> Any:
         """Return a `receive` that refuses bodies of another type, too large, or too slow."""
@@ -175,6 +148,12 @@ class Guard:
         return limited
 
 
+def error_body(refusal: RefusalError) -> dict[str, Any]:
+    """Return the body of an error, as OpenAI's clients read it."""
+    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
+    return {"error": {"message": one_line(refusal), "type": kind, "code": refusal.code, **refusal.extra}}
+
+
 def refused(refusal: RefusalError) -> JSONResponse:
     """Return the answer of an error."""
     headers = {}
@@ -195,8 +174,3 @@ def check_address(host: str, keys: Collection[str]) -> None:
     """Refuse to listen for other machines without keys."""
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         raise ConfigError(f"--host {host} lets other machines in; give --api-key-file FILE, or leave --host out")
-
-
-def own_name() -> str:
-    """Return a name for this process in leases."""
-    return f"{os.uname().nodename[:40]}:{os.getpid()}"

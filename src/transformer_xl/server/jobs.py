@@ -1,18 +1,19 @@
-"""What is asked of the engine, and what it answers: plain values, which know nothing of the web."""
+"""What is asked of the engine, and of which session: plain values, which know nothing of the web."""
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from transformer_xl.errors import TxlError, one_line
-from transformer_xl.generation.draft import Chosen, FinishReason
+from transformer_xl.generation.draft import Event
 from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.session import TextState
+from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.stopping import Stopping
-
-if TYPE_CHECKING:
-    from transformer_xl.server.sessions import Session
 
 LONGEST_SECONDS = 600.0
 """A job that says nothing else may take so long, with the time that it waits."""
@@ -45,6 +46,83 @@ def no_session() -> RefusalError:
     return RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
 
 
+def shutting_down(what: str = "ask again later", *, retry_after: int = 5) -> RefusalError:
+    """Return what is said while the server ends."""
+    return RefusalError(503, f"the server is shutting down; {what}", code="shutting_down", retry_after=retry_after)
+
+
+@dataclass(eq=False)
+class Session:
+    """A text that is read and written in turns."""
+
+    id: str  # names it in requests
+    owner: str  # hash of the key that made it
+    created: float  # when, in seconds since 1970
+    ttl: float | None  # seconds after its last use when it is deleted; None: never
+    text: TextState = field(default_factory=TextState)  # what is known of it besides what its row remembers
+    row: int | None = None  # of the decoder, where it lies; None: elsewhere. Only the engine changes this and `parked`
+    parked: RowState | None = None  # what its row remembered; None: it is in a row, or has read nothing
+    busy: "Ticket | None" = None  # the job that reads or writes in it
+    used: float = field(default_factory=time.time)  # when it was used last, in seconds since 1970
+    saved_at: int | None = None  # how many tokens the file holds; None: there is none
+    n_rewindable: int = 0  # by how many tokens it can go back now
+    n_change: int = 0  # how often what it remembers has changed; only the engine changes this
+    n_saved: int = 0  # how many of these changes its file holds
+    is_gone: bool = False  # it was deleted, or left to its file
+    is_leaving: bool = False  # it is being left to its file; whoever asks for it must wait
+    n_users: int = 0  # requests that go on and have it in hand
+    lease: ExitStack = field(default_factory=ExitStack)  # what keeps other processes away
+
+    @property
+    def expires_at(self) -> float | None:
+        """When it is deleted, in seconds since 1970."""
+        return None if self.ttl is None else self.used + self.ttl
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it is not what its file holds."""
+        return self.n_change > self.n_saved
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody uses it."""
+        return not (self.busy or self.n_users or self.is_gone)
+
+    @property
+    def state(self) -> Literal["row", "parked"]:
+        """Where it lies."""
+        return "row" if self.row is not None else "parked"
+
+    def require_free(self) -> None:
+        """Refuse a session that is busy or gone."""
+        if self.is_gone:
+            raise no_session()
+        if self.busy:
+            message = "the session is busy; wait until its call has ended, or stop that by DELETE …/run"
+            raise RefusalError(409, message, code="busy", extra={"n_tokens": self.text.n_tokens})
+
+    def note(self) -> dict[str, str]:
+        """Return what its file says of it, besides its memory."""
+        times = {"created": self.created, "used": self.used} | ({} if self.ttl is None else {"ttl": self.ttl})
+        return self.text.note() | {name: repr(float(value)) for name, value in times.items()}
+
+    @classmethod
+    def of_note(cls, name: str, owner: str, note: dict[str, str], *, vocab_size: int) -> "Session":
+        """Return the session that a file's note describes, which is not verified."""
+        text, now = TextState.of_note(note, vocab_size=vocab_size), time.time()
+        created, ttl, used = (_time_of(note, key) for key in ("created", "ttl", "used"))
+        return cls(name, owner, created or now, ttl, text, used=used or now, saved_at=text.n_tokens)
+
+
+def _time_of(note: dict[str, str], key: str) -> float | None:
+    """Return a number of a note; None: there is none, or it is no time."""
+    try:
+        value = float(note[key])
+    except (KeyError, ValueError):
+        return None
+    return value if 0 <= value < 1e12 else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Writing:
     """How texts are written."""
@@ -56,14 +134,14 @@ class Writing:
     keeps_drawing: bool = False  # the random numbers of the session go on, and the seed only begins them
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Job:
     """A prompt to read, and perhaps texts to write after it."""
 
     owner: str  # whose it is
     prompt: np.ndarray  # token ids (n,)
     writing: Writing | None = None  # None: nothing is written
-    session: "Session | None" = None  # the session that reads it; None: a text of its own, which is forgotten at the end
+    session: Session | None = None  # the session that reads it; None: a text of its own, which is forgotten at the end
     forks: bool = False  # the session stays as it is; a copy of it reads and writes
     score: bool = False  # report the tokens of the prompt with their log-probabilities
     # how many of the likeliest tokens to report with each token, and its log-probability; None: neither
@@ -71,44 +149,19 @@ class Job:
     streams: bool = False  # the client gets the tokens as they come, and has to read them
     timeout: float = LONGEST_SECONDS  # seconds after which the job is ended, waiting included
 
+    @property
+    def n_text(self) -> int:
+        """How many texts it has; one that writes nothing has one, its prompt."""
+        return len(self.writing.seeds) if self.writing else 1
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A piece of the prompt was read: so many tokens, and these if they are scored."""
-
-    n: int
-    scored: tuple[Chosen, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A token of a text, and the characters that are certain since."""
-
-    index: int
-    token: Chosen
-    text: str
+    @property
+    def n_token(self) -> int:
+        """How many tokens it reads and writes, at most."""
+        return len(self.prompt) + (self.n_text * self.writing.max_tokens if self.writing else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """A text has ended; `rest` is certain only now. Of a job that writes nothing it says that all was read."""
-
-    index: int
-    reason: FinishReason
-    rest: str
-    n_read: int  # tokens of the prompt
-    n_written: int
-    n_kept: int = 0  # of those read, tokens that an earlier prompt had read already
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """The job has failed; nothing more comes."""
-
-    refusal: RefusalError
-
-
-Answer = Progress | Piece | End | Problem
+Answer = Event | RefusalError
+"""What happens to a text of a job, whose number is the `label` of its draft; or why the job has failed; no more comes then."""
 
 
 @dataclass(eq=False)
@@ -117,12 +170,10 @@ class Ticket:
 
     job: Job  # what was asked
     tell: Callable[[Answer], object]  # called in the engine's thread with each answer; must return at once
-    submitted: float
+    submitted: float = field(default_factory=time.monotonic)
     cancelled: str = ""  # set by `Engine.cancel`; by whom
     n_ahead: int = 0  # tokens that were told and not yet taken by who reads them
-    n_open: int = 0
+    n_open: int = field(init=False)  # texts that have not ended
 
-    @property
-    def n_text(self) -> int:
-        """How many texts it asks for."""
-        return len(self.job.writing.seeds) if self.job.writing else 1
+    def __post_init__(self) -> None:
+        self.n_open = self.job.n_text

@@ -32,9 +32,9 @@ class Prefixes:
     Example:
         >>> prefixes, state = Prefixes(piece=2, most=1), RowState({}, {}, "")
         >>> path = prefixes.path("me", np.array([5, 6, 7, 8, 9]))
-        >>> prefixes.longest(path), prefixes.due(path)
-        ((0, None), {4})
-        >>> prefixes.keep(path, 4, state)
+        >>> prefixes.longest(path), prefixes.due(path) == {4: path[1]}
+        ((0, None), True)
+        >>> prefixes.keep(path[1], state)
         >>> prefixes.longest(prefixes.path("me", np.array([5, 6, 7, 8, 1])))[0]
         4
     """
@@ -60,7 +60,7 @@ class Prefixes:
                 return (i + 1) * self._piece, state
         return 0, None
 
-    def due(self, path: list[bytes]) -> set[int]:
+    def due(self, path: list[bytes]) -> dict[int, bytes]:
         """Return the places to keep, in tokens: the last one of a path, and the last one that an earlier prompt came by."""
         shared = next((i for i in reversed(range(len(path))) if path[i] in self._seen), None)
         for key in path:
@@ -68,12 +68,11 @@ class Prefixes:
             self._seen.move_to_end(key)
         while len(self._seen) > _MOST_SEEN:
             self._seen.popitem(last=False)
-        places = {len(path) - 1} if path else set[int]()
-        places |= set() if shared is None else {shared}
-        return {(i + 1) * self._piece for i in places if self.most and path[i] not in self._states}
+        places = {i for i in (shared, len(path) - 1) if i is not None and i >= 0 and path[i] not in self._states}
+        return {(i + 1) * self._piece: path[i] for i in places if self.most}
 
-    def keep(self, path: list[bytes], n: int, state: RowState) -> None:
-        """Keep what a row remembers after `n` tokens of a path."""
-        self._states[path[n // self._piece - 1]] = state
+    def keep(self, key: bytes, state: RowState) -> None:
+        """Keep what a row remembers at a place of a path."""
+        self._states[key] = state
         while len(self._states) > self.most:
             self._states.popitem(last=False)

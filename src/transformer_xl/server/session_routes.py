@@ -1,6 +1,7 @@
 """Routes of sessions: one text each, read and written over many calls."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
@@ -8,37 +9,107 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import Field, model_validator
 
+from transformer_xl.generation.draft import Read
+from transformer_xl.generation.session import TextState
 from transformer_xl.reading.rows import whole_characters
-from transformer_xl.server.dependencies import ERRORS, EVENTS, Opened, Owner, Serving
-from transformer_xl.server.engine import require_free
-from transformer_xl.server.jobs import Job, Progress, RefusalError
-from transformer_xl.server.service import Service
-from transformer_xl.server.sessions import Session, Store
+from transformer_xl.server.completions import CompletionAnswer, session_texts
+from transformer_xl.server.jobs import LONGEST_SECONDS, Job, RefusalError, Session
+from transformer_xl.server.service import ERRORS, EVENTS, Opened, Owner, Service, Serving
 from transformer_xl.server.streaming import EventStream, decoded, last, unless_gone
-from transformer_xl.server.text_routes import (
-    CompletionAnswer,
-    ScoredToken,
-    answer,
-    scored_token,
-    session_job,
-    some_ids,
-)
 from transformer_xl.server.wire import (
-    AppendRequest,
-    AskRequest,
-    GenerateRequest,
+    Body,
+    CompletionFields,
     Listed,
+    MaxTokens,
+    Place,
     Reply,
-    RewindRequest,
-    SaveRequest,
-    SessionAnswer,
-    SessionRequest,
-    SessionSource,
+    ScoredToken,
+    Seed,
+    SessionId,
+    Several,
+    TextFields,
+    Timeout,
 )
 
 router = APIRouter(responses=ERRORS)
 _PATH = "/v1/sessions/{session_id}"
+Where = Literal["row", "parked", "disk", "elsewhere"]
+
+
+class SessionAnswer(Reply):
+    """A session: what it has read, where it lies, and what it costs."""
+
+    id: str
+    object: Literal["session"] = "session"
+    created: int
+    expires_at: int | None
+    model: str
+    n_tokens: int
+    mem_len: int
+    n_remembered: int
+    bytes: int
+    state: Where
+    busy: bool
+    saved_at: int | None
+    n_rewindable: int
+
+
+class SessionSource(Body):
+    """What a session begins with."""
+
+    session: SessionId | None = None
+    saved: SessionId | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "SessionSource":
+        if (self.session is None) == (self.saved is None):
+            raise ValueError("from needs either a session or a saved name")
+        return self
+
+
+class SessionRequest(Body):
+    """`POST /v1/sessions`."""
+
+    ttl: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
+    seed: Seed | None = None
+    from_: SessionSource | None = Field(default=None, alias="from")
+
+
+class AppendRequest(TextFields):
+    """`POST /v1/sessions/{id}/append`."""
+
+    at: Place | None = None
+    score: Literal["no", "sum", "tokens"] = "no"
+    timeout: Timeout = LONGEST_SECONDS
+
+
+class GenerateRequest(CompletionFields):
+    """`POST /v1/sessions/{id}/generate`."""
+
+    max_tokens: MaxTokens = 16
+    at: Place | None = None
+
+
+class AskRequest(TextFields, CompletionFields):
+    """`POST /v1/sessions/{id}/ask`."""
+
+    max_tokens: MaxTokens = 16
+    n: Several = 1
+
+
+class RewindRequest(Body):
+    """`POST /v1/sessions/{id}/rewind`."""
+
+    n: Annotated[int, Field(ge=1, strict=True)]
+    at: Place | None = None
+
+
+class SaveRequest(Body):
+    """`POST /v1/sessions/{id}/save`."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
 
 
 class Tail(Reply):
@@ -73,41 +144,72 @@ class Saved(SavedName):
     session: SessionAnswer
 
 
+def _described(service: Service, session: Session, state: Where | None = None) -> SessionAnswer:
+    """Return what clients are told of a session; `state` of one that is only a file."""
+    n_tokens, mem_len = session.text.n_tokens, service.engine.decoder.mem_len
+    return SessionAnswer(
+        id=session.id,
+        created=int(session.created),
+        expires_at=None if session.expires_at is None else int(session.expires_at),
+        model=service.model.id,
+        n_tokens=n_tokens,
+        mem_len=mem_len,
+        n_remembered=min(n_tokens, mem_len),
+        bytes=service.sessions.bytes_each,
+        state=state or session.state,
+        busy=session.busy is not None,
+        saved_at=session.saved_at,
+        n_rewindable=session.n_rewindable,
+    )
+
+
+def _described_files(service: Service, owner: str, name: str | None = None) -> list[SessionAnswer]:
+    """Return the same of an owner's sessions that are only files, or of the one with that name."""
+    sessions, store = service.sessions, service.sessions.store
+    if store is None:
+        return []
+    paths = store.files(owner) if name is None else filter(None, [sessions.file_of(owner, name)])
+    found = [(path, store.described(owner, path)) for path in paths if path.stem not in sessions.live]
+    return [_described(service, each, "disk" if store.is_free(path) else "elsewhere") for path, each in found if each]
+
+
 @router.post("/v1/sessions", status_code=201)
 async def create(service: Serving, owner: Owner, body: SessionRequest) -> SessionAnswer:
     """Begin a session."""
-    return service.describe(await service.create(owner, ttl=body.ttl, seed=body.seed, source=body.from_))
+    source, saved = (body.from_.session, body.from_.saved) if body.from_ else (None, None)
+    return _described(service, await service.sessions.create(owner, ttl=body.ttl, seed=body.seed, source=source, saved=saved))
 
 
 @router.get("/v1/sessions")
 async def list_sessions(service: Serving, owner: Owner) -> Listed[SessionAnswer]:
     """Return all sessions of the key."""
-    found = await asyncio.to_thread(service.described_files, owner)
-    live = [each for each in service.sessions.live.values() if each.owner == owner and not each.is_gone]
-    found |= {each.id: service.describe(each) for each in live}
+    files = await asyncio.to_thread(_described_files, service, owner)
+    live = [_described(service, each) for each in service.sessions.live.values() if each.owner == owner and not each.is_gone]
+    found = {each.id: each for each in (*files, *live)}  # one may have been opened meanwhile
     return Listed(data=sorted(found.values(), key=lambda each: each.created))
 
 
 @router.get(_PATH)
 async def get_session(service: Serving, owner: Owner, session_id: str) -> SessionAnswer:
     """Return a session; what is only a file is not loaded for this."""
-    session, path = service.sessions.find(owner, session_id), service.sessions.file_of(owner, session_id)
-    if session is None and path is not None and (note := await asyncio.to_thread(Store.note, path)) is not None:
-        return service.described_file(path, note)
-    return service.describe(await service.open(owner, session_id))
+    if service.sessions.find(owner, session_id) is None:
+        for told in await asyncio.to_thread(_described_files, service, owner, session_id):
+            return told
+    return _described(service, await service.sessions.open(owner, session_id))
 
 
 @router.get(_PATH + "/tail")
 async def tail(service: Serving, session: Opened) -> Tail:
     """Return the end of the text: what it was is not kept, but for its last tokens."""
-    n_tokens, ids = await service.end_of(session)
-    return Tail(n_tokens=n_tokens, tokens=ids, text=whole_characters(service.tokenizer.decode(ids)))
+    text = await service.sessions.in_engine(lambda: session.text.copy())  # of one moment
+    ids = list(text.tail)
+    return Tail(n_tokens=text.n_tokens, tokens=ids, text=whole_characters(service.tokenizer.decode(ids)))
 
 
 @router.delete(_PATH, status_code=204)
 async def delete(service: Serving, owner: Owner, session_id: str) -> None:
     """End a session, and delete its file."""
-    await service.delete(owner, session_id)
+    await service.sessions.delete(owner, session_id)
 
 
 @router.delete(_PATH + "/run")
@@ -117,7 +219,7 @@ async def stop(service: Serving, session: Opened) -> SessionAnswer:
         service.engine.cancel(ticket, "stopped")
     while ticket and session.busy is ticket:
         await asyncio.sleep(0.005)
-    return service.describe(session)
+    return _described(service, session)
 
 
 _APPENDED = {"application/json": {"schema": AppendRequest.model_json_schema()}, "text/plain": {"schema": {"type": "string"}}}
@@ -150,7 +252,9 @@ async def append(
         return EventStream(events, is_read=is_read) if streams else JSONResponse(await last(events))
     body = AppendRequest.model_validate_json(await request.body())
     _require_at(session, body.at)
-    ids = await some_ids(service, body, "append")
+    ids = await service.encode(body.content)
+    if not len(ids):
+        raise RefusalError(400, "there is nothing to append; give text or tokens", code="invalid_request")
 
     async def once() -> AsyncGenerator[np.ndarray, None]:
         yield ids
@@ -179,88 +283,88 @@ async def _appended(
     *,
     score: str,
     total: int | None = None,
-    timeout: float = 600.0,
+    timeout: float = LONGEST_SECONDS,
 ) -> AsyncGenerator[dict[str, Any] | None, None]:
     """Read the pieces of a text one after another, and yield how far it is; at last the session and its score."""
-    n_read, nats, n_scored, tokens = 0, 0.0, 0, list[dict[str, Any]]()
-    begin, at = asyncio.get_running_loop().time(), session.text.n_tokens
+    n_read, figures, tokens = 0, {"nats": 0.0, "scored": 0} if score != "no" else {}, list[ScoredToken]()
+    begin, at = time.monotonic(), session.text.n_tokens
     async for ids in pieces:
         _require_at(session, at + n_read)  # between two pieces, another call may have come
         job = Job(owner=session.owner, prompt=ids, session=session, score=score != "no", timeout=timeout)
-        async with aclosing(service.run(job)) as answers:
-            async for each in answers:
+        async with aclosing(service.run(job)) as told:
+            async for each in told:
                 if each is None:
                     yield None
-                if not isinstance(each, Progress):
                     continue
-                n_read += each.n
-                known = [chosen.log_probability for chosen in each.scored if chosen.log_probability is not None]
-                nats, n_scored = nats - sum(known), n_scored + len(known)
+                _, event = each
+                if not isinstance(event, Read):
+                    continue
+                n_read += event.n
+                known = [chosen.log_probability for chosen in event.scored if chosen.log_probability is not None]
+                if figures:
+                    figures = {"nats": figures["nats"] - sum(known), "scored": figures["scored"] + len(known)}
                 if score == "tokens":
-                    tokens += [scored_token(service.tokenizer, chosen).model_dump() for chosen in each.scored]
-                seconds = max(asyncio.get_running_loop().time() - begin, 1e-6)
-                event: dict[str, Any] = {"processed": n_read, "tokens_per_second": round(n_read / seconds, 1)}
-                event |= {"n_tokens": session.text.n_tokens} | ({} if total is None else {"total": total})
-                yield event | ({"nats": nats, "scored": n_scored} if score != "no" else {})
-    end: dict[str, Any] = {"session": service.describe(session).model_dump(), "n_read": n_read}
-    if score != "no":
-        end |= {"nats": nats, "scored": n_scored} | ({"tokens": tokens} if score == "tokens" else {})
-    yield end
+                    tokens += [ScoredToken.of(service.tokenizer, chosen) for chosen in event.scored]
+                speed = round(n_read / max(time.monotonic() - begin, 1e-6), 1)
+                progress = {"processed": n_read, "tokens_per_second": speed, "n_tokens": session.text.n_tokens}
+                yield progress | ({} if total is None else {"total": total}) | figures
+    end: dict[str, Any] = {"session": _described(service, session).model_dump(), "n_read": n_read} | figures
+    yield end | ({"tokens": [each.model_dump() for each in tokens]} if score == "tokens" else {})
 
 
 @router.post(_PATH + "/generate", response_model=CompletionAnswer, responses=EVENTS)
 async def generate(request: Request, service: Serving, session: Opened, body: GenerateRequest) -> Response:
     """Write on; the session remembers what it wrote."""
     _require_at(session, body.at)
-    return await answer(request, service, body, *session_job(service, session, body, np.empty(0, np.int64)))
+    return await session_texts(service, session, body, np.empty(0, np.int64)).answer(request)
 
 
 @router.post(_PATH + "/ask", response_model=CompletionAnswer, responses=EVENTS)
 async def ask(request: Request, service: Serving, session: Opened, body: AskRequest) -> Response:
     """Read and write on copies, which are dropped."""
-    prompt = await service.encode(body.text if body.tokens is None else body.tokens)
-    return await answer(request, service, body, *session_job(service, session, body, prompt, forks=True, n=body.n))
+    prompt = await service.encode(body.content)
+    return await session_texts(service, session, body, prompt, forks=True, n=body.n).answer(request)
 
 
 @router.post(_PATH + "/fork", status_code=201)
 async def fork(service: Serving, owner: Owner, session_id: str) -> SessionAnswer:
     """Begin a session as a copy of another one."""
-    return service.describe(await service.create(owner, source=SessionSource(session=session_id)))
+    return _described(service, await service.sessions.create(owner, source=session_id))
 
 
 @router.post(_PATH + "/rewind")
 async def rewind(service: Serving, session: Opened, body: RewindRequest) -> SessionAnswer:
     """Go back by some tokens."""
     _require_at(session, body.at)
-    await service.rewind(session, body.n)
-    return service.describe(session)
+    await service.sessions.rewind(session, body.n)
+    return _described(service, session)
 
 
 @router.post(_PATH + "/save")
 async def save(service: Serving, session: Opened, body: SaveRequest | None = None) -> Saved:
     """Write a session to its file, or to one by a name."""
     name = body.name if body else None
-    n_tokens = await service.save(session, name=name)
-    return Saved(name=name, n_tokens=n_tokens, session=service.describe(session))
+    n_tokens = await service.sessions.save(session, name=name)
+    return Saved(name=name, n_tokens=n_tokens, session=_described(service, session))
 
 
 @router.get("/v1/saved")
 async def list_saved(service: Serving, owner: Owner) -> Listed[SavedName]:
     """Return what is saved by a name."""
     store = service.sessions.store
-    notes = await asyncio.to_thread(lambda: list(store.notes(owner, saved=True)) if store else [])
-    return Listed(data=[SavedName(name=note.get("name"), n_tokens=int(note.get("tokens", "0"))) for _, note in notes])
+    notes = await asyncio.to_thread(lambda: list(map(store.note, store.files(owner, saved=True))) if store else [])
+    return Listed(data=[SavedName(name=note.get("name"), n_tokens=TextState.of_note(note).n_tokens) for note in notes if note])
 
 
 @router.delete("/v1/saved/{name}", status_code=204)
 async def delete_saved(service: Serving, owner: Owner, name: str) -> None:
     """Delete what was saved by a name."""
-    await asyncio.to_thread(service.delete_saved, owner, name)
+    await asyncio.to_thread(service.sessions.delete_saved, owner, name)
 
 
 def _require_at(session: Session, at: int | None) -> None:
     """Refuse a call that was meant for another place of the text, such as one that is repeated."""
-    require_free(session)
+    session.require_free()
     if at is not None and at != session.text.n_tokens:
         message = f"the session has {session.text.n_tokens} tokens, not {at} (at); go on from there"
         raise RefusalError(409, message, code="moved", extra={"n_tokens": session.text.n_tokens})

@@ -1,258 +1,80 @@
 """Sessions: a text and what remains of it, wherever that lies: in a row of the decoder, parked in memory, or on the disk.
 
 A session is in this process (`Sessions.live`) or only a file. While it is here, a lock on a file beside its own, its lease,
-keeps other processes with the same directory away. No text of a user is ever a path.
+keeps other processes with the same directory away.
 """
 
-import hashlib
-import re
-import resource
+import asyncio
 import secrets
-import stat
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TypeVar
 
-from filelock import FileLock, Timeout
+from transformer_xl.generation.seeds import seeded_generator
+from transformer_xl.server.engine import Engine
+from transformer_xl.server.jobs import RefusalError, Session, no_session, shutting_down
+from transformer_xl.server.store import ID, Store, most_bytes
 
-from transformer_xl.errors import CheckpointError
-from transformer_xl.files import STRAY_SUFFIX, make_directory, sync_directory
-from transformer_xl.generation.session import TextState
-from transformer_xl.generation.session_file import RowState, SessionFormat, describe_session
-from transformer_xl.server.jobs import RefusalError, Ticket
-from transformer_xl.tokenizers.base import Tokenizer
+T = TypeVar("T")
 
-ID = re.compile(r"[A-Za-z0-9]{1,16}-[0-9a-f]{32}")
+_SAVE_IDLE_SECONDS = 2.0
+_GUEST_SECONDS = 1.0
+"""After which a session of another worker is left to its file, so that its worker can have it when that is back."""
 
-_SUFFIX = ".session"
-_OWNER_LETTERS = 16
-_OTHER_FILES = 640
-"""Connections, and what else is open."""
-
-
-@dataclass(eq=False)
-class Session:
-    """A text that is read and written in turns."""
-
-    id: str  # names it in requests
-    owner: str  # hash of the key that made it
-    created: float  # when, in seconds since 1970
-    ttl: float | None  # seconds after its last use when it is deleted; None: never
-    text: TextState = field(default_factory=TextState)  # what is known of it besides what its row remembers
-    row: int | None = None  # of the decoder, where it lies; None: elsewhere. Only the engine changes this and `parked`
-    parked: RowState | None = None  # what its row remembered; None: it is in a row, or has read nothing
-    busy: Ticket | None = None  # the job that reads or writes in it
-    used: float = field(default_factory=time.time)  # when it was used last, in seconds since 1970
-    saved_at: int | None = None  # how many tokens the file holds; None: there is none
-    n_rewindable: int = 0  # by how many tokens it can go back now
-    is_changed: bool = False  # it is not what its file holds
-    is_gone: bool = False  # it was deleted, or left to its file
-    is_leaving: bool = False  # it is being left to its file; whoever asks for it must wait
-    n_users: int = 0  # requests that go on and have it in hand
-    lease: ExitStack = field(default_factory=ExitStack)  # what keeps other processes away
-
-    @property
-    def expires_at(self) -> float | None:
-        """When it is deleted, in seconds since 1970."""
-        return None if self.ttl is None else self.used + self.ttl
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nobody uses it."""
-        return not (self.busy or self.n_users or self.is_gone)
-
-    @property
-    def state(self) -> Literal["row", "parked"]:
-        """Where it lies."""
-        return "row" if self.row is not None else "parked"
-
-
-class Store:
-    """Files of sessions, a directory for each owner.
-
-    Args:
-        directory: made if it is missing; its parent must exist.
-        format: of the decoder.
-        tokenizer: of the model.
-        who: names this process in leases.
-    """
-
-    def __init__(self, directory: Path, format: SessionFormat, tokenizer: Tokenizer, *, who: str) -> None:
-        self.directory, self._format, self._tokenizer, self._who = directory, format, tokenizer, who
-        make_directory(directory, mode=0o700)
-
-    def write(self, path: Path, state: RowState, note: dict[str, str]) -> None:
-        """Write a file whole, and force it to the disk; what was there before is intact if it cannot be written."""
-        make_directory(path.parent, mode=0o700)
-        _require_file(path)
-        self._format.save(path, [state], note={**note, "tokenizer": self._tokenizer.fingerprint})
-
-    def read(self, path: Path) -> tuple[RowState, dict[str, str]]:
-        """Read a file, and check that it is of this model and decoder."""
-        _require_file(path)
-        try:
-            (state, *more), note = self._format.load(path)
-        except CheckpointError as error:
-            reason = " ".join(str(error).replace(repr(str(path)), "").split())
-            message = f"the saved session cannot be used: {reason}"
-            raise RefusalError(409, message, code="bad_session") from error
-        if more or note.get("tokenizer") != self._tokenizer.fingerprint:
-            raise RefusalError(409, "the saved session was read with another tokenizer; use that one", code="bad_session")
-        return state, note
-
-    def path(self, owner: str, name: str, *, saved: bool = False) -> Path:
-        """Return the file of a session, or of a saved one; a saved name is hashed, so it cannot lead anywhere."""
-        own = f"saved-{hashlib.sha256(name.encode()).hexdigest()}" if saved else name
-        return self.directory / owner[:_OWNER_LETTERS] / f"{own}{_SUFFIX}"
-
-    @staticmethod
-    def note(path: Path) -> dict[str, str] | None:
-        """Return the note of a file, which is not verified; None: it is none."""
-        try:
-            _require_file(path)
-            return describe_session(path)["note"]
-        except (CheckpointError, OSError, RefusalError):
-            return None
-
-    def notes(self, owner: str, *, saved: bool = False) -> Iterator[tuple[Path, dict[str, str]]]:
-        """Yield the files of an owner with their notes, which are not verified; files that are none are left out."""
-        for path in sorted((self.directory / owner[:_OWNER_LETTERS]).glob(f"*{_SUFFIX}")):
-            is_one = path.name.startswith("saved-") == saved and not path.name.startswith(".")
-            if is_one and (note := self.note(path)) is not None:
-                yield path, note
-
-    def names(self, owner: str) -> list[str]:
-        """Return the names of an owner's files, sessions and saved ones."""
-        return [path.stem for path in (self.directory / owner[:_OWNER_LETTERS]).glob(f"*{_SUFFIX}")]
-
-    def all_notes(self) -> Iterator[tuple[Path, dict[str, str]]]:
-        """Yield the sessions of all owners, not the saved ones."""
-        for folder in sorted(path for path in self.directory.iterdir() if path.is_dir()):
-            yield from self.notes(folder.name)
-
-    def lease(self, path: Path, *, wait: float = 0.0) -> ExitStack:
-        """Keep other processes away from a session; `wait` some seconds for one that may only be looking whether it is free."""
-        lock, owner = _lock_of(path), _owner_of(path)
-        try:
-            make_directory(path.parent, mode=0o700)  # so that only we put files there
-            for file in (lock, owner):
-                _require_file(file)
-            with ExitStack() as held:
-                held.enter_context(FileLock(lock, thread_local=False, mode=0o600).acquire(timeout=wait))
-                held.callback(lock.unlink, missing_ok=True)  # while it is held; who waits for this file takes a new one
-                held.callback(owner.unlink, missing_ok=True)
-                owner.touch(0o600)
-                owner.write_text(self._who, encoding="ascii")
-                return held.pop_all()
-        except Timeout:
-            who = _read_owner(path)
-            message = f"the session is open in another process ({who or 'unknown'}); ask there, or again later"
-            raise RefusalError(503, message, code="leased", retry_after=1, extra={"owner": who}) from None
-
-    def is_free(self, path: Path) -> bool:
-        """Return whether no process has a session open."""
-        try:
-            self.require_free(path)
-        except RefusalError:
-            return False
-        return True
-
-    def require_free(self, path: Path, *, wait: float = 0.0) -> None:
-        """Refuse a session that is open in another process, and remove a lease that a killed one has left; see `lease`."""
-        if _lock_of(path).exists():
-            self.lease(path, wait=wait).close()
-
-    def tidy(self) -> None:
-        """Delete what killed processes have left: half-written files, and leases that nobody holds."""
-        for lock in self.directory.glob("*/*.lock"):
-            with suppress(RefusalError):
-                self.require_free(lock)
-        for stray in self.directory.glob(f"*/.*{_SUFFIX}{STRAY_SUFFIX}"):
-            own = stray.name.removeprefix(".").removesuffix(f"{_SUFFIX}{STRAY_SUFFIX}")
-            with suppress(RefusalError), self.lease(stray.with_name(own)):  # else it is being written
-                stray.unlink(missing_ok=True)
-
-    @staticmethod
-    def remove(path: Path) -> None:
-        """Delete a file, if it exists."""
-        path.unlink(missing_ok=True)
-        if path.parent.is_dir():
-            sync_directory(path.parent)
+_LOOK_SECONDS = 0.5
+_LOOK_AGAIN_SECONDS = 0.05
+_SWEEP_SECONDS = 60.0
+_EMPTY_SECONDS = 60.0
+"""After which a session that has read nothing is ended, if its memory is needed."""
 
 
 class Sessions:
     """The sessions of this process, and those that are only files. Used by one thread, that of the event loop.
 
     Args:
-        bytes_each: of memory that a session takes at most, wherever it lies in memory.
+        engine: reads and writes them.
         limit: bytes that all sessions in memory may take.
         store: None: sessions end with the process.
         worker: begins the ids of this process's sessions.
         ttl: of sessions that do not say.
         most_open: how many sessions in memory the process can keep a lease of; None: any number.
         quota: bytes that the sessions and saved files of one owner may take, in memory and on the disk; None: no limit.
+        save_every: tokens after which a session is saved while it is read or written.
+
+    Attributes:
+        bytes_each: of memory that a session takes at most, wherever it lies in memory.
+        live: those in this process, by their ids.
+        n_unsaved: how many could not be saved at the end.
     """
 
     def __init__(
         self,
+        engine: Engine,
         *,
-        bytes_each: int,
         limit: int,
         store: Store | None,
         worker: str,
         ttl: float | None,
         quota: int | None = None,
         most_open: int | None = None,
+        save_every: int = 65_536,
     ) -> None:
-        self.bytes_each, self.limit, self.store, self.worker, self.ttl = bytes_each, limit, store, worker, ttl
-        self.quota, self._most_open = quota, most_open
+        self.bytes_each = most_bytes(engine.format)
+        self.limit, self.store, self.worker, self.ttl, self.quota = limit, store, worker, ttl, quota
         self.live: dict[str, Session] = {}
+        self.n_unsaved = 0
+        self._engine, self._metrics, self.most_open, self._save_every = engine, engine.metrics, most_open, save_every
+        self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._next_sweep = 0.0
 
     @property
     def most(self) -> int:
         """How many sessions fit into memory."""
         most = self.limit // self.bytes_each
-        return most if self._most_open is None else min(most, self._most_open)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether another session does not fit into memory."""
-        return len(self.live) >= self.most
-
-    def create(
-        self, owner: str, *, ttl: float | None, text: TextState | None = None, parked: RowState | None = None
-    ) -> Session:
-        """Begin a session; its memory is accounted for from now on.
-
-        Raises:
-            RefusalError: it does not fit into memory, or there is no lease.
-        """
-        self.require_room()
-        name = f"{self.worker}-{secrets.token_hex(16)}"
-        session = Session(name, owner, time.time(), self.ttl if ttl is None else ttl, text or TextState(), parked=parked)
-        if self.store:
-            session.lease = self.store.lease(self.store.path(owner, name))
-        self.live[name] = session
-        return session
-
-    def require_room(self) -> None:
-        """Refuse another session in memory if it does not fit."""
-        if self.is_full:
-            message = f"{len(self.live):,} sessions of {self.bytes_each:,} bytes fill --session-memory; delete one"
-            raise RefusalError(503, message, code="no_room", retry_after=5)
-
-    def require_quota(self, owner: str) -> None:
-        """Refuse an owner another session or saved file if those that there are fill the quota."""
-        if self.quota is None:
-            return
-        files = set(self.store.names(owner)) if self.store else set[str]()
-        n = len(files | {name for name, each in list(self.live.items()) if each.owner == owner})
-        if (n + 1) * self.bytes_each > self.quota:
-            message = f"{n:,} sessions and saved files of {self.bytes_each:,} bytes fill the quota ({self.quota:,}); delete one"
-            raise RefusalError(403, message, code="quota")
+        return most if self.most_open is None else min(most, self.most_open)
 
     def find(self, owner: str, name: str) -> Session | None:
         """Return a session that is in this process, if it is the owner's."""
@@ -263,20 +85,199 @@ class Sessions:
         return session if session and session.owner == owner else None
 
     def file_of(self, owner: str, name: str) -> Path | None:
-        """Return the file of a session that is not in this process; None: there is none, and so of names that are none."""
+        """Return the file of a session, which may be open; None: there is none, and so of names that are none."""
         if self.store is None or not ID.fullmatch(name):
             return None
         path = self.store.path(owner, name)
         return path if path.is_file() else None
 
-    def adopt(self, owner: str, name: str, state: RowState, note: dict[str, str], lease: ExitStack, vocab_size: int) -> Session:
-        """Take a session into memory that was read from its file."""
-        text = TextState.of_note(note, vocab_size=vocab_size)
-        created, ttl, used = (number_of(note, key) for key in ("created", "ttl", "used"))
-        session = Session(name, owner, created or time.time(), ttl, text, parked=state, lease=lease)
-        session.used, session.saved_at = used or time.time(), text.n_tokens
-        self.live[name] = session
+    def require_store(self) -> Store:
+        """Return the files, and refuse what needs them where there are none."""
+        if self.store is None:
+            raise RefusalError(400, "this server keeps no files; start it with --sessions DIR", code="no_store")
+        return self.store
+
+    def require_quota(self, owner: str) -> None:
+        """Refuse an owner another session or saved file if those that there are fill the quota."""
+        if self.quota is None:
+            return
+        files = self.store.files(owner) + self.store.files(owner, saved=True) if self.store else []
+        n = len({path.stem for path in files} | {name for name, each in list(self.live.items()) if each.owner == owner})
+        if (n + 1) * self.bytes_each > self.quota:
+            message = f"{n:,} sessions and saved files of {self.bytes_each:,} bytes fill the quota ({self.quota:,}); delete one"
+            raise RefusalError(403, message, code="quota")
+
+    async def in_engine(self, function: Callable[[], T]) -> T:
+        """Run a function in the engine's thread, between two ticks."""
+        return await asyncio.wrap_future(self._engine.call(function))
+
+    # they begin
+
+    async def create(
+        self,
+        owner: str,
+        *,
+        ttl: float | None = None,
+        seed: int | None = None,
+        source: str | None = None,
+        saved: str | None = None,
+    ) -> Session:
+        """Begin a session: empty, as a copy of another one (`source`), or from what is saved by a name."""
+        self._require_time()
+        async with self._adopting:
+            await asyncio.to_thread(self.require_quota, owner)
+            await self._make_room()
+            name = f"{self.worker}-{secrets.token_hex(16)}"
+            session = Session(name, owner, time.time(), self.ttl)
+            if source is not None or saved is not None:
+                await self._copy(session, source, saved)
+            if ttl is not None:
+                session.ttl = ttl
+            if seed is not None:
+                session.text.random = seed, seeded_generator(seed)
+            if self.store:
+                session.lease = self.store.lease(self.store.path(owner, name))
+            self.live[name] = session
         return session
+
+    async def _copy(self, session: Session, source: str | None, saved: str | None) -> None:
+        """Let a session begin as a copy of another one, or of what is saved."""
+        owner, name = session.owner, source or ""
+        if other := self.find(owner, name):
+            other.used = time.time()
+            session.parked, session.text = await self.in_engine(lambda: self._engine.snapshot(other))
+        else:
+            path = self._saved(owner, saved) if saved is not None else self.file_of(owner, name)
+            if path is None:
+                raise await self._missing(owner, name)
+            if saved is None:
+                self.require_store().require_free(path)  # another process may have what the file does not hold yet
+            other = await self._read(owner, path)
+            session.parked, session.text = other.parked, other.text
+        session.ttl = self.ttl if other.ttl is None else other.ttl
+        session.n_change = min(1, session.text.n_tokens)
+
+    def _saved(self, owner: str, name: str) -> Path:
+        path = self.require_store().path(owner, name, saved=True)
+        if not path.is_file():
+            raise RefusalError(404, "nothing is saved by that name", code="not_found")
+        return path
+
+    async def _read(self, owner: str, path: Path) -> Session:
+        with self._metrics.restores.time():
+            return await asyncio.to_thread(self.require_store().read, owner, path)
+
+    async def open(self, owner: str, name: str) -> Session:
+        """Return a session of an owner, from its file if it is not in memory; one of others is refused as an unknown one is."""
+        session = self.find(owner, name)
+        if session is None or session.is_leaving:
+            async with self._adopting:
+                session = self.find(owner, name) or await self._adopt(owner, name)
+        session.used = time.time()  # so that others make room before it does
+        self._keep_here(session)
+        return session
+
+    @staticmethod
+    def _keep_here(session: Session) -> None:
+        """Do not leave a session to its file before the request that runs now has ended."""
+        request = asyncio.current_task()
+        assert request
+
+        def end(_: object) -> None:
+            session.n_users -= 1
+
+        session.n_users += 1
+        request.add_done_callback(end)
+
+    async def _adopt(self, owner: str, name: str) -> Session:
+        """Take a session into memory from its file."""
+        store, path = self.store, self.file_of(owner, name)
+        if store is None or path is None:
+            raise await self._missing(owner, name)
+        self._require_time()
+        await self._make_room()
+        with await asyncio.to_thread(store.lease, path, wait=_LOOK_AGAIN_SECONDS) as lease:
+            if not path.is_file():  # deleted by another process before we had the lease
+                raise no_session()
+            session = self.live[name] = await self._read(owner, path)
+            session.lease = lease.pop_all()
+        return session
+
+    async def _missing(self, owner: str, name: str) -> RefusalError:
+        """Return why there is no such session here: there is none, or another process has it and has never saved it."""
+        if self.store and ID.fullmatch(name):
+            await asyncio.to_thread(self.store.require_free, self.store.path(owner, name), wait=_LOOK_AGAIN_SECONDS)
+        return no_session()
+
+    def _require_time(self) -> None:
+        """Refuse what would keep a session from others while the server ends."""
+        if self._engine.is_draining:
+            raise shutting_down(retry_after=1)
+
+    async def _make_room(self) -> None:
+        """Leave sessions to their files, the longest unused first, while memory is full; refuse another one if it stays so."""
+        now = time.time()
+        old = [each for each in self.live.values() if each.text.n_tokens or now - each.used > _EMPTY_SECONDS]
+        for session in sorted(old, key=lambda each: each.used) if self.store else ():
+            if len(self.live) < self.most:
+                break
+            await self._leave_to_file(session)
+        if len(self.live) >= self.most:
+            message = f"{len(self.live):,} sessions of {self.bytes_each:,} bytes fill --session-memory; delete one"
+            raise RefusalError(503, message, code="no_room", retry_after=5)
+
+    # they are saved, left to their files, and end
+
+    async def save(self, session: Session, *, name: str | None = None) -> int:
+        """Write a session to its file, or to one by another name, and return how many tokens that holds."""
+        store = self.require_store()
+        path = store.path(session.owner, name or session.id, saved=name is not None)
+        async with self._writing:  # one at a time, or two would write the same file
+            if session.is_gone:
+                raise no_session()
+            if name is not None and not path.exists():
+                await asyncio.to_thread(self.require_quota, session.owner)
+            state, text, n_change = await self.in_engine(lambda: (*self._engine.snapshot(session), session.n_change))
+            if state is None:
+                raise RefusalError(409, "the session has read nothing, so there is nothing to save", code="empty")
+            note = session.note() | text.note() | ({} if name is None else {"name": name})
+            with ExitStack() if name is None else store.lease(path):  # another worker may save by the same name
+                await asyncio.to_thread(store.write, path, state, note)
+            if name is None:
+                session.saved_at, session.n_saved = text.n_tokens, n_change
+        return text.n_tokens
+
+    async def _keep(self, session: Session) -> None:
+        """Let the file of a session hold what it is now; one that has gone back to its beginning has none."""
+        if session.text.n_tokens:
+            await self.save(session)
+            return
+        async with self._writing:
+            path, n_change = self.file_of(session.owner, session.id), session.n_change
+            if session.text.n_tokens:  # it has read on meanwhile
+                return
+            if path is not None and self.store:
+                self.store.remove(path)
+            session.saved_at, session.n_saved = None, n_change
+
+    async def _leave_to_file(self, session: Session) -> None:
+        """Save a session and let go of it, with its lease, unless it is used or cannot be saved; only with `_adopting`."""
+        if not session.is_idle:
+            return
+        session.is_leaving = True
+        try:
+            await self._keep(session)
+            if await self.in_engine(lambda: self._engine.let_go(session)):
+                self.forget(session)
+                self._metrics.evictions.labels("disk").inc()
+        except (RefusalError, OSError):
+            return
+        finally:
+            session.is_leaving = False
+
+    async def _let_go(self, session: Session) -> None:
+        async with self._adopting:
+            await self._leave_to_file(session)
 
     def forget(self, session: Session) -> None:
         """Leave a session to its file, or end it if it has none; the engine must have let it go."""
@@ -284,70 +285,94 @@ class Sessions:
             del self.live[session.id]
         session.lease.close()
 
-    def is_guest(self, session: Session) -> bool:
-        """Whether another worker made a session; requests for it come here only while that worker is away."""
-        return session.id.partition("-")[0] != self.worker
+    async def delete(self, owner: str, name: str) -> None:
+        """End a session, and delete its file."""
+        async with self._adopting:  # or somebody might open the file again before it is deleted
+            session = self.find(owner, name)
+            if session is None and self.file_of(owner, name) is None:
+                raise await self._missing(owner, name)
+            if session is not None:
+                await self._end(session)
+            async with self._writing:
+                path = self.file_of(owner, name)
+                if path is not None and self.store:
+                    with self.store.lease(path):
+                        self.store.remove(path)
+
+    def delete_saved(self, owner: str, name: str) -> None:
+        """Delete what was saved by a name."""
+        self.require_store().remove(self._saved(owner, name))
+
+    async def _end(self, session: Session) -> None:
+        await self.in_engine(lambda: self._engine.release(session))
+        self.forget(session)
+
+    async def rewind(self, session: Session, n: int) -> None:
+        """Let a session go back by `n` tokens."""
+        self._require_time()
+        await self.in_engine(lambda: self._engine.rewind(session, n))
+
+    # what goes on by itself
+
+    async def look_after(self) -> None:
+        """Save sessions that rest or have read much, and delete those whose time is over, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await self._look()
+            except (RefusalError, OSError):  # the disk may be full only now
+                continue
+            except Exception:  # a fault of ours, which must not end all saving
+                traceback.print_exc()
 
     def expired(self, now: float) -> list[Session]:
         """Return the sessions whose time is over; one that is used has time."""
         return [each for each in self.live.values() if each.expires_at is not None and each.expires_at < now and each.is_idle]
 
+    async def _look(self) -> None:
+        now = time.time()
+        for session in [each for each in self.live.values() if each.is_gone]:
+            self.forget(session)
+        for session in self.expired(now):
+            await self.delete(session.owner, session.id)
+            self._metrics.evictions.labels("gone").inc()
+        if self.store is None:
+            return
+        if now > self._next_sweep:
+            self._next_sweep = now + _SWEEP_SECONDS
+            self._metrics.evictions.labels("gone").inc(await asyncio.to_thread(self.store.sweep, now))
+        for session in list(self.live.values()):
+            unsaved = session.text.n_tokens - (session.saved_at or 0)
+            rests = session.is_changed and not session.busy and now - session.used > _SAVE_IDLE_SECONDS
+            if rests or (session.busy and unsaved > self._save_every):
+                with suppress(RefusalError, OSError):
+                    await self._keep(session)
+            is_guest = session.id.partition("-")[0] != self.worker  # requests for it come here while its worker is away
+            if is_guest and session.is_idle and now - session.used > _GUEST_SECONDS:
+                await self._let_go(session)
 
-def _lock_of(path: Path) -> Path:
-    return path.with_suffix(".lock")
-
-
-def _owner_of(path: Path) -> Path:
-    """Return the file that says who has the lock; it lies beside that, because some systems let only its holder read it."""
-    return path.with_suffix(".owner")
-
-
-def _require_file(path: Path) -> None:
-    """Refuse a link, which would be followed, and a pipe, which would be waited for: somebody else has put it there."""
-    with suppress(FileNotFoundError):
-        if not stat.S_ISREG(path.lstat().st_mode):
-            message = f"'{path.name}' in the directory of sessions is a link, pipe or directory, no file of ours; remove it"
-            raise RefusalError(409, message, code="bad_session")
-
-
-def _read_owner(path: Path) -> str:
-    try:
-        _require_file(_owner_of(path))
-        return _owner_of(path).read_text(encoding="ascii")[:64]
-    except (OSError, UnicodeDecodeError, RefusalError):
-        return ""
-
-
-def note_of(session: Session) -> dict[str, str]:
-    """Return what the file of a session says of it, besides its memory."""
-    times = {"created": session.created, "used": session.used} | ({} if session.ttl is None else {"ttl": session.ttl})
-    return session.text.note() | {name: repr(float(value)) for name, value in times.items()}
-
-
-def number_of(note: dict[str, str], key: str) -> float | None:
-    """Return a number of a note; None: there is none, or it is no time."""
-    try:
-        value = float(note[key])
-    except (KeyError, ValueError):
-        return None
-    return value if 0 <= value < 1e12 else None
-
-
-def most_bytes(format: SessionFormat) -> int:
-    """Return the bytes of a row's state when its memory is full: what a session takes at most."""
-    mem_len: int = format.own.terms["mem_len"]
-    return sum(
-        x.shape[0] * mem_len * x.shape[2] * x.element_size() if name in format.by_position else x.nbytes
-        for name, x in format.own.tensors.items()
-    )
-
-
-def most_leases() -> int:
-    """Let this process open as many files as it may, and return how many of them sessions in memory may keep as leases."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most == resource.RLIM_INFINITY:
-        most = 1 << 20
-    with suppress(ValueError, OSError):  # some systems name more than they allow
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, soft - _OTHER_FILES)
+    async def shut_down(self, grace: float) -> None:
+        """Refuse new work, let texts end for a while, and save every session; `n_unsaved` could not be."""
+        self._engine.drain()
+        until, tried = time.monotonic() + grace, set[Session]()
+        while not self._engine.is_idle and time.monotonic() < until:
+            for session in [each for each in self.live.values() if self.store and each.is_idle]:
+                if session not in tried:  # another worker may have it at once
+                    tried.add(session)
+                    await self._let_go(session)
+            await asyncio.sleep(0.05)
+        for session in list(self.live.values()):
+            if session.busy:
+                self._engine.cancel(session.busy, "shutdown")
+        while any(session.busy for session in self.live.values()) and time.monotonic() < until + 2:
+            await asyncio.sleep(0.02)
+        self.n_unsaved = 0
+        for session in list(self.live.values()):
+            if self.store and session.is_changed and not session.is_gone:
+                try:
+                    await self._keep(session)
+                except (RefusalError, OSError):
+                    self.n_unsaved += 1
+                    continue  # it stays for another try
+            session.is_gone = True  # whoever asks now must not change what others may read
+            self.forget(session)

@@ -12,9 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from transformer_xl.errors import TxlError
-from transformer_xl.server.guard import refused
+from transformer_xl.server.guard import error_body, refused
 from transformer_xl.server.jobs import RefusalError, refusal_of
-from transformer_xl.server.wire import error_body
 
 T = TypeVar("T")
 
