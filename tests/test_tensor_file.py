@@ -163,5 +163,5 @@ def test_a_shape_that_overflows_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text)
     with pytest.raises(CheckpointError, match="x' is no sound safetensors file"):
         TensorFile(tmp_path / "x").load()
-    with pytest.raises(CheckpointError, match="holds a tensor of shape"):
-        read_safetensors(tmp_path / "x")
+    with pytest.raises(CheckpointError, match="x' is no sound safetensors file"):
+        read_safetensors(tmp_path / "x")["a"].load()

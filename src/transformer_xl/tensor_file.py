@@ -87,9 +87,13 @@ class TensorFile:
         return loaded
 
     def load_one(self, name: str) -> Tensor:
-        """Read one tensor."""
+        """Read one tensor to compute with."""
+        return self.read_one(name).clone()  # aligned as PyTorch's own, because sums depend on it
+
+    def read_one(self, name: str) -> Tensor:
+        """Read one tensor, in half the memory, to write it elsewhere."""
         with _explained(self.path):
-            return self._file.get_tensor(name).clone()  # aligned as PyTorch's own, because sums depend on it
+            return self._file.get_tensor(name)
 
     def _spec(self, name: str) -> TensorSpec:
         place = self._file.get_slice(name)

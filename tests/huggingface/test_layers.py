@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.helpers import assert_close, tiny_model
+from tests.helpers import assert_close, random_weights, tiny_model
 from tests.huggingface.conftest import Saved
 from tests.parity.test_live import PYTHON
 from transformer_xl.conversion.convert import convert
@@ -50,6 +50,7 @@ def test_layers_and_heads_are_those_of_our_model(name: str) -> None:
     assert all(torch.equal(x, y) for x, y in zip(out.hidden_states, states, strict=True))
     assert all(torch.equal(x, y) for x, y in zip(out.attentions, weights, strict=True))
     assert_close("sums", out.attentions[1].sum(-1), torch.ones(2, model.config.n_head, 6), 1e-5)
+    assert out.hidden_states[1].requires_grad and not out.attentions[1].requires_grad
     assert model(IDS, mems=mems).hidden_states is None
     assert model(IDS, output_attentions=True).hidden_states is None
 
@@ -74,6 +75,8 @@ def test_a_padded_row_has_the_layers_and_heads_that_it_has_alone(name: str) -> N
                 M, n_memory = x.shape[3] - 6, y.shape[3] - n  # rows alone have memories of their own lengths
                 keys = torch.cat([torch.arange(M - min(n_memory, M), M), M + place])
                 assert_close("heads", x[row][:, place][..., keys], y[0][..., max(0, n_memory - M) :], 1e-5)
+                is_seen = torch.zeros(M + 6).index_fill(0, keys, 1)
+                assert not bool((x[row][:, place] * (1 - is_seen)).any()), "padding is not attended to"
             alone[row] = own.mems
         mems = out.mems
 
@@ -105,6 +108,8 @@ def test_what_vectors_cannot_say_is_refused() -> None:
         wrapped()(inputs_embeds=vectors[..., 0])
     with pytest.raises(ValueError, match="which ngram_rows and, in training, dropemb need; give input_ids"):
         wrapped(ngram_rows=(5,))(inputs_embeds=vectors)
+    with pytest.raises(ValueError, match="a memory of 2 rows must fit ids of 1 rows"):
+        wrapped()(inputs_embeds=vectors[:1], mems=wrapped()(IDS).mems)
     model = wrapped(dropemb=0.5)
     assert model(inputs_embeds=vectors).logits.shape == (2, 3, 13)
     with pytest.raises(ValueError, match="dropemb need; give input_ids"):
@@ -127,6 +132,30 @@ def test_automodel_gives_states(saved: Saved) -> None:
 def _last(saved: Saved, text: str) -> Tensor:
     ids = torch.from_numpy(saved.tokenizer.encode(text))[None]
     return saved.model.hidden_states(ids)[0][-1][0]
+
+
+def test_states_of_an_xlnet_are_those_of_transformers_own(tmp_path: Path) -> None:
+    """Its own `XLNetModel`, converted; rows that are padded at either side have the states that they have alone."""
+    sizes = {"vocab_size": 13, "d_model": 6, "n_layer": 2, "n_head": 2, "d_inner": 7, "mem_len": 4, "dropout": 0.0}
+    theirs = random_weights(transformers.XLNetModel(transformers.XLNetConfig(**sizes, num_labels=3))).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    convert(tmp_path / "theirs", tmp_path / "ours")
+    ours = AutoModel.from_pretrained(tmp_path / "ours")
+    texts = torch.tensor([[0, 0, 1, 1, 2, 2]]).expand(2, 6)
+    first = theirs(IDS, token_type_ids=texts, output_hidden_states=True, use_mems=True)
+    out = ours(IDS, token_type_ids=texts, output_hidden_states=True)
+    for x, y in zip(out.hidden_states, first.hidden_states, strict=True):
+        assert_close("states", x, y, 1e-5)
+    assert torch.equal(out.last_hidden_state, out.hidden_states[-1])
+    then = theirs(IDS, mems=first.mems).last_hidden_state
+    last, *_ = ours(IDS, mems=out.mems, use_cache=False, return_dict=False)
+    assert_close("after a memory", last, then, 1e-5)
+    for side in (slice(2, 6), slice(4)):
+        ids = torch.full((2, 6), 13)
+        ids[0], ids[1, side] = IDS[0], IDS[1, :4]
+        states = ours(ids).last_hidden_state
+        assert_close("padded", states[1, side], ours(IDS[1:, :4]).last_hidden_state[0], 1e-5)
+        assert_close("beside it", states[0], ours(IDS[:1]).last_hidden_state[0], 1e-5)
 
 
 def test_generation_returns_states_and_heads(saved: Saved) -> None:

@@ -47,6 +47,7 @@ def test_every_id_has_a_name_of_its_own(kind: str) -> None:
     assert sorted(vocabulary.values()) == [*range(native.vocab_size + 1)]
     assert (hf.vocab_size, hf.pad_token_id, len(hf)) == (native.vocab_size, native.vocab_size, native.vocab_size + 1)
     assert hf.all_special_ids == [native.vocab_size]
+    assert hf.convert_ids_to_tokens(hf.bos_token_id) is None, "libraries ask for it"
 
 
 def test_names_of_bytes_and_of_words_that_look_like_them() -> None:

@@ -1,6 +1,6 @@
 """The programs whose checkpoints can be read: `PROGRAMS` has an entry for each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -20,7 +20,7 @@ from transformer_xl.conversion.key_maps import (
 from transformer_xl.conversion.key_maps.authors import read_module
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.readers.tensor_bundle import read_bundle
-from transformer_xl.conversion.readers.tensors import TensorRef, read_safetensors
+from transformer_xl.conversion.readers.tensors import ForeignTensor, TensorRef, read_safetensors
 from transformer_xl.conversion.readers.unpickle import Stub, unpickle
 from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.untrusted import read_json_object
@@ -35,7 +35,7 @@ class Contents:
     """The contents of a checkpoint."""
 
     kind: Kind
-    tensors: dict[str, TensorRef]  # by foreign name
+    tensors: Mapping[str, ForeignTensor]  # by foreign name
     settings: Path  # the file that holds them
     config: Callable[[], AttentionConfig]
     key_map: Callable[[Any], KeyMap]  # relates its names and shapes to ours, given the settings

@@ -12,7 +12,7 @@ from transformer_xl.config.run import merge
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.programs import HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Contents, Kind, read_any
 from transformer_xl.conversion.readers.tensor_bundle import refuse_first_format
-from transformer_xl.conversion.readers.tensors import TensorRef
+from transformer_xl.conversion.readers.tensors import ForeignTensor
 from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.model.pretrained import CONFIG_FILE, is_native
@@ -35,7 +35,7 @@ class ForeignCheckpoint:
     kind: Kind
     weights: Path  # for TensorFlow the prefix of its files
     config: AttentionConfig
-    tensors: dict[str, TensorRef]  # by foreign name
+    tensors: Mapping[str, ForeignTensor]  # by foreign name
     tokenizer: Tokenizer | None  # None: it has no vocabulary
     key_map: KeyMap = field(repr=False)
     tgt_len: int | None = None  # tokens of a training segment; None: unknown

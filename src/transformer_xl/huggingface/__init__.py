@@ -46,6 +46,7 @@ from transformer_xl.huggingface.tasks import (
     XLNetForTokenClassification,
 )
 from transformer_xl.huggingface.tokenizer import TransformerXLTokenizer, TransfoXLTokenizer
+from transformer_xl.huggingface.xlnet import XLNetModel
 
 __all__ = [
     "MemoryCache",
@@ -66,14 +67,15 @@ __all__ = [
     "XLNetForQuestionAnswering",
     "XLNetForSequenceClassification",
     "XLNetForTokenClassification",
+    "XLNetModel",
     "XLNetPretrainedConfig",
 ]
 
 for _config in (TransformerXLPretrainedConfig, TransfoXLConfig, AnyXLNetConfig):
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
-AutoModel.register(TransformerXLPretrainedConfig, TransformerXLModel, exist_ok=True)
 AutoModelForCausalLM.register(TransformerXLPretrainedConfig, TransformerXLForCausalLM, exist_ok=True)
 for _auto, _models in {
+    AutoModel: (TransformerXLModel, XLNetModel),
     AutoModelForSequenceClassification: (TransformerXLForSequenceClassification, XLNetForSequenceClassification),
     AutoModelForMultipleChoice: (TransformerXLForMultipleChoice, XLNetForMultipleChoice),
     AutoModelForQuestionAnswering: (TransformerXLForQuestionAnswering, XLNetForQuestionAnswering),

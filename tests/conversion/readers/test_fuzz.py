@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from transformer_xl.conversion.readers.tensors import TensorRef, read_safetensors
+from transformer_xl.conversion.readers.tensors import SafeTensor, TensorRef, read_safetensors
 from transformer_xl.conversion.readers.unpickle import unpickle
 from transformer_xl.errors import CheckpointError
 
@@ -58,7 +58,7 @@ def corrupt(data: bytes, rng: random.Random) -> bytes:
 
 def tensors_in(found: Any) -> list[TensorRef]:
     """Return every tensor of a result."""
-    if isinstance(found, TensorRef):
+    if isinstance(found, TensorRef | SafeTensor):
         return [found]
     children = found.values() if isinstance(found, dict) else found if isinstance(found, (list, tuple)) else ()
     return [tensor for child in children for tensor in tensors_in(child)]

@@ -59,6 +59,15 @@ class SummaryValues(Values):
     summary_last_dropout: float = 0.1
 
 
+_SETTINGS = {
+    **{name: name for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_inner", "dropout")},
+    "layer_norm_eps": "layer_norm_epsilon",
+    "initializer_range": "init_std",
+    "tie_word_embeddings": "tie_weight",
+    "bi_data": "backward_half",
+}
+"""Our name of each setting of theirs that has the same values."""
+
 ACTIVATIONS: dict[str, Any] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -164,22 +173,13 @@ def config_of(values: Mapping[str, Any], names: Collection[str] = ()) -> XLNetCo
         raise ConfigError(f"d_model ({given.d_model}) must be n_head ({given.n_head}) times d_head ({given.d_head})")
     mem_len = _length(given.mem_len) or 0
     return XLNetConfig(
-        vocab_size=given.vocab_size,
-        n_layer=given.n_layer,
-        d_model=given.d_model,
-        n_head=given.n_head,
+        **{ours: getattr(given, theirs) for theirs, ours in _SETTINGS.items()},
         d_head=given.d_model // given.n_head,
-        d_inner=given.d_inner,
         activation=ACTIVATIONS[given.ff_activation],
-        layer_norm_epsilon=given.layer_norm_eps,
-        init_std=given.initializer_range,
-        dropout=given.dropout,
         dropatt=given.dropout,
         mem_len=mem_len,
         reuse_len=_length(given.reuse_len),
         clamp_len=_length(given.clamp_len),
-        backward_half=given.bi_data,
-        tie_weight=given.tie_word_embeddings,
         head=head_of(values, names, mem_len=mem_len),
     )
 
@@ -262,22 +262,16 @@ def _length(length: int | None) -> int | None:
 def values_of(config: XLNetConfig) -> dict[str, Any]:
     """Return a `config.json` for the same model, which Hugging Face's code must be able to express."""
     activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    values: dict[str, Any] = {name: getattr(config, name) for name in ("vocab_size", "d_model", "n_layer", "n_head", "d_inner")}
-    values |= {
+    values = {theirs: getattr(config, ours) for theirs, ours in _SETTINGS.items()} | {
         "d_head": config.d_head,
         "ff_activation": activations[config.activation],
         "untie_r": True,
         "attn_type": "bi",
-        "initializer_range": config.init_std,
-        "layer_norm_eps": config.layer_norm_epsilon,
-        "dropout": config.dropout,
         "mem_len": config.mem_len or None,
         "reuse_len": config.reuse_len,
         "use_mems_eval": config.mem_len > 0,
-        "bi_data": config.backward_half,
         "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
         "same_length": False,
-        "tie_word_embeddings": config.tie_weight,
     }
     head = config.head
     architecture = "XLNetLMHeadModel" if head is None else _CLASSES[head.kind]

@@ -1,6 +1,5 @@
 """Tensors of foreign files that have not been read yet: where they lie, and that they fit there."""
 
-import json
 import math
 import zlib
 from collections.abc import Callable, Iterable
@@ -8,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from transformer_xl.errors import CheckpointError, one_line
-from transformer_xl.untrusted import open_regular
+from transformer_xl.errors import CheckpointError
+from transformer_xl.tensor_file import TensorFile
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -23,11 +21,6 @@ DTYPES = {
     )
 }
 """Types of elements by their names in PyTorch."""
-
-_OF_SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "BOOL": "bool"}
-_OF_SAFETENSORS |= {
-    f"{letter}{bits}": f"{kind}{bits}" for letter, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)
-}
 
 MAX_DIMENSIONS = 16  # the model needs 4
 
@@ -117,33 +110,29 @@ def crc32(expected: int) -> Callable[[Iterable[bytes | bytearray]], str | None]:
     return verify
 
 
-def read_safetensors(path: Path) -> dict[str, TensorRef]:
-    """Read the header of a safetensors file; return its tensors by name. The format has no checksums.
+@dataclass(frozen=True)
+class SafeTensor:
+    """A tensor of a safetensors file, which has no checksums."""
 
-    Raises:
-        CheckpointError: it cannot be read or is damaged.
-    """
-    file, _ = open_regular(path)
-    with file:
-        try:
-            with safe_open(path, framework="pt"):  # checks that all tensors lie in the file, without gaps or overlaps
-                pass
-        except (SafetensorError, OSError, ValueError) as error:
-            raise CheckpointError(
-                f"'{path}' is not a sound safetensors file: {one_line(error)}; copy or download it again"
-            ) from None
-        n = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(n))
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in header.items():
-        if entry["dtype"] not in _OF_SAFETENSORS:
-            raise CheckpointError(f"'{path}' holds a tensor of type {entry['dtype']!a}, which no Transformer-XL has")
-        begin, end = entry["data_offsets"]
-        shape = tuple(entry["shape"])
-        storage = Storage(path, end - begin, 8 + n + begin)
-        tensor = place(storage, DTYPES[_OF_SAFETENSORS[entry["dtype"]]], 0, storage.size, shape, contiguous(shape))
-        if tensor is None:
-            raise CheckpointError(f"'{path}' holds a tensor of shape {shape[:9]}, which no Transformer-XL has")
-        tensors[name] = tensor
-    return tensors
+    file: TensorFile
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    path: Path
+    n_bytes: int
+
+    def load(self) -> Tensor:
+        """Read the tensor into new memory."""
+        return self.file.read_one(self.name)
+
+
+ForeignTensor = TensorRef | SafeTensor
+
+
+def read_safetensors(path: Path) -> dict[str, SafeTensor]:
+    """Return the tensors of a safetensors file by name; refuse a damaged one."""
+    file = TensorFile(path)
+    return {
+        name: SafeTensor(file, name, dtype, shape, path, math.prod(shape) * dtype.itemsize)
+        for name, (dtype, shape) in file.tensors.items()
+    }
