@@ -19,7 +19,7 @@ from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.export import load_model
 from transformer_xl.conversion.key_maps import huggingface
 from transformer_xl.conversion.readers.tensor_bundle import read_bundle
-from transformer_xl.conversion.readers.tensors import TensorRef
+from transformer_xl.conversion.readers.tensors import SafeTensor, TensorRef
 from transformer_xl.conversion.readers.unpickle import unpickle
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -553,13 +553,13 @@ def test_each_tensor_is_written_before_the_next_is_read(tmp_path, monkeypatch):
     save_file(tensors, source / "model.safetensors")
     (source / "config.json").write_text(json.dumps(huggingface.values_of(config)))
     events: list[str] = []
-    load = TensorRef.load
+    load = SafeTensor.load
 
-    def noted(self: TensorRef) -> torch.Tensor:
+    def noted(self: SafeTensor) -> torch.Tensor:
         events.append("read")
         return load(self)
 
-    monkeypatch.setattr(TensorRef, "load", noted)
+    monkeypatch.setattr(SafeTensor, "load", noted)
     convert(source, tmp_path / "native", on_progress=lambda *_: events.append("written"))
     n_joined = 2 * config.n_layer  # u and v of all layers are one tensor each, made of that many
     assert events.count("read") == len(tensors)
