@@ -73,11 +73,14 @@ class TaskRows:
         segments: int64 like the ids, the text that each token belongs to (XLNet); all zeros for other models.
         may_answer: bool like the ids, tokens that an answer may consist of; all True where places are not asked for.
         weights: like the labels, factors on their losses; None: all count the same.
+        words: int64 (B, W), the token that stands for each word; where a row has fewer, any with the label -100. None: all
+            tokens have labels, if any have.
     """
 
     segments: Tensor
     may_answer: Tensor
     weights: Tensor | None = None
+    words: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Batch:
     Attributes:
         ids: int64 (B, T), or (B, C, T) of C choices each.
         labels: what is right; -100, or NaN where they are floats, is not learned from. int64 (B, T) for each token, (B, K) for
-            each target, or (B, …) for each row, see `TaskModel.forward`.
+            each target, (B, W) for each word, or (B, …) for each row, see `TaskModel.forward`.
         rows: padding and documents; with choices, `n_pad` is (B, C).
         extra: what only some models read; None of a stream of text.
         per_row: a row has one loss, which needs all its labels, such as both ends of an answer.

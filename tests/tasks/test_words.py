@@ -1,12 +1,28 @@
 """Labels of words: scores are those of seqeval (tests/parity/goldens/seqeval), spans stand where the text has them."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
+import torch
 
 from tests.data.test_entities import GOLDEN
+from tests.helpers import TINY, random_weights
+from tests.tasks.test_predict import BYTES, pieces
+from transformer_xl.config.model import HeadConfig, TransformerXLConfig, XLNetConfig
+from transformer_xl.config.run import TaskConfig
+from transformer_xl.data.examples import read_examples
+from transformer_xl.data.labelled import Layout
 from transformer_xl.data.labels import Example
+from transformer_xl.errors import CorpusError
+from transformer_xl.model.task_model import TaskModel
+from transformer_xl.reading import texts as texts_module
+from transformer_xl.tasks.lines import as_json, as_row, prediction_file
 from transformer_xl.tasks.metrics import Prediction, Span, TaskScore
+from transformer_xl.tasks.predict import predictions
+
+LABELS = ("B-X", "I-X", "O")
 
 
 def _predictions(case) -> list[Prediction]:
@@ -59,3 +75,80 @@ def test_without_entities_nothing_is_right_or_wrong():
     score = TaskScore.of("tokens", ("B-X", "O"), [Prediction(Example("a", label=("O",), words=("a",)), ("O",))])
     assert (score.metrics, score.per_label) == ({"f1": 0.0, "precision": 0.0, "recall": 0.0, "accuracy": 1.0}, {})
     assert not math.isnan(score.main)
+
+
+def _model(*, is_xlnet: bool = False) -> TaskModel:
+    config = XLNetConfig if is_xlnet else TransformerXLConfig
+    head = HeadConfig(kind="tokens", labels=LABELS, tgt_len=8, dropout=0.0)
+    sizes = {**TINY, "vocab_size": pieces().vocab_size if is_xlnet else BYTES.vocab_size}
+    torch.manual_seed(0)
+    return random_weights(TaskModel(config(**sizes, head=head)).eval())
+
+
+@pytest.mark.parametrize("is_xlnet", [False, True])
+def test_words_have_the_labels_of_their_first_pieces_whatever_the_batch(is_xlnet, monkeypatch):
+    """Sentences of one segment and of several; all words are labelled, and their cost is a mean of known labels."""
+    monkeypatch.setattr(texts_module, "WINDOW", 2)
+    model, tokenizer = _model(is_xlnet=is_xlnet), pieces() if is_xlnet else BYTES
+    layout, words = Layout.of(model.config, tokenizer), ["the", "cat", "sat", "on", "the", "mat", "and", "the", "dog"]
+    examples = []
+    for i in range(11):
+        some = tuple(words[i % 4 : i % 4 + 1 + i * i % 7])
+        label = tuple(LABELS[j % 3] for j in range(len(some))) if i % 3 else None
+        examples.append(Example(" ".join(some), words=some, label=label))
+    expected = []
+    for example in examples:
+        (row,) = layout.rows(example)
+        ids = torch.from_numpy(row.ids.astype("int64"))[None]
+        with torch.no_grad():
+            scores = model(ids, segments=torch.from_numpy(row.segments.astype("int64"))[None]).logits[0, row.words]
+        expected.append(scores.log_softmax(-1))
+    for batch_size in (3, 64):
+        for found, example, nats in zip(
+            predictions(model, tokenizer, examples, batch_size=batch_size), examples, expected, strict=True
+        ):
+            assert found.example == example
+            assert found.label == tuple(LABELS[i] for i in nats.argmax(-1))
+            assert found.probabilities == pytest.approx(nats.max(-1).values.exp().tolist(), abs=1e-5)
+            if example.label is None:
+                assert found.nats is None
+            else:
+                costs = [-nats[i, LABELS.index(name)].item() for i, name in enumerate(example.label)]
+                assert found.nats == pytest.approx(sum(costs) / len(costs), abs=1e-5)
+
+
+def test_a_text_is_divided_by_white_space():
+    (found, same) = predictions(_model(), BYTES, [Example(" a\tnew  text\n"), Example("", words=("a", "new", "text"))])
+    assert found.example.words == ("a", "new", "text") and found.probabilities == pytest.approx(same.probabilities, abs=1e-6)
+    assert same.example.text == "a new text"
+    (empty,) = predictions(_model(), BYTES, [Example("  ")])
+    assert (empty.label, as_row(empty, LABELS), json.loads(as_json(empty, LABELS))["label"]) == ("", "", None)
+    with pytest.raises(CorpusError, match=r"^the model labels the words of one text; leave the second one out"):
+        next(predictions(_model(), BYTES, [Example("a", "b")]))
+
+
+def test_lines_of_words_are_read_back(tmp_path: Path):
+    example = Example("Dr.  Ann\tLee", words=("Dr.", "Ann\tLee"), id="7")
+    prediction = Prediction(example, ("O", "B-X"), (0.75, 0.5))
+    row = as_row(prediction, LABELS)
+    assert row == "Dr.\tO\t0.7500\nAnn Lee\tB-X\t0.5000\n"
+    (tmp_path / "a.conll").write_text(f"{row}\n" * 2)
+    again = list(read_examples(tmp_path / "a.conll", TaskConfig(kind="tokens", label=("2",))))
+    assert [each.label for each in again] == [("O", "B-X")] * 2 and again[0].words == ("Dr.", "Ann Lee")
+    spans = [{"type": "X", "text": "Ann\tLee", "start": 5, "end": 12, "first_word": 1, "end_word": 2}]
+    found = json.loads(as_json(prediction, LABELS))
+    assert found == {
+        "id": "7", "words": ["Dr.", "Ann\tLee"], "labels": ["O", "B-X"], "probabilities": [0.75, 0.5], "spans": spans,
+    }  # fmt: skip
+    assert "spans" not in json.loads(as_json(prediction, ("N", "V")))
+
+
+def test_a_sentence_that_was_not_written_to_its_end_is_written_again(tmp_path: Path):
+    origin = {"lines": "conll", "computed": "x", "model_sha256": "1", "texts_sha256": "2"}
+    out = tmp_path / "out.conll"
+    with prediction_file(out, origin, resume=False) as (file, n_kept):
+        assert n_kept == 0
+        file.write(b"a\tO\t1\n\n\nb\tO\t1\nc\tO\t1\n")  # a sentence, an empty line's, and one that was cut off
+    with prediction_file(out, origin, resume=True) as (_, n_kept):
+        assert n_kept == 2
+    assert out.read_bytes() == b"a\tO\t1\n\n\n"

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -108,6 +109,32 @@ def test_a_label_that_hangs_on_one_word_is_learned(taught: tuple[Path, TaskOutco
     assert config.model.head and config.model.head.labels == ("bad", "good")
     assert config.task and config.task.base == str(bench / "base")
     assert config.train.eval_interval == 10  # no longer than an epoch
+
+
+def test_labels_of_words_that_hang_on_the_word_before_are_learned(bench: Path, tmp_path: Path) -> None:
+    """Sentences of one segment and of several, from start to end; a label that breaks BIO ends it before a step."""
+    draw = random.Random(0)
+    (tmp_path / "data").mkdir()
+    for name, n in {"train": 160, "dev": 40, "test": 20}.items():
+        rows = []
+        for _ in range(n):
+            words = draw.choices(["a", "be", "mr", "see", "of"], k=draw.randint(2, 16))
+            after = zip(["", *words], words, strict=False)
+            rows.append("".join(f"{word} {'B-PER' if before == 'mr' else 'O'}\n" for before, word in after))
+        (tmp_path / "data" / f"{name}.conll").write_text("\n".join(rows))
+    task = tmp_path / "words.toml"
+    task.write_text(TASK.replace('"classification"', '"tokens"').replace("tgt_len = 32", "tgt_len = 16"))
+    shown = Lines()
+    ended = finetune(bench / "base", task=str(task), data=tmp_path / "data", out=tmp_path / "run", display=shown)
+    assert ended.valid and ended.test and ended.valid.main_name == "f1"
+    assert ended.valid.main > 0.95 and ended.test.metrics["accuracy"] > 0.95
+    assert any(re.search(r"always saying 'O' would be right for \d\d\.\d% of the words", line) for line in shown.said)
+    model, tokenizer = load(tmp_path / "run")
+    (prediction,) = predictions(model, tokenizer, [Example("a mr be of mr see")])
+    assert [(span.text, span.start, span.type) for span in prediction.spans] == [("be", 5, "PER"), ("see", 14, "PER")]
+    with pytest.raises(CorpusError, match=r"train.conll' line 2: I-PER follows O, but only B-PER begins an entity"):
+        (tmp_path / "data" / "train.conll").write_text("a O\nb I-PER\nc O\nd B-PER\n")
+        finetune(bench / "base", task=str(task), data=tmp_path / "data", out=tmp_path / "other", display=shown)
 
 
 def test_its_card_names_task_texts_and_base_and_no_corpus(taught: tuple[Path, TaskOutcome, Lines], tmp_path: Path) -> None:

@@ -247,7 +247,8 @@ def _score_task(job: _Job) -> None:
         rows = [[f"{each[name]:.3f}" for name in ("precision", "recall", "f1")] for each in score.per_label.values()]
         counts = [f"{each['n']:,}" for each in score.per_label.values()]
         named = [[printable(name), *row, n] for name, row, n in zip(score.per_label, rows, counts, strict=True)]
-        print(table([["label", "precision", "recall", "F1", "texts"], *named]))
+        unit = "texts" if head.kind != "tokens" else "entities" if "f1" in score.metrics else "words"
+        print(table([["label", "precision", "recall", "F1", unit], *named]))
 
 
 def _score_targets(job: _Job) -> None:

@@ -26,7 +26,7 @@ def finetune(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Fine-tune a model for a task: classes, labels, numbers, choices or answers.
+    """Fine-tune a model for a task: classes, numbers, answers, labels of words, ...
 
     It validates during training, keeps the best weights, stops when nothing
     improves, and draws confusions. Ctrl-C saves and says how to resume.
@@ -36,14 +36,16 @@ def finetune(
         txl finetune runs/xlnet --task sst2 --data DIR --out runs/sst2
         txl finetune runs/xlnet --task regression --data pairs.tsv --label score
         txl finetune models/xlnet-base --task squad2 --data DIR
+        txl finetune runs/xlnet --task token-classification --data DIR
         txl finetune --resume --out runs/sst2  # resume
 
     Args:
         run: a run, an exported directory or a hub id. Left out with --resume.
-        task: classification, multilabel, regression, choice, squad; published settings by name, such as mnli; or a TOML file.
-        data: a file (TSV, CSV, JSONL, SQuAD's JSON), or a directory with train, dev and test files or with one per class.
+        task: classification, multilabel, regression, choice, squad, token-classification; published settings by name, such as
+            mnli; or a TOML file.
+        data: a file (TSV, CSV, JSONL, SQuAD, CoNLL), or a directory with train, dev and test files or with one per class.
         out: directory of the new run. Default: runs/TASK.
-        text: column of the text. Default: found by its name.
+        text: column of the text, or of words. Default: found by its name.
         pair: column of the second text. Default: found by its name, if there is one.
         label: column of the label; may be repeated for multilabel. Default: found by its name.
         document: column of the document of a row; its rows are read in order, with memory. files: each file is a document.

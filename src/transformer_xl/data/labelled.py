@@ -16,7 +16,7 @@ import heapq
 import zlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
 import numpy as np
@@ -29,7 +29,7 @@ from transformer_xl.data.labels import Example, labels_of
 from transformer_xl.data.order import ORDER, permutation
 from transformer_xl.data.pairs import shortened
 from transformer_xl.data.streams import EndlessStream
-from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, shown
 from transformer_xl.tokenizers.kinds import SentencePieceTokenizer, Tokenizer
 
 CHOICE_LEN = 128
@@ -48,6 +48,7 @@ class Row:
     ids: np.ndarray  # int32 (n,)
     segments: np.ndarray  # int8 (n,), the text that each token belongs to (XLNet); all zeros for other models
     may_answer: np.ndarray | None = None  # bool (n,), tokens that an answer may consist of; None: all
+    words: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # (W,), the token that stands for each word
 
 
 class Layout:
@@ -117,8 +118,46 @@ class Layout:
         """Return the tokens of the row that texts of so many tokens make."""
         return sum(self._kept(n_first, n_second, is_choice)) + self.n_special(1 if n_second is None else 2)
 
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the ids of one text as it is, and the characters from which each comes; see the tokenizer's method."""
+        return self.tokenizer.encode_with_offsets(text.replace("\n", " ") if self.is_xlnet else text)
+
+    def row_of_words(self, example: Example) -> Row:
+        r"""Return the row of an example's words, which a space joins, and the first piece of each.
+
+        A word that has no piece of its own, such as one of characters that a vocabulary drops, or the second word of a piece
+        that spans two, has the piece that ends after its beginning.
+
+        Example:
+            >>> from transformer_xl.tokenizers.kinds import ByteTokenizer
+            >>> row = Layout(ByteTokenizer(), "lstm").row_of_words(Example("to be", words=("to", "be")))
+            >>> bytes(row.ids.tolist()), row.words.tolist()
+            (b'to be\n', [0, 3])
+
+        Raises:
+            CorpusError: the text is longer than what is read, or nothing of it can be encoded.
+            TokenizerError: it has a character that the tokenizer cannot represent, or the tokenizer loses places.
+        """
+        where = f"{example.place}: " if example.place else ""
+        joined = replace(example, text=" ".join(example.words))
+        try:
+            ids, _, ends = self.encode_with_offsets(joined.text)
+        except TokenizerError as error:
+            raise TokenizerError(f"{where}{error}") from None
+        if not len(ids):
+            raise CorpusError(f"{where}nothing of {shown(joined.text)} can be encoded; leave it out")
+        if self.max_len is not None and (n := len(ids) + self.n_special(1)) > self.max_len:
+            raise CorpusError(
+                f"{where}this sentence of {len(joined.words):,} words has {n:,} tokens, but {self.max_len:,} are read at most "
+                "(max_len); divide it, or read on with memory: model.mem_len above 0, and max_len none"
+            )
+        words = np.searchsorted(ends, joined.word_starts, "right").clip(max=len(ids) - 1)
+        return replace(self.row(ids.astype(np.int32)), words=words)
+
     def rows(self, example: Example) -> tuple[Row, ...]:
         """Return an example as one row, or as one for each choice."""
+        if example.words:
+            return (self.row_of_words(example),)
         first, *others = [self.encode_at(text, example.place) for text in _texts_of(example)]
         return tuple(self.row(first, other, is_choice=bool(example.choices)) for other in others or [None])
 
@@ -160,19 +199,18 @@ def _texts_of(example: Example) -> tuple[str, ...]:
     return (example.text, *(example.choices or (() if example.pair is None else (example.pair,))))
 
 
-def batch_of(rows: Sequence[tuple[Row, ...]], labels: Tensor, *, length: int | None = None, per_row: bool = True) -> Batch:
+def batch_of(rows: Sequence[tuple[Row, ...]], labels: Tensor, *, length: int | None = None) -> Batch:
     """Return rows with padding at their left.
 
     Args:
         rows: one tuple per example, of a row, or of equally many for each of its C choices.
         labels: classification and choice int64 (B,), multilabel float32 (B, n_label) of 0 and 1, regression float32 (B,),
             span int64 (B, 3): first and last token of the answer, counted from the row's left end with its padding, and whether
-            there is none (1). -100, or NaN where they are floats, is not scored.
+            there is none (1), words int64 (B, W). -100, or NaN where they are floats, is not scored.
         length: tokens of a row, L; None: those of the longest one.
-        per_row: a row has one loss, rather than each of its labels.
 
     Returns:
-        ids (B, L), or (B, C, L) of choices, with segments and `may_answer` alike.
+        ids (B, L), or (B, C, L) of choices, with segments and `may_answer` alike. A row has one loss, or one for each word.
     """
     n_choice = len(rows[0])
     flat = [row for choices in rows for row in choices]
@@ -190,8 +228,12 @@ def batch_of(rows: Sequence[tuple[Row, ...]], labels: Tensor, *, length: int | N
     def shaped(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).reshape(*shape, *array.shape[1:])
 
-    extra = TaskRows(shaped(segments), shaped(may_answer))
-    return Batch(shaped(ids), labels, Rows(n_pad=shaped(n_pad)), extra, per_row)
+    n_word = max(len(row.words) for row in flat)
+    words = np.zeros((len(flat), n_word), np.int64)
+    for row, pad, places in zip(flat, n_pad, words, strict=True):
+        places[: len(row.words)] = pad + row.words
+    extra = TaskRows(shaped(segments), shaped(may_answer), words=torch.from_numpy(words) if n_word else None)
+    return Batch(shaped(ids), labels, Rows(n_pad=shaped(n_pad)), extra, per_row=not n_word)
 
 
 class LabelledRows(Protocol):
@@ -225,10 +267,10 @@ class LabelledTexts:
         if not examples:
             raise CorpusError("there are no texts to learn from; give a file with some")
         self._layout, self._is_choice = layout, head.kind == "choice"
-        self.labels = labels_of(head, examples)
-        self._encode(examples)
+        self._encode(examples, head)
 
-    def _encode(self, examples: Sequence[Example]) -> None:
+    def _encode(self, examples: Sequence[Example], head: HeadConfig) -> None:
+        self._labels = labels_of(head, examples)
         ids, borders, parts, lengths = array("i"), array("q", [0]), array("q"), array("q")
         n_text, last = len(_texts_of(examples[0])), ("", -1)
         for example in examples:
@@ -253,7 +295,7 @@ class LabelledTexts:
         self._parts = np.frombuffer(parts, np.int64).reshape(-1, n_text)
         self.lengths = np.frombuffer(lengths, np.int64)
         self.checksum = 0
-        for held in (self._ids, self._borders, self._parts, self.labels.numpy()):
+        for held in (self._ids, self._borders, self._parts, self._labels.numpy()):
             self.checksum = zlib.crc32(held.tobytes(), self.checksum)
 
     def _clipped(self, ids: np.ndarray, *, from_end: bool) -> np.ndarray:
@@ -271,7 +313,7 @@ class LabelledTexts:
 
     def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> Batch:
         """Return a batch; see `LabelledRows.batch`."""
-        labels = self.labels[torch.from_numpy(chosen)]
+        labels = self._labels[torch.from_numpy(chosen)]
         labels[torch.from_numpy(~is_scored)] = torch.nan if labels.is_floating_point() else NOT_SCORED
         return batch_of([self.rows(index) for index in chosen.tolist()], labels, length=length)
 

@@ -155,10 +155,13 @@ def _number(text: str) -> float | None:
 
 
 def labels_of(head: HeadConfig, examples: Sequence[Example]) -> Tensor:
-    """Return the labels of examples as numbers, as in a `Batch`, of words one after another; spans have none."""
+    """Return the labels of examples as numbers, as in a `Batch`; spans have no such labels."""
     index = {name: i for i, name in enumerate(head.labels)}
     if head.kind == "tokens":
-        return torch.tensor([number for each in examples for number in _of_words(each, index)], dtype=torch.int64)
+        labels = torch.full((len(examples), max((len(each.words) for each in examples), default=0)), NOT_SCORED)
+        for row, each in zip(labels, examples, strict=True):
+            row[: len(each.words)] = torch.tensor(_of_words(each, index))
+        return labels
     if head.kind == "regression":
         numbers = [torch.nan if each.label is None else label_number(each.label, each.place) for each in examples]
         return torch.tensor(numbers, dtype=torch.float32)

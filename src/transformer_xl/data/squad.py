@@ -295,8 +295,7 @@ class WindowLayout:
         return cls(layout, tgt_len=tgt_len, doc_stride=head.doc_stride, max_query_len=head.max_query_len)
 
     def _pieces(self, text: str) -> Pieces:
-        text = text.replace("\n", " ") if self._layout.is_xlnet else text  # which leaves all characters at their places
-        return Pieces(*self._layout.tokenizer.encode_with_offsets(text))
+        return Pieces(*self._layout.encode_with_offsets(text))
 
     def pieces(self, question: Question) -> Pieces:
         """Return the pieces of a question's passage."""

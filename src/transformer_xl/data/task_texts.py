@@ -115,7 +115,9 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
             raise CorpusError(f"{each.place}: it has no label, unlike others; give one, or leave it out")
     if not is_span:
         head = HeadConfig(kind=task.kind, labels=labels)
-        labels_of(head, [*train, *valid, *(test or ())])
+        texts = [*train, *valid, *(test or ())]
+        for some in ([each] for each in texts) if task.kind == "tokens" else [texts]:  # one long sentence lengthens no others
+            labels_of(head, some)
     if scheme:
         check_scheme([*train, *valid, *(test or ())], scheme)
     return TaskTexts(train, valid, test, labels, tuple(notes))

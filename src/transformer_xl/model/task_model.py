@@ -97,12 +97,13 @@ class TaskModel(SequenceModel):
         elif kind == "span":
             labels = zero.new_zeros(1, 3)
         elif kind == "tokens":
-            labels = zero
+            labels = zero[:, :1]
         else:
             n_label = (self._head_config.n_score,) if kind == "multilabel" else ()
             labels = torch.zeros(1, *n_label, device=self.device)
         ids = zero.unsqueeze(1) if kind == "choice" else zero
-        return Batch(ids, labels, extra=TaskRows(segments=ids, may_answer=ids == 0))
+        words = labels if kind == "tokens" else None
+        return Batch(ids, labels, extra=TaskRows(segments=ids, may_answer=ids == 0, words=words))
 
     def check_backend(self, backend: str, device: torch.device) -> None:
         self.backbone.check_backend(backend, device)
@@ -131,6 +132,7 @@ class TaskModel(SequenceModel):
             segments=batch.texts.segments,
             labels=batch.labels,
             may_answer=batch.texts.may_answer,
+            words=batch.texts.words,
             mems=mems,
             execution=execution,
         )
@@ -145,6 +147,7 @@ class TaskModel(SequenceModel):
         segments: Tensor | None = None,
         labels: Tensor | None = None,
         may_answer: Tensor | None = None,
+        words: Tensor | None = None,
         mems: Memory | None = None,
         execution: Execution = Execution(),
     ) -> ModelOutput:
@@ -156,13 +159,14 @@ class TaskModel(SequenceModel):
             segments: int64 like `ids`, the text that each token belongs to, for an XLNet; None: all to the same.
             labels: what is right, see `TextHead.nll` and `SpanHead.nll`.
             may_answer: bool (B, L), tokens that an answer may consist of, for a span; None: all.
+            words: int64 (B, W), the token that stands for each word, for tokens; None: all tokens stand for themselves, W = L.
             mems: of the rows before in each document, `init_mems` or None where it begins; of texts that stand alone, it comes
                 out as it goes in.
             execution: how to compute; the result is the same.
 
         Returns:
-            logits (B, n_score), or (B, C) of a choice, (B, L, n_score) of tokens; with labels the loss of each example (B,), or
-            of each token (B, L), 0 where it is not scored.
+            logits (B, n_score), or (B, C) of a choice, (B, W, n_score) of tokens; with labels the loss of each example (B,), or
+            of each word (B, W), 0 where it is not scored.
 
         Raises:
             ValueError: shapes that do not fit together, a span's window that is longer than a segment, or one without labels.
@@ -173,7 +177,7 @@ class TaskModel(SequenceModel):
             if labels is None:
                 raise ValueError("a span head gives no logits without labels; use span_scores")
             return ModelOutput(past, nll=self.head.nll(*_window(states, may_answer), labels))
-        head_input, new_mems = self._head_input(states)
+        head_input, new_mems = self._head_input(states, words)
         scores, out = self.head(head_input), new_mems if self._head_config.in_documents else past
         if self.head.kind == "choice":
             scores = scores.view(ids.shape[:2])
@@ -235,14 +239,15 @@ class TaskModel(SequenceModel):
         self.check_memory(mems, len(ids))
         return self._states(ids.flatten(0, -2), n_pad, segments, mems, execution)
 
-    def _head_input(self, states: Iterator[_States]) -> tuple[Tensor, Memory]:
-        """Return the states of all tokens, (B, L, D), or what sums each text up, (B, D): the last one, or their mean.
+    def _head_input(self, states: Iterator[_States], words: Tensor | None) -> tuple[Tensor, Memory]:
+        """Return the states of words, (B, W, D), or what sums each text up, (B, D): the last one, or their mean.
 
         And the memory after them.
         """
         if self._head_config.kind == "tokens":
             parts, _, after = zip(*states, strict=True)
-            return torch.cat(parts, dim=1), after[-1]
+            h_BLD = torch.cat(parts, dim=1)
+            return h_BLD if words is None else h_BLD.take_along_dim(words.unsqueeze(-1), dim=1), after[-1]
         if self._head_config.summary == "last":
             ((h_BTD, _, mems),) = deque(states, maxlen=1)  # those before matter through memory
             return h_BTD[:, -1], mems

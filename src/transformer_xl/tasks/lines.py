@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from transformer_xl.data.entities import name_entities
 from transformer_xl.data.text_files import content_sha256
 from transformer_xl.errors import ConfigError, CorpusError, one_line, shown
 from transformer_xl.files import canonical_json, files_below, locked, replace_file
@@ -31,7 +32,10 @@ def as_json(prediction: Prediction, labels: Sequence[str]) -> str:
         return json.dumps({"text": "", "label": None})
     line: dict[str, Any] = {"text": example.text, "pair": example.pair} if example.id is None else {"id": example.id}
     line |= {"document": example.document}
-    if prediction.no_answer is not None:
+    if example.words:
+        line |= {"words": example.words, "labels": label, "probabilities": list(map(_rounded, prediction.probabilities))}
+        line |= {"spans": [vars(span) for span in prediction.spans]} if name_entities(labels) else {}
+    elif prediction.no_answer is not None:
         rounded = [{name: _rounded(value) for name, value in vars(answer).items()} for answer in prediction.answers]
         best = rounded[0] if rounded and label else {}
         line |= {"answer": label} | {name: best.get(name) for name in ("start", "end", "score")}
@@ -55,7 +59,8 @@ def as_row(prediction: Prediction, labels: Sequence[str]) -> str:
     r"""Return a prediction as a line with tabs between: what it is, how probable, and of what: an id, or else the text.
 
     An answer has its first character and the one after its last before the id or question. Several labels, and their
-    probabilities, have commas between. Tabs and line ends within become spaces. The row of an empty text is empty.
+    probabilities, have commas between. Tabs and line ends within become spaces. The row of an empty text is empty. Words have a
+    line each, with label and probability, and a line end after the last one, as in files of CoNLL.
 
     Example:
         >>> from transformer_xl.data.labels import Example
@@ -67,6 +72,9 @@ def as_row(prediction: Prediction, labels: Sequence[str]) -> str:
     example, label = prediction.example, prediction.label
     if example.is_empty:
         return ""
+    if example.words and isinstance(label, tuple):
+        rows = zip(example.words, label, prediction.probabilities, strict=True)
+        return "".join(f"{' '.join(word.split())}\t{name}\t{p:.4f}\n" for word, name, p in rows)
     texts = (example.text, example.pair, _chosen(prediction))
     columns = [f"{label:.4f}" if isinstance(label, float) else str(label)]
     if isinstance(label, tuple):
@@ -94,7 +102,7 @@ def prediction_file(path: Path, origin: Mapping[str, str], *, resume: bool) -> I
     """Open a file for lines of predictions; yield it and the number of lines that it has already.
 
     Beside it stands what it comes from, `FILE.origin.json`, so that it is gone on with by the same model and texts only. A
-    last line that was not written to its end is cut off.
+    last line that was not written to its end is cut off, and of words a last sentence, which an empty line ends.
     """
     record = path.with_name(f"{path.name}.origin.json")
 
@@ -107,7 +115,8 @@ def prediction_file(path: Path, origin: Mapping[str, str], *, resume: bool) -> I
             if not resume:
                 raise ConfigError(f"'{path}' is there already; go on with it by --resume, or choose another --out")
             _check_origin(path, read_json_object(record), origin)
-            n_kept = _whole_lines(path, json.loads if origin["lines"] == "json" else bytes.decode)
+            read = json.loads if origin["lines"] == "json" else bytes.decode
+            n_kept = _whole_lines(path, read, in_sentences=origin["lines"] == "conll")
         else:
             replace_file(record, canonical_json(dict(origin)))
         with path.open("ab") as file:
@@ -123,7 +132,9 @@ def origin_of(
     """
     content = {"name": "standard input"} if texts is None else {"name": str(texts), "sha256": _content_sha256(texts)}
     own = {f"texts_{name}": value for name, value in content.items()}
-    how = {"lines": "json" if json else "tsv", "computed": f"--precision {precision} --batch-size {batch_size}"}
+    is_words = model.config.head is not None and model.config.head.kind == "tokens"
+    lines = "json" if json else "conll" if is_words else "tsv"
+    how = {"lines": lines, "computed": f"--precision {precision} --batch-size {batch_size}"}
     return {"model_name": str(source), "model_sha256": model_sha256(model), **own, **how}
 
 
@@ -145,15 +156,17 @@ def _check_origin(path: Path, record: Mapping[str, Any], origin: Mapping[str, st
             raise ConfigError(f"'{path}' was begun with {shown(record.get(how))}, not {origin[how]}; give the same")
 
 
-def _whole_lines(path: Path, read: Callable[[bytes], object]) -> int:
-    """Cut off a last line without an end, and return the number of lines; an error names one that cannot be read."""
-    n_line = end = 0
+def _whole_lines(path: Path, read: Callable[[bytes], object], *, in_sentences: bool) -> int:
+    """Cut off a last line or sentence without an end, and return how many there are; an error names a line that is bad."""
+    n_whole = n_line = end = 0
     with path.open("r+b") as file:
         while (line := file.readline()).endswith(b"\n"):
-            n_line, end = n_line + 1, end + len(line)
+            n_line += 1
+            if not in_sentences or line == b"\n":
+                n_whole, end = n_whole + 1, file.tell()
             try:
                 read(line)
             except ValueError as error:
                 raise CorpusError(f"'{path}', line {n_line} cannot be read: {one_line(error)}; choose another --out") from None
         file.truncate(end)
-    return n_line
+    return n_whole

@@ -126,7 +126,8 @@ def read_texts(
     else:
         is_csv = isinstance(source, Path) and not source.is_dir() and suffix_of(source) == ".csv"
         task = _in_documents(_with_columns(task, first, is_csv=is_csv), head, document)
-        examples = read_examples(source, task, labelled=labelled, reads_labels=labelled, keeps_empty=not labelled)
+        how = {"labelled": labelled, "reads_labels": labelled, "keeps_empty": not labelled, "known_labels": head.labels}
+        examples = read_examples(source, task, **how)
     return examples if labelled else (replace(example, label=None) for example in examples)
 
 
@@ -195,6 +196,8 @@ def predictions(
     if batch_size < 1:
         raise ConfigError(f"batch_size ({batch_size}) must be at least 1")
     chosen = precision_of_texts(precision, model.device)
+    if head.kind == "tokens":
+        examples = map(_with_words, examples)
     predict: _Predict
     if head.in_documents:
         predict = _Documents(model, head, tokenizer, batch_size, chosen, execution)
@@ -239,6 +242,15 @@ def precision_of_texts(name: str, device: torch.device) -> Precision:
     return choose_precision(name, device)[0]
 
 
+def _with_words(example: Example) -> Example:
+    """Return an example with its words: those that it has, or those between white space."""
+    if example.pair is not None:
+        where = f"{example.place}: " if example.place else ""
+        raise CorpusError(f"{where}the model labels the words of one text; leave the second one out")
+    words = example.words or tuple(example.text.split())
+    return replace(example, words=words, text=example.text or " ".join(words))
+
+
 _Predict = Callable[[Sequence[Example]], list[Prediction]]
 """Says something of each of some texts, in their order."""
 
@@ -255,7 +267,7 @@ def _predicted(predict: _Predict, parts: Iterator[list[Example]], skip: int) -> 
 
 @dataclass
 class _Texts:
-    """Predicts classes, labels, numbers and choices."""
+    """Predicts classes, labels, numbers, choices, and labels of words."""
 
     model: TaskModel
     head: HeadConfig
@@ -290,9 +302,8 @@ class _Texts:
         """Return the scores of a batch on the CPU, and the memory after it."""
         batch = batch.to(self.model.device)
         with autocast(self.model.device, self.precision):
-            out = self.model(
-                batch.ids, n_pad=batch.rows.n_pad, segments=batch.texts.segments, mems=mems, execution=self.execution
-            )
+            own = {"n_pad": batch.rows.n_pad, "segments": batch.texts.segments, "words": batch.texts.words}
+            out = self.model(batch.ids, **own, mems=mems, execution=self.execution)
         assert out.logits is not None
         logits = out.logits.cpu().double()
         if not logits.isfinite().all():
@@ -300,7 +311,9 @@ class _Texts:
         return logits, out.mems
 
     def _said(self, examples: Sequence[Example], logits: Tensor, labels: Tensor) -> list[Prediction]:
-        """Return predictions from scores (B, n), or (B, 1) of numbers."""
+        """Return predictions from scores (B, n), or (B, 1) of numbers, (B, W, n) of words."""
+        if self.head.kind == "tokens":
+            return [self._of_words(*each) for each in zip(examples, logits, labels, strict=True)]
         if self.head.kind == "regression":
             return [Prediction(example, value) for example, value in zip(examples, logits[:, 0].tolist(), strict=True)]
         if self.head.kind == "multilabel":
@@ -316,6 +329,12 @@ class _Texts:
             found = best if self.head.kind == "choice" else [self.head.labels[i] for i in best]
         rows = zip(examples, found, probabilities.tolist(), nats.tolist(), strict=True)
         return [Prediction(example, label, tuple(p), None if example.label is None else nat) for example, label, p, nat in rows]
+
+    def _of_words(self, example: Example, logits: Tensor, labels: Tensor) -> Prediction:
+        n = len(example.words)
+        best, found = logits[:n].softmax(1).max(1)
+        nats = None if example.label is None else float(F.cross_entropy(logits[:n], labels[:n]))
+        return Prediction(example, tuple(self.head.labels[i] for i in found.tolist()), tuple(best.tolist()), nats)
 
 
 @dataclass

@@ -18,6 +18,7 @@ from transformer_xl.config.recipes import load_task
 from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.console import clock
 from transformer_xl.data.labelled import DocumentStream, LabelledRows, LabelledStream, LabelledTexts, Layout, WeightedRows
+from transformer_xl.data.labelled_words import LabelledWords
 from transformer_xl.data.labels import balanced_weights, document_borders, labels_of
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
@@ -204,6 +205,10 @@ class FineTuning(Objective[TaskOutcome]):
         if head.kind == "classification":
             (label, n), *_ = Counter(str(each.label) for each in valid).most_common(1)
             yield f"always saying {label!r} would be right for {n / len(valid):.1%} of the texts to validate on"
+        if head.kind == "tokens":
+            counts = Counter(label for each in valid for label in each.label)
+            (label, n), *_ = counts.most_common(1)
+            yield f"always saying {label!r} would be right for {n / counts.total():.1%} of the words to validate on"
         if isinstance(rows, WeightedRows):
             shown = [f"{name} {weight:.3g}" for name, weight in zip(head.labels, rows.weights.tolist(), strict=True)]
             more = f" and {len(shown) - _MOST_NAMED:,} more" if len(shown) > _MOST_NAMED else ""
@@ -305,7 +310,8 @@ def rows_of(config: RunConfig, texts: TaskTexts, tokenizer: Tokenizer) -> Labell
     assert head is not None
     if head.kind == "span":
         return LabelledWindows(texts.train, WindowLayout.of(config.model, tokenizer))
-    rows = LabelledTexts(texts.train, Layout.of(config.model, tokenizer), head)
+    kind = LabelledWords if head.kind == "tokens" else LabelledTexts
+    rows = kind(texts.train, Layout.of(config.model, tokenizer), head)
     if config.task is None or config.task.class_weights is None:
         return rows
     return WeightedRows(rows, balanced_weights(labels_of(head, texts.train), len(head.labels)))
