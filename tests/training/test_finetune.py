@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.helpers import Lines, differing, run_bits, stop_at, tiny_trainer
+from tests.training.helpers import Lines, differing, entries, run_bits, stop_at, tiny_trainer
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config.model import model_config
 from transformer_xl.conversion.export import export
 from transformer_xl.data.labels import Example
 from transformer_xl.data.task_texts import read_task
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
 from transformer_xl.model.build import make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.tasks.metrics import TaskScore
 from transformer_xl.tasks.predict import predictions
 from transformer_xl.tokenizers.kinds import ByteTokenizer
-from transformer_xl.training.finetune import TaskOutcome, finetune
+from transformer_xl.training.finetune import FineTuning, TaskOutcome, finetune
 from transformer_xl.training.run import train
+from transformer_xl.world import World
 
 TASK = """
 [task]
@@ -214,6 +215,49 @@ def test_patience_ends_a_run_and_more_patience_goes_on(tune: Tune, tmp_path: Pat
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == log
     longer = tune("run", "task.patience=4", **resumed)
     assert (longer.finished, longer.step) == (True, 10)
+
+
+def test_of_equally_right_weights_those_with_the_lower_loss_are_best(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    nats = iter((0.7, 0.8, 0.65, 0.6, 0.65, 0.65, 0.65, 0.65))  # of the weights and of their average, at steps 2, 4 and 6
+
+    def scored(*_: object) -> TaskScore:
+        return TaskScore("classification", 40, {"accuracy": 0.5, "nats": next(nats)})
+
+    monkeypatch.setattr("transformer_xl.training.finetune._score", scored)
+    ended = tune("run", "train.max_steps=6", "train.eval_interval=2", "train.average=ema")
+    assert ended.best_step == 4
+    log = entries(ended.directory)
+    assert [entry["step"] for entry in log if entry["kind"] == "train"] == [1, 2, 3, 4, 5, 6]  # twice a validation
+    assert [entry["average_accuracy"] for entry in log if entry["kind"] == "valid"] == [0.5] * 3
+    best = RunDirectory(ended.directory).store().load(4).state["record"]["best"]
+    assert (best["average"], best["tie_break"]) == (True, 0.6)
+
+
+def test_a_signal_while_the_best_weights_are_scored_ends_only_the_scoring(
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopping(self: Lines, what: str, total: int, **_: str) -> Callable[[int], None]:
+        return lambda n: signal.raise_signal(signal.SIGTERM) if what == "scoring" else None
+
+    display = Lines()
+    with monkeypatch.context() as patch:
+        patch.setattr(Lines, "scoring", stopping)
+        ended = tune("run", "train.max_steps=2", display=display)
+    assert (ended.finished, ended.step, ended.valid, ended.stopped_by) == (True, 2, None, signal.SIGTERM)
+    how = f"score it with: txl finetune --resume --out {tmp_path / 'run'}"
+    assert display.said[-1] == f"SIGTERM: saved step 2, which is not scored; {how}"
+    assert tune("run", source=None, task=None, data=None, resume=True).valid
+
+
+def test_scores_that_are_no_numbers_end_a_run(tune: Tune) -> None:
+    with pytest.raises(TrainingError, match=r"^diverged: scores of the validation texts are not finite numbers after step 5;"):
+        tune("run", "optim.lr=1e30", "optim.schedule=constant", "optim.warmup_share=0", "train.eval_interval=5")
+
+
+def test_a_model_in_parts_is_not_fine_tuned(tune: Tune, bench: Path) -> None:
+    objective = FineTuning(str(bench / "base"), str(bench / "quick.toml"), ["train.parallel=fsdp"], {"data": "a.tsv"}, None)
+    with pytest.raises(ConfigError, match=r"^train.parallel \(fsdp\) divides a model, which fine-tuning scores whole; use ddp"):
+        objective.stream(objective.new_settings(), World(0, 2))
 
 
 def test_a_taught_model_is_taught_on_with_its_head_only_for_the_same_labels(

@@ -155,6 +155,7 @@ def test_eval_says_what_memory_is_worth_and_generate_what_it_cannot(run: Path, t
         ("optim.lr_by_length=true", "optim.lr_by_length .* does not go with model.kind"),
         ("eval.ext_len=3", "eval.ext_len .* does not go with model.kind"),
         ("train.batch_size=4000", "text too short"),
+        ("data.split=[0.999,0.001,0]", "^validation split: [0-9]+ tokens are too few to score"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(change: str, message: str, text: Path, tmp_path: Path) -> None:

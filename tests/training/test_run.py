@@ -504,6 +504,22 @@ def test_a_best_that_was_saved_but_not_recorded_is_recorded_on_resume(start: Sta
     assert store.best_step == 32
 
 
+def test_a_best_that_is_gone_is_forgotten(start: Start, half: Path) -> None:
+    """So that the next validation, which is worse than it was, is saved as the best there is."""
+    store = CheckpointStore(half / "checkpoints")
+    assert store.best_step == 16
+    shutil.rmtree(store.directory / "step-00000016")
+    start("run", "optim.lr=1e-20", "train.max_steps=24", resume=True)
+    assert store.best_step == 24
+
+
+def test_checkpoints_of_0_2_are_refused(start: Start, half: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = dataclasses.replace(CheckpointStore(half / "checkpoints").load_newest(on_damaged=print), copies={})
+    monkeypatch.setattr(CheckpointStore, "load_newest", lambda *_, **__: newest)
+    with pytest.raises(CheckpointError, match=r"^'.*run' was trained by transformer_xl 0.2, which saved other states; go on"):
+        start(resume=True)
+
+
 def test_nothing_sound_is_one_error_and_nothing_changes(start: Start, half: Path) -> None:
     store = CheckpointStore(half / "checkpoints")
     for step in store.steps():
