@@ -102,6 +102,7 @@ def test_reading_ahead_reads_one_step_ahead_and_on_a_cpu_nothing_does(monkeypatc
     ahead.prefetch(0)
     ahead.prefetch(0)
     assert reads == [0]
+    assert ahead.place == feed().place
     ahead.read(0)
     assert reads == [0]
     ahead.read(1)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import AtOnce
 from tests.training.helpers import bits, differing, saved, settled, tiny_trainer
-from tests.training.test_trainer_bad_steps import INJURIES
+from tests.training.test_trainer_bad_steps import INJURIES, MOVES
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.kernels.graphs import Compute
 from transformer_xl.model import softmax
@@ -102,7 +102,9 @@ def test_a_bad_step_changes_only_places_and_counters(injury: str, optimizer: str
             seeded(trainer, step)
         with monkeypatch.context() as patch:
             INJURIES[injury](trainer, patch, float("nan"))
+            before = copy.deepcopy(bits(trainer))
             assert seeded(trainer, 2).skipped
+        assert differing(before, bits(trainer)) == sorted(MOVES)
     assert differing(bits(launched), bits(plain)) == []
     assert launched.skipped == 1
 
