@@ -157,7 +157,7 @@ class Trainer:
             self._remember(self._empty_mems())
         segments = self.feed.read(self.step)
         n_token, n_scored = self._count(segments)
-        rate = self.schedule.factor(self.step, progress, share=self._share_of_step(progress)) * self._share_of_length(segments)
+        rate = self._rate(segments, progress)
         if not self.model.training:  # to tell all modules takes longer than to launch the graph of a small model
             self.model.train()
         groups = [list(group) for group in zip(*(batch.split(self.config.accumulate) for batch in segments), strict=True)]
@@ -247,15 +247,13 @@ class Trainer:
                     "or train.precision=fp32"
                 )
 
-    def _share_of_step(self, before: float) -> float:
-        """Return the share of the budget that the step takes whose segments have just been read; 0 if nobody knows."""
-        return max(self.progress - before, 1 / self.config.max_steps if self.config.max_steps else 0.0)
-
-    def _share_of_length(self, segments: list[Batch]) -> float:
-        """Return the factor on the rate of a step that reads shorter or longer segments, or fewer; see `optim.lr_by_length`."""
-        if not self.schedule.config.lr_by_length:
-            return 1.0
-        return sum(segment.ids.shape[1] for segment in segments) / (self.config.tgt_len * self.config.tbptt_segments)
+    def _rate(self, segments: list[Batch], before: float) -> float:
+        """Return the factor on the learning rate of a step that has read its segments; `before`: the progress without them."""
+        share = max(self.progress - before, 1 / self.config.max_steps if self.config.max_steps else 0.0)  # 0: nobody knows
+        rate = self.schedule.factor(self.step, before, share=share)
+        if self.schedule.config.lr_by_length:  # of what it reads
+            rate *= sum(batch.ids.shape[1] for batch in segments) / (self.config.tgt_len * self.config.tbptt_segments)
+        return rate
 
     def _count(self, segments: list[Batch]) -> tuple[int, int]:
         """Return how many tokens are read, and from how many losses is learned, in all processes."""
