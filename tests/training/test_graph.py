@@ -165,12 +165,12 @@ def test_a_resumed_run_has_the_bits_of_one_that_went_on() -> None:
 @pytest.mark.usefixtures("graphs")
 def test_tails_have_few_sizes() -> None:
     """Numbers of tokens in the tails differ from step to step, and shapes hardly do; what is left over counts for nothing."""
-    launched, plain = both(model={"cutoffs": [3, 7], "div_val": 2})
+    launched, plain = both(model={"cutoffs": [3, 7], "div_val": 2}, train={"tgt_len": 10})
     for step in range(9):
         one, other = seeded(launched, step), seeded(plain, step)
         assert one.nats == pytest.approx(other.nats, rel=1e-6)
     assert isinstance(launched._graphs, AtOnce)
-    assert len(launched._graphs.places) <= 3
+    assert 1 < len(launched._graphs.places) <= 3
 
 
 class NeverWaits(TorchDispatchMode):

@@ -588,6 +588,17 @@ def test_skipped_steps_are_warned_of_and_counted_in_the_log(
     assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [16, 20]
 
 
+def test_a_step_that_is_read_late_is_counted_when_a_signal_ends_the_run(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformer_xl.training.trainer.must_wait", lambda *_: False)
+    assert not start("run", display=stop_at(10)).finished
+    state = CheckpointStore(tmp_path / "run" / "checkpoints").load_newest(on_damaged=pytest.fail).state
+    *_, last = (entry for entry in entries(tmp_path / "run") if entry["kind"] == "train")
+    assert last["step"] == 8
+    assert state["record"]["interval"]["tokens"] == state["tokens"] - last["tokens"]
+
+
 def test_a_run_that_ends_for_bad_steps_keeps_its_last_good_checkpoint(
     start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
