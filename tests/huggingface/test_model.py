@@ -263,7 +263,11 @@ def test_an_adaptive_model_loads(adaptive: Saved) -> None:
 def test_rows_turn_and_turn_back() -> None:
     real = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]).bool()
     padding = Padding.of(real)
-    assert padding is not None
+    assert padding.n_pad is not None
     assert padding.n_pad.tolist() == [2, 2, 4, 0] and padding.shift.tolist() == [2, 1, 0, 0]
     x = torch.randn(4, 4, 3)
-    assert padding.turn(x)[0, 2:].equal(x[0, :2]) and padding.turn_back(padding.turn(x)).equal(x)
+    turned = padding.turn(x, fill=-7)
+    assert turned[0, 2:].equal(x[0, :2]) and bool((turned[2] == -7).all())
+    assert padding.turn_back(turned).equal(x.masked_fill(~real.unsqueeze(2), -7))
+    whole = Padding.of(real[3:])
+    assert whole.n_pad is None and whole.turn(x) is x and whole.turn_back(x) is x

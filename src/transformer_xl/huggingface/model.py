@@ -156,21 +156,17 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         config, model = self.config, self.transformer
         # no vector is padding by itself
         of_id = torch.zeros(given.shape[:2], dtype=torch.int64, device=given.device) if ids is None else ids
-        real_BT = real_tokens(of_id, mask, config.vocab_size, continued=mems is not None)
+        padding = Padding.of(real_tokens(of_id, mask, config.vocab_size, continued=mems is not None))
         model.check_segment(of_id, mems)
-        padding = Padding.of(real_BT)
-        if padding is not None:
-            given = padding.turn(given.masked_fill(~real_BT.view(*real_BT.shape, *[1] * (given.dim() - 2)), 0))
         hidden_states = config.output_hidden_states if hidden_states is None else hidden_states
         attentions = config.output_attentions if attentions is None else attentions
         states: list[Tensor] = []
         weights: list[Tensor] = []
         with model.watched(states=states.append if hidden_states else None, weights=weights.append if attentions else None):
-            last, new_mems = model.read(given, mems=mems, rows=Rows() if padding is None else Rows(n_pad=padding.n_pad))
-        states += [last] if states else []
-        if padding is not None:
-            states, weights = [padding.turn_back(h) for h in states], [padding.turn_weights_back(w) for w in weights]
-        return Segment(last, new_mems, real_BT, padding, tuple(states) or None, tuple(weights) or None)
+            last, new_mems = model.read(padding.turn(given), mems=mems, rows=Rows(n_pad=padding.n_pad))
+        states = [padding.turn_back(h) for h in (*states, last)] if states else []
+        weights = [padding.turn_weights_back(w) for w in weights]
+        return Segment(last, new_mems, padding, tuple(states) or None, tuple(weights) or None)
 
     def get_input_embeddings(self) -> torch.nn.Module:
         return getattr(self.transformer, "backbone", self.transformer).embedding
@@ -185,19 +181,17 @@ class Segment:
 
     last: Tensor  # (B, T, D), each row turned until its last token stands at the end
     mems: Mems
-    real: Tensor  # bool (B, T), False at padding
-    padding: "Padding | None"
+    padding: "Padding"
     hidden_states: tuple[Tensor, ...] | None
     attentions: tuple[Tensor, ...] | None
 
     def targets(self, labels: Tensor) -> Tensor:
         """Return the label that follows each token of `last`."""
-        targets = _targets(labels, self.real)
-        return targets if self.padding is None else self.padding.turn(targets)
+        return self.padding.turn(_targets(labels, self.padding.real), fill=-100)
 
     def turn_back(self, x_BT: Tensor) -> Tensor:
         """Return what was made of `last`, (B, T, …), with each row where the caller has it."""
-        return x_BT if self.padding is None else self.padding.turn_back(x_BT)
+        return self.padding.turn_back(x_BT)
 
 
 class TransformerXLModel(TransformerXLPreTrainedModel):
@@ -335,15 +329,16 @@ class Padding:
     The model knows only padding at the left, because a memory is contiguous in time. Its output is turned back.
     """
 
-    n_pad: Tensor  # int64 (B,), places of a row that hold no token
+    real: Tensor  # bool (B, T), False at padding
+    n_pad: Tensor | None  # int64 (B,), places of a row that hold no token; None: all rows are whole
     shift: Tensor  # int64 (B,), places by which a row turns right to end with its last token
 
     @classmethod
-    def of(cls, real_BT: Tensor) -> "Padding | None":
-        """Find the padding of rows from `real_BT`, False at padding; None if there is none, ValueError between tokens."""
+    def of(cls, real_BT: Tensor) -> "Padding":
+        """Find the padding of rows from `real_BT`, False at padding; ValueError between tokens."""
+        B, T = real_BT.shape
         if bool(real_BT.all()):
-            return None
-        T = real_BT.shape[1]
+            return cls(real_BT, None, torch.zeros(B, dtype=torch.int64, device=real_BT.device))
         place_T = torch.arange(T, device=real_BT.device)
         first_B = torch.where(real_BT, place_T, T).amin(dim=1)
         last_B = torch.where(real_BT, place_T, -1).amax(dim=1)
@@ -354,10 +349,10 @@ class Padding:
             raise ValueError(
                 f"row {row} of attention_mask has padding between tokens; pad at the left or at the right of each text only"
             )
-        return cls(T - n_real_B, torch.where(n_real_B > 0, T - 1 - last_B, 0))
+        return cls(real_BT, T - n_real_B, torch.where(n_real_B > 0, T - 1 - last_B, 0))
 
-    def turn(self, x_BT: Tensor) -> Tensor:
-        """Turn every row of (B, T, …) right until its last token stands at the end.
+    def turn(self, x_BT: Tensor, *, fill: int = 0) -> Tensor:
+        """Turn every row of (B, T, …) right until its last token stands at the end, with `fill` at padding.
 
         Example:
             >>> padding = Padding.of(torch.tensor([[True, True, False]]))
@@ -366,6 +361,8 @@ class Padding:
             >>> padding.turn_back(torch.tensor([[0, 5, 6]])).tolist()
             [[5, 6, 0]]
         """
+        if self.n_pad is not None:
+            x_BT = x_BT.masked_fill(~self.real.view(*self.real.shape, *[1] * (x_BT.dim() - 2)), fill)
         return _turned(x_BT, -self.shift)
 
     def turn_back(self, x_BT: Tensor) -> Tensor:
@@ -377,6 +374,8 @@ class Padding:
 
         In a row that was read, padding comes before memory, so that memory ends where the text begins.
         """
+        if self.n_pad is None:
+            return weights_BNTS
         T = weights_BNTS.shape[2]
         M = weights_BNTS.shape[3] - T
         memory_BM = torch.arange(M, device=self.shift.device) + self.n_pad[:, None]

@@ -47,7 +47,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         Raises:
             ValueError: shapes that do not fit, a text without tokens, or padding between tokens.
         """
-        rows = _rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)
+        rows, _ = _rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)
         loss, logits = _scored(self.transformer, rows, labels)
         result = SequenceClassifierOutput(loss=loss, logits=logits)
         return result.to_tuple() if return_dict is False else result
@@ -68,7 +68,7 @@ class TransformerXLForMultipleChoice(TransformerXLPreTrainedModel):
     ) -> MultipleChoiceModelOutput | tuple[Any, ...]:
         """Score choices: as `TransformerXLForSequenceClassification.forward`, with logits (B, C)."""
         mask, segments = (None if x is None else x.flatten(0, 1) for x in (attention_mask, token_type_ids))
-        rows = _rows(input_ids.flatten(0, 1), mask, segments, self.config.vocab_size)
+        rows, _ = _rows(input_ids.flatten(0, 1), mask, segments, self.config.vocab_size)
         rows = {name: x.view(*input_ids.shape[:2], *x.shape[1:]) for name, x in rows.items()}
         loss, logits = _scored(self.transformer, rows, labels)
         result = MultipleChoiceModelOutput(loss=loss, logits=logits)
@@ -89,9 +89,8 @@ class TransformerXLForTokenClassification(TransformerXLPreTrainedModel):
         return_dict: bool | None = None,
     ) -> TokenClassifierOutput | tuple[Any, ...]:
         """Score tokens: as `TransformerXLForSequenceClassification.forward`, with logits (B, T, n_label)."""
-        padding = Padding.of(real_tokens(input_ids, attention_mask, self.config.vocab_size, continued=False))
-        logits = self.transformer(**_rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)).logits
-        logits = logits if padding is None else padding.turn_back(logits)
+        rows, padding = _rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)
+        logits = padding.turn_back(self.transformer(**rows).logits)
         loss = None
         if labels is not None:
             loss = self.transformer.head.nll(logits, labels).sum() / (labels != -100).sum().clamp(min=1)
@@ -156,13 +155,10 @@ class TransformerXLForQuestionAnswering(TransformerXLPreTrainedModel):
         """
         if (start_positions is None) != (end_positions is None):
             raise ValueError("start_positions and end_positions belong together; give both or none")
-        real_BT = real_tokens(input_ids, attention_mask, self.config.vocab_size, continued=False)
-        rows = _rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)
-        padding = Padding.of(real_BT)
-        shift_B = torch.zeros_like(input_ids[:, 0]) if padding is None else padding.shift
+        rows, padding = _rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)
+        shift_B = padding.shift
         if p_mask is not None:
-            may_answer = p_mask == 0
-            rows["may_answer"] = may_answer if padding is None else padding.turn(may_answer)
+            rows["may_answer"] = padding.turn(p_mask == 0)
         if start_positions is not None and end_positions is not None:
             none_B = torch.zeros_like(start_positions) if is_impossible is None else is_impossible.to(start_positions.dtype)
             labels = torch.stack([start_positions + shift_B, end_positions + shift_B, none_B], dim=1)
@@ -204,17 +200,15 @@ class XLNetForQuestionAnswering(TransformerXLForQuestionAnswering):
     config_class = XLNetPretrainedConfig
 
 
-def _rows(ids: Tensor, mask: Tensor | None, segments: Tensor | None, vocab_size: int) -> dict[str, Tensor]:
-    """Return rows as our model takes them, padded at the left."""
-    real_BT = real_tokens(ids, mask, vocab_size, continued=False)
-    if not bool(real_BT.any(dim=1).all()):
-        raise ValueError(f"text {int((~real_BT.any(dim=1)).nonzero()[0, 0])} has no tokens; leave it out")
+def _rows(ids: Tensor, mask: Tensor | None, segments: Tensor | None, vocab_size: int) -> tuple[dict[str, Tensor], Padding]:
+    """Return rows as our model takes them, padded at the left, and where they were padded."""
+    padding = Padding.of(real_tokens(ids, mask, vocab_size, continued=False))
+    is_empty = ~padding.real.any(dim=1)
+    if bool(is_empty.any()):
+        raise ValueError(f"text {int(is_empty.nonzero()[0, 0])} has no tokens; leave it out")
     segments = torch.zeros_like(ids) if segments is None else segments
-    padding = Padding.of(real_BT)
-    if padding is None:
-        return {"ids": ids, "segments": segments, "n_pad": torch.zeros_like(ids[:, 0])}
-    ids = padding.turn(ids.masked_fill(~real_BT, 0))
-    return {"ids": ids, "segments": padding.turn(segments.masked_fill(~real_BT, 0)), "n_pad": padding.n_pad}
+    n_pad = torch.zeros_like(ids[:, 0]) if padding.n_pad is None else padding.n_pad
+    return {"ids": padding.turn(ids), "segments": padding.turn(segments), "n_pad": n_pad}, padding
 
 
 def _scored(model: Any, rows: dict[str, Tensor], labels: Tensor | None) -> tuple[Tensor | None, Tensor]:

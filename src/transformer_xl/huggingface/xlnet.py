@@ -46,18 +46,13 @@ class XLNetModel(TransformerXLPreTrainedModel):
         Raises:
             ValueError: shapes that do not fit, or padding between tokens.
         """
-        real_BT = real_tokens(input_ids, attention_mask, self.config.vocab_size, continued=mems is not None)
-        padding = Padding.of(real_BT)
-        ids, segments = input_ids, token_type_ids
-        if padding is not None:
-            ids = padding.turn(ids.masked_fill(~real_BT, 0))
-            segments = None if segments is None else padding.turn(segments.masked_fill(~real_BT, 0))
+        padding = Padding.of(real_tokens(input_ids, attention_mask, self.config.vocab_size, continued=mems is not None))
+        segments = None if token_type_ids is None else padding.turn(token_type_ids)
         shown = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         states: list[Tensor] = []
         with self.transformer.watched(states=states.append if shown else None):
-            n_pad = None if padding is None else padding.n_pad
-            last, new_mems = self.transformer.read(ids, mems=mems, segments=segments, n_pad=n_pad)
-        states = [h if padding is None else padding.turn_back(h) for h in (*states, last)]
+            last, new_mems = self.transformer.read(padding.turn(input_ids), mems=mems, segments=segments, n_pad=padding.n_pad)
+        states = [padding.turn_back(h) for h in (*states, last)]
         result = TransformerXLModelOutput(
             last_hidden_state=states[-1],
             mems=None if use_cache is False else new_mems,
