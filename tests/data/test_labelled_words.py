@@ -29,24 +29,24 @@ def _tokenizer(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_word_has_the_token_in_which_it_begins(kind):
+def test_a_model_that_sees_the_past_reads_a_word_to_its_last_token(kind):
     layout = Layout(_tokenizer(kind), "transformer_xl")
     row = layout.row_of_words(Example("", words=WORDS, place="here"))
     text = " ".join(WORDS)
     ids, starts, ends = layout.tokenizer.encode_with_offsets(text)
     assert row.ids.tolist() == [*ids.tolist(), *layout.sep.tolist()]
     begin, expected = 0, []
-    for word in WORDS:  # the first piece that has a character of the word
-        expected.append(next(i for i in range(len(ids)) if starts[i] < begin + len(word) and ends[i] > begin))
+    for word in WORDS:  # the last piece that has a character of the word
+        expected.append(max(i for i in range(len(ids)) if starts[i] < begin + len(word) and ends[i] > begin))
         begin += len(word) + 1
     assert row.words.tolist() == expected
     assert len(set(expected)) == len(WORDS)
     if kind in ("byte", "char"):
-        assert [layout.tokenizer.piece(int(row.ids[i]))[:1] for i in row.words] == [word.encode()[:1] for word in WORDS]
+        assert [layout.tokenizer.piece(int(row.ids[i]))[-1:] for i in row.words] == [word.encode()[-1:] for word in WORDS]
     assert layout.rows(Example("", words=WORDS))[0].words.tolist() == expected
 
 
-def test_an_xlnet_reads_words_before_its_special_pieces():
+def test_an_xlnet_has_the_token_in_which_a_word_begins():
     row = XLNET.row_of_words(Example("", words=("The", "line\nend", "``", "1990,")))
     _, _, ends = XLNET.encode_with_offsets("The line\nend `` 1990,")
     assert row.ids[-2:].tolist() == [*XLNET.sep, *XLNET.end]
@@ -97,7 +97,7 @@ def test_batches_hold_the_words_of_each_row_and_their_labels():
     assert (batch.n_scored, batch.per_row) == (5, False)
     for i, index in enumerate((3, 0, 6)):
         for place, word in zip(batch.texts.words[i].tolist(), sentences[index].words, strict=False):
-            assert bytes(batch.ids[i, place : place + len(word)].tolist()) == word.encode()
+            assert bytes(batch.ids[i, place + 1 - len(word) : place + 1].tolist()) == word.encode()
     weights = balanced_weights(labels_of(HEAD, sentences), 3)
     weighted = WeightedRows(texts, weights).batch(np.array([3]), np.array([True]), 20).texts.weights
     assert weighted is not None and torch.equal(weighted, weights[torch.tensor([[1, 2, 2, 0]])])

@@ -86,7 +86,7 @@ def _model(*, is_xlnet: bool = False) -> TaskModel:
 
 
 @pytest.mark.parametrize("is_xlnet", [False, True])
-def test_words_have_the_labels_of_their_first_pieces_whatever_the_batch(is_xlnet, monkeypatch):
+def test_words_have_the_labels_of_their_tokens_whatever_the_batch(is_xlnet, monkeypatch):
     """Sentences of one segment and of several; all words are labelled, and their cost is a mean of known labels."""
     monkeypatch.setattr(texts_module, "WINDOW", 2)
     model, tokenizer = _model(is_xlnet=is_xlnet), pieces() if is_xlnet else BYTES

@@ -123,16 +123,17 @@ class Layout:
         return self.tokenizer.encode_with_offsets(text.replace("\n", " ") if self.is_xlnet else text)
 
     def row_of_words(self, example: Example) -> Row:
-        r"""Return the row of an example's words, which a space joins, and the first piece of each.
+        r"""Return the row of an example's words, which a space joins, and the token that stands for each.
 
-        A word that has no piece of its own, such as one of characters that a vocabulary drops, or the second word of a piece
-        that spans two, has the piece that ends after its beginning.
+        That is the first piece of a word for an XLNet, and for other models, which see only what is before, the last one. A
+        word that has no piece of its own, such as one of characters that a vocabulary drops, or the second word of a piece that
+        spans two, has the piece beside it.
 
         Example:
             >>> from transformer_xl.tokenizers.kinds import ByteTokenizer
             >>> row = Layout(ByteTokenizer(), "lstm").row_of_words(Example("to be", words=("to", "be")))
             >>> bytes(row.ids.tolist()), row.words.tolist()
-            (b'to be\n', [0, 3])
+            (b'to be\n', [1, 4])
 
         Raises:
             CorpusError: the text is longer than what is read, or nothing of it can be encoded.
@@ -141,7 +142,7 @@ class Layout:
         where = f"{example.place}: " if example.place else ""
         joined = replace(example, text=" ".join(example.words))
         try:
-            ids, _, ends = self.encode_with_offsets(joined.text)
+            ids, starts, ends = self.encode_with_offsets(joined.text)
         except TokenizerError as error:
             raise TokenizerError(f"{where}{error}") from None
         if not len(ids):
@@ -151,8 +152,12 @@ class Layout:
                 f"{where}this sentence of {len(joined.words):,} words has {n:,} tokens, but {self.max_len:,} are read at most "
                 "(max_len); divide it, or read on with memory: model.mem_len above 0, and max_len none"
             )
-        words = np.searchsorted(ends, joined.word_starts, "right").clip(max=len(ids) - 1)
-        return replace(self.row(ids.astype(np.int32)), words=words)
+        if self.is_xlnet:
+            words = np.searchsorted(ends, joined.word_starts, "right")
+        else:
+            word_ends = [start + len(word) for start, word in zip(joined.word_starts, joined.words, strict=True)]
+            words = np.searchsorted(starts, word_ends, "left") - 1
+        return replace(self.row(ids.astype(np.int32)), words=words.clip(0, len(ids) - 1))
 
     def rows(self, example: Example) -> tuple[Row, ...]:
         """Return an example as one row, or as one for each choice."""
