@@ -15,6 +15,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
 from transformer_xl.reading.evaluation import evaluate
+from transformer_xl.tokenizers.kinds import CharTokenizer
 from transformer_xl.training.finetune import finetune
 
 LORA = "train.lora_rank=2"
@@ -179,6 +180,7 @@ def test_a_vocabulary_grows(start: Start, base: Path, tmp_path: Path) -> None:
     start("whole", *overrides, **arguments, display=(display := Lines()))
     assert any(note.endswith("'\u03b2' (800 times), '\u03b1' (400); it grows by 2") for note in display.said)
     (old, known), (new, tokenizer) = load(base), load(tmp_path / "whole")
+    assert isinstance(known, CharTokenizer) and isinstance(tokenizer, CharTokenizer)
     assert set(tokenizer.alphabet) == {*known.alphabet, "\u03b1", "\u03b2"}
     assert new.config.vocab_size == tokenizer.vocab_size == known.vocab_size + 2
     new.load_state_dict(first_weights(tmp_path / "whole"))
