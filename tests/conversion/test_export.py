@@ -208,6 +208,9 @@ def test_what_will_differ_of_a_fine_tuned_xlnet_is_said(tmp_path):
     assert segments.startswith("this model reads a text longer than head.tgt_len (512 tokens) segment by segment with memory")
     assert mean.startswith("Hugging Face's mean of all states counts padding")
     assert vocabulary.startswith("no vocabulary was written")
+    model = tiny_task({**TASKS[1], "in_documents": True})
+    notes = export(write(model, tmp_path / "rows"), tmp_path / "foreign rows", kind="huggingface").notes
+    assert notes[2].startswith("this model reads a row of a document after those before it")
 
 
 @pytest.mark.parametrize("kind", ["huggingface", "authors"])

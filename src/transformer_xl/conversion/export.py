@@ -220,6 +220,8 @@ def _notes_of_head(config: XLNetConfig) -> Iterator[str]:
             f"this model reads a text longer than head.tgt_len ({head.tgt_len} tokens) segment by segment with memory; Hugging "
             "Face's reads what it is given at once"
         )
+    if head.in_documents:
+        yield "this model reads a row of a document after those before it; to Hugging Face's, give the `mems` of the row before"
     if head.summary == "mean":
         yield "Hugging Face's mean of all states counts padding, this model's does not; there, give it texts of one length"
 

@@ -178,8 +178,7 @@ class _Reader:
             texts = self._texts(lines)
             if self._is_conll(first[1], kind):
                 how = {"labelled": self._labelled, "reads_labels": self._reads_labels}
-                sentences = read_sentences(texts, self._name, self._task, **how)
-                yield from (self._checked(replace(sentence, document=self._document)) for sentence in sentences)
+                yield from read_sentences(texts, self._name, self._task, **how)
             else:
                 yield from self._table(((number, [text.rstrip("\r\n")]) for number, text in texts), ".txt")
         else:
@@ -297,11 +296,11 @@ class _Reader:
     def _example(self, fields: Fields, columns: Columns, place: str) -> Example:
         name = fields.get(columns.id) if columns.id else None
         name = None if name is None else str(name)
-        document = self._document if columns.document is None else _document(fields, columns.document, place)
         if self._kind == "tokens" and not isinstance(fields.get(columns.text), str):
-            return self._checked(replace(self._with_words(fields, columns, place), id=name, document=document))
+            return self._checked(replace(self._with_words(fields, columns, place), id=name))
         text = self._text(fields, columns.text, place)
         pair = None if columns.pair is None else self._text(fields, columns.pair, place)
+        document = self._document if columns.document is None else _document(fields, columns.document, place)
         example = Example(text, pair, place=place, id=name, document=document)
         if columns.choices:
             return self._checked(self._with_choices(example, fields, columns))

@@ -18,8 +18,8 @@ N_BEST = 5
 class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
     """A model fine-tuned to classify texts, to give each any of several labels, or a number.
 
-    Texts of any length are read segment by segment with memory. `labels` are int64 (B,) for classes, floats (B, n_label) of 0
-    and 1 for labels, floats (B,) for numbers.
+    Texts of any length are read segment by segment with memory; a row of a document is read alone. `labels` are int64 (B,) for
+    classes, floats (B, n_label) of 0 and 1 for labels, floats (B,) for numbers.
     """
 
     gives = ("classification", "multilabel", "regression")
