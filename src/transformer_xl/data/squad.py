@@ -214,10 +214,6 @@ class Pieces(NamedTuple):
         first, last = int(np.searchsorted(self.ends, start, "right")), int(np.searchsorted(self.starts, end, "left")) - 1
         return (first, last) if first <= last else None
 
-    def characters(self, first: int, last: int) -> tuple[int, int]:
-        """Return the characters from which the pieces from first to last (inclusive) come."""
-        return int(self.starts[first]), int(self.ends[last])
-
 
 @dataclass(frozen=True)
 class Window:
@@ -281,7 +277,7 @@ class WindowLayout:
                 else f"task.max_query_len ({max_query_len}) leaves no room for the passage in rows of {tgt_len} tokens "
                 f"(train.tgt_len); use at most {max(1, tgt_len - n_special - 1)}, or longer rows"
             )
-        self._layout, self._n_special = layout, n_special
+        self._layout, self.n_special = layout, n_special
         self._tgt_len, self._doc_stride, self._max_query_len = tgt_len, doc_stride, max_query_len
         self._passage = lru_cache(8)(self._pieces)  # questions about a passage follow each other
 
@@ -318,8 +314,8 @@ class WindowLayout:
         covering = pieces.covering(answer.start, answer.end)
         if covering is None:
             return ""
-        start, end = pieces.characters(*covering)
-        return question.passage[start:end]
+        first, last = covering
+        return question.passage[pieces.starts[first] : pieces.ends[last]]
 
     def windows(self, question: Question) -> list[Window]:
         """Return the windows of a question's passage, in their order, labeled with the first answer that is in it."""
@@ -335,7 +331,7 @@ class WindowLayout:
 
     def cuts(self, question: Question, pieces: Pieces, n_asked: int) -> list[_Cut]:
         """Return the windows of a question's passage as places of pieces."""
-        room, n_piece = self._tgt_len - self._n_special - n_asked, len(pieces.ids)
+        room, n_piece = self._tgt_len - self.n_special - n_asked, len(pieces.ids)
         begins = [0, *range(self._doc_stride, max(0, n_piece - room) + self._doc_stride, self._doc_stride)]
         gold = question.place_of_answer
         answer = gold and pieces.covering(gold.start, gold.end)
@@ -362,10 +358,6 @@ class WindowLayout:
             cut.first, (cut.first - cut.begin + begin, cut.last - cut.begin + begin, 0)
         )
         return replace(row, may_answer=may_answer), begin, labels
-
-    def length(self, n_passage: int, n_asked: int) -> int:
-        """Return the tokens of a row."""
-        return n_passage + n_asked + self._n_special
 
 
 def _most_context(cuts: Sequence[_Cut], n_piece: int) -> np.ndarray:
@@ -407,7 +399,8 @@ class LabelledWindows:
         self._passages: list[np.ndarray] = []
         self._asked: list[np.ndarray] = []
         numbers: dict[str, int] = {}
-        windows: list[tuple[int, int, _Cut]] = []
+        windows: list[tuple[int, ...]] = []  # numbers of passage and question, and the cut
+        lengths: list[int] = []
         self.n_lost = 0
         for question in questions:
             pieces, asked = layout.pieces(question), layout.asked(question)
@@ -416,15 +409,11 @@ class LabelledWindows:
                 self._passages.append(pieces.ids.astype(np.int32))
             self._asked.append(asked)
             cuts = layout.cuts(question, pieces, len(asked))
-            windows += [(number, len(self._asked) - 1, cut) for cut in cuts]
+            windows += [(number, len(self._asked) - 1, *cut) for cut in cuts]
+            lengths += [cut.end - cut.begin + len(asked) + layout.n_special for cut in cuts]
             if gold := question.place_of_answer:
                 self.n_lost += layout.recovered(question, gold) != gold.text
-        self._windows = np.array([(passage, asked, *cut) for passage, asked, cut in windows], np.int64)
-        sizes = self._windows[:, 3] - self._windows[:, 2]
-        self.lengths = np.array(
-            [layout.length(size, len(self._asked[asked])) for size, asked in zip(sizes, self._windows[:, 1], strict=True)],
-            np.int64,
-        )
+        self._windows, self.lengths = np.array(windows, np.int64), np.array(lengths, np.int64)
         self.checksum = zlib.crc32(self._windows.tobytes())
         for held in (*self._passages, *self._asked):
             self.checksum = zlib.crc32(held.tobytes(), self.checksum)
