@@ -163,6 +163,14 @@ class TestTask:
             read_task(_task(tmp_path, train, dev=dev), seed=0)
         assert why in str(error.value)
 
+    def test_each_file_of_a_directory_may_be_a_document(self, tmp_path):
+        for part in ("train", "dev"):
+            (tmp_path / part).mkdir()
+            for name in ("a", "b"):
+                (tmp_path / part / f"{name}.conll").write_text("x B-X\n\ny O\n")
+        texts = read_task(TaskConfig(kind="tokens", data=str(tmp_path), document="files"), seed=0)
+        assert [each.document for each in texts.train] == ["a.conll", "a.conll", "b.conll", "b.conll"]
+
     def test_directories_are_no_files_of_words(self, tmp_path):
         for name in ("a", "b"):
             (tmp_path / "train" / name).mkdir(parents=True)

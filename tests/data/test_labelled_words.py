@@ -8,7 +8,7 @@ from tests.tokenizers.test_unigram import GOLDENS
 from transformer_xl.batch import NOT_SCORED
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.labelled import LabelledStream, Layout, WeightedRows
+from transformer_xl.data.labelled import DocumentStream, LabelledStream, Layout, WeightedRows
 from transformer_xl.data.labelled_words import LabelledWords
 from transformer_xl.data.labels import Example, balanced_weights, labels_of
 from transformer_xl.errors import CorpusError, TokenizerError
@@ -109,6 +109,16 @@ def test_a_stream_deals_out_every_word_once():
     for _ in range(stream.segments_per_epoch):
         n += stream.read().n_scored
     assert n == sum(len(each.words) for each in _sentences(10))
+
+
+def test_sentences_of_documents_are_dealt_out_in_their_order():
+    texts = LabelledWords(_sentences(7), Layout(ByteTokenizer(), "lstm"), HEAD)
+    stream, n = DocumentStream(texts, np.array([0, 3, 7]), batch_size=2, seed=1), 0
+    for _ in range(stream.segments_per_epoch):
+        batch = stream.read()
+        n += batch.n_scored
+        assert batch.rows.document_starts is not None and batch.texts.words is not None
+    assert n == sum(len(each.words) for each in _sentences(7))
 
 
 def test_other_labels_are_other_examples():

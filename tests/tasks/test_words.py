@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,9 +78,9 @@ def test_without_entities_nothing_is_right_or_wrong():
     assert not math.isnan(score.main)
 
 
-def _model(*, is_xlnet: bool = False) -> TaskModel:
+def _model(*, is_xlnet: bool = False, in_documents: bool = False) -> TaskModel:
     config = XLNetConfig if is_xlnet else TransformerXLConfig
-    head = HeadConfig(kind="tokens", labels=LABELS, tgt_len=8, dropout=0.0)
+    head = HeadConfig(kind="tokens", labels=LABELS, tgt_len=8, dropout=0.0, in_documents=in_documents)
     sizes = {**TINY, "vocab_size": pieces().vocab_size if is_xlnet else BYTES.vocab_size}
     torch.manual_seed(0)
     return random_weights(TaskModel(config(**sizes, head=head)).eval())
@@ -115,6 +116,24 @@ def test_words_have_the_labels_of_their_tokens_whatever_the_batch(is_xlnet, monk
             else:
                 costs = [-nats[i, LABELS.index(name)].item() for i, name in enumerate(example.label)]
                 assert found.nats == pytest.approx(sum(costs) / len(costs), abs=1e-5)
+
+
+@pytest.mark.parametrize("is_xlnet", [False, True])
+def test_sentences_of_a_document_are_read_with_a_memory_of_those_before(is_xlnet):
+    model, tokenizer = _model(is_xlnet=is_xlnet, in_documents=True), pieces() if is_xlnet else BYTES
+    layout, sentences = Layout.of(model.config, tokenizer), [("the", "cat"), ("sat", "on", "the", "mat"), ("and",)]
+    rows = [Example(" ".join(words), words=words, document=name) for name in "ab" for words in sentences[: 3 - (name == "b")]]
+    found = list(predictions(model, tokenizer, rows))
+    mems, alone = None, list(predictions(model, tokenizer, [replace(rows[1], document="c")]))
+    for prediction, example in zip(found[:3], rows, strict=False):
+        row = layout.row_of_words(example)
+        ids, segments = (torch.from_numpy(each.astype("int64"))[None] for each in (row.ids, row.segments))
+        with torch.no_grad():
+            out = model(ids, segments=segments, words=torch.from_numpy(row.words)[None], mems=mems)
+        mems = out.mems
+        assert prediction.probabilities == pytest.approx(out.logits[0].softmax(-1).amax(-1).tolist(), abs=1e-5)
+    assert found[4].probabilities == pytest.approx(found[1].probabilities, abs=1e-5)  # the other document begins alike
+    assert found[1].probabilities != pytest.approx(alone[0].probabilities, abs=1e-3)
 
 
 def test_a_text_is_divided_by_white_space():

@@ -20,7 +20,7 @@ GateKind = Literal["sum", "gru"]
 """How a layer joins its states and what a block found for them; see `model/gates.py`."""
 
 
-STAND_ALONE = ("choice", "span", "tokens")
+STAND_ALONE = ("choice", "span")
 """Kinds of tasks whose texts are no rows of documents."""
 
 

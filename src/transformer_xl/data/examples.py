@@ -83,7 +83,7 @@ def read_examples(
         return in_order(reader.lines(source))
     is_words = task.kind == "tokens"
     if source.is_dir() and task.document == FILES:
-        files = _document_files(source)
+        files = _document_files(source, WORD_FORMATS if is_words else FORMATS)
         return chain.from_iterable(_rows(file, read_examples(file, task, known_labels=known_labels, **how)) for file in files)
     if source.is_dir() and is_words and labelled:
         raise CorpusError(f"'{source}' is a directory; give a file of words with labels, such as train{WORD_FORMATS[0]}")
@@ -109,10 +109,10 @@ def _rows(file: Path, rows: Iterator[Example]) -> Iterator[Example]:
     yield from rows
 
 
-def _document_files(path: Path) -> list[Path]:
-    if files := [each for each in entries(path) if each.is_file() and suffix_of(each) in FORMATS]:
+def _document_files(path: Path, formats: Sequence[str]) -> list[Path]:
+    if files := [each for each in entries(path) if each.is_file() and suffix_of(each) in formats]:
         return files
-    raise CorpusError(f"'{path}' has no documents; give files that end in {', '.join(FORMATS)}, one for each")
+    raise CorpusError(f"'{path}' has no documents; give files that end in {', '.join(formats)}, one for each")
 
 
 def suffix_of(path: Path) -> str:
@@ -178,7 +178,8 @@ class _Reader:
             texts = self._texts(lines)
             if self._is_conll(first[1], kind):
                 how = {"labelled": self._labelled, "reads_labels": self._reads_labels}
-                yield from read_sentences(texts, self._name, self._task, **how)
+                sentences = read_sentences(texts, self._name, self._task, **how)
+                yield from (self._checked(replace(sentence, document=self._document)) for sentence in sentences)
             else:
                 yield from self._table(((number, [text.rstrip("\r\n")]) for number, text in texts), ".txt")
         else:
@@ -296,11 +297,11 @@ class _Reader:
     def _example(self, fields: Fields, columns: Columns, place: str) -> Example:
         name = fields.get(columns.id) if columns.id else None
         name = None if name is None else str(name)
+        document = self._document if columns.document is None else _document(fields, columns.document, place)
         if self._kind == "tokens" and not isinstance(fields.get(columns.text), str):
-            return self._checked(replace(self._with_words(fields, columns, place), id=name))
+            return self._checked(replace(self._with_words(fields, columns, place), id=name, document=document))
         text = self._text(fields, columns.text, place)
         pair = None if columns.pair is None else self._text(fields, columns.pair, place)
-        document = self._document if columns.document is None else _document(fields, columns.document, place)
         example = Example(text, pair, place=place, id=name, document=document)
         if columns.choices:
             return self._checked(self._with_choices(example, fields, columns))
