@@ -16,7 +16,7 @@ from transformer_xl.generation.seeds import fresh_seed
 from transformer_xl.reading.rows import whole_characters
 from transformer_xl.server.jobs import Job, RefusalError, Session
 from transformer_xl.server.service import ERRORS, EVENTS, Owner, Service, Serving
-from transformer_xl.server.streaming import EventStream, unless_gone
+from transformer_xl.server.streaming import Events, event_stream, unless_gone
 from transformer_xl.server.wire import (
     Body,
     CompletionFields,
@@ -235,7 +235,7 @@ class Completion:
     async def answer(self, request: Request) -> Response:
         """Return the texts, whole or as they come."""
         if self._body.stream:
-            return EventStream(self._chunks(), done="[DONE]")
+            return await event_stream(request, self._chunks(), done="[DONE]")
         return JSONResponse(await unless_gone(request.receive, self._whole()))
 
     async def _whole(self) -> dict[str, Any]:
@@ -246,11 +246,11 @@ class Completion:
         choices = [self._shown(_joined(parts[index])) for index in sorted(parts)]
         return self._about | {"object": self.object, "choices": choices, "usage": self._usage()}
 
-    async def _chunks(self) -> AsyncGenerator[dict[str, Any] | None, None]:
+    async def _chunks(self) -> Events:
         about = self._about | {"object": self.object_of_chunks}
         async for choice in self._choices():
             yield None if choice is None else about | {"choices": [self._new(choice)]}
-        if self._body.stream_options and self._body.stream_options.include_usage:
+        if self._body.stream_options.include_usage:
             yield about | {"choices": [], "usage": self._usage()}
 
     def _shown(self, choice: Choice) -> dict[str, Any]:

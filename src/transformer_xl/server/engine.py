@@ -321,15 +321,15 @@ class Engine:
     def _give_rows(self) -> None:
         """Let jobs begin that wait, of each owner in turn, while there are rows."""
         while self._waiting and self._scheduler.free_rows:
-            with self._wake:
-                part = min(self._waiting, key=lambda part: self._turns.get(part.ticket.job.owner, 0))
-                self._waiting.remove(part)
+            part = min(list(self._waiting), key=lambda part: self._turns.get(part.ticket.job.owner, 0))
             self._n_begun += 1
             self._turns[part.ticket.job.owner] = self._n_begun
             try:
                 self._begin(part)
             except Exception as error:
                 self._fail(part.ticket, refusal_of(error))
+            with self._wake:  # only now, or nothing would seem to go on in between
+                self._waiting = [other for other in self._waiting if other is not part]
 
     def _begin(self, part: _Part) -> None:
         """Give a row to a part; there is a free one."""

@@ -17,7 +17,7 @@ from transformer_xl.reading.rows import whole_characters
 from transformer_xl.server.completions import CompletionAnswer, session_texts
 from transformer_xl.server.jobs import LONGEST_SECONDS, Job, RefusalError, Session
 from transformer_xl.server.service import ERRORS, EVENTS, Opened, Owner, Service, Serving
-from transformer_xl.server.streaming import EventStream, decoded, last, unless_gone
+from transformer_xl.server.streaming import Events, decoded, event_stream, last, unless_gone
 from transformer_xl.server.wire import (
     Body,
     CompletionFields,
@@ -249,7 +249,7 @@ async def append(
         is_read = asyncio.Event()
         pieces = _pieces(service, decoded(request.stream(), is_read))
         events = _appended(service, session, pieces, score=score)
-        return EventStream(events, is_read=is_read) if streams else JSONResponse(await last(events))
+        return await event_stream(request, events, is_read=is_read) if streams else JSONResponse(await last(events))
     body = AppendRequest.model_validate_json(await request.body())
     _require_at(session, body.at)
     ids = await service.encode(body.content)
@@ -260,7 +260,7 @@ async def append(
         yield ids
 
     events = _appended(service, session, once(), score=body.score, total=len(ids), timeout=body.timeout)
-    return EventStream(events) if streams else JSONResponse(await unless_gone(request.receive, last(events)))
+    return await event_stream(request, events) if streams else JSONResponse(await unless_gone(request.receive, last(events)))
 
 
 async def _pieces(service: Service, texts: AsyncGenerator[str, None]) -> AsyncGenerator[np.ndarray, None]:
@@ -284,7 +284,7 @@ async def _appended(
     score: str,
     total: int | None = None,
     timeout: float = LONGEST_SECONDS,
-) -> AsyncGenerator[dict[str, Any] | None, None]:
+) -> Events:
     """Read the pieces of a text one after another, and yield how far it is; at last the session and its score."""
     n_read, figures, tokens = 0, {"nats": 0.0, "scored": 0} if score != "no" else {}, list[ScoredToken]()
     begin, at = time.monotonic(), session.text.n_tokens

@@ -87,7 +87,8 @@ class Store:
 
     def lease(self, path: Path, *, wait: float = 0.0) -> ExitStack:
         """Keep other processes away from a session; `wait` some seconds for one that may only be looking whether it is free."""
-        lock, owner = _lock_of(path), _owner_of(path)
+        lock = path.with_suffix(".lock")
+        owner = path.with_suffix(".owner")  # beside the lock, because some systems let only its holder read that
         try:
             make_directory(path.parent, mode=0o700)  # so that only we put files there
             for file in (lock, owner):
@@ -100,13 +101,15 @@ class Store:
                 owner.write_text(self._who, encoding="ascii")
                 return held.pop_all()
         except Timeout:
-            who = _read_owner(path)
+            who = ""
+            with suppress(OSError):
+                who = owner.read_text(encoding="ascii", errors="ignore")[:64]
             message = f"the session is open in another process ({who or 'unknown'}); ask there, or again later"
             raise RefusalError(503, message, code="leased", retry_after=1, extra={"owner": who}) from None
 
     def require_free(self, path: Path, *, wait: float = 0.0) -> None:
         """Refuse a session that is open in another process, and remove a lease that a killed one has left; see `lease`."""
-        if _lock_of(path).exists():
+        if path.with_suffix(".lock").exists():
             self.lease(path, wait=wait).close()
 
     def is_free(self, path: Path) -> bool:
@@ -148,29 +151,12 @@ class Store:
             sync_directory(path.parent)
 
 
-def _lock_of(path: Path) -> Path:
-    return path.with_suffix(".lock")
-
-
-def _owner_of(path: Path) -> Path:
-    """Return the file that says who has the lock; it lies beside that, because some systems let only its holder read it."""
-    return path.with_suffix(".owner")
-
-
 def _require_file(path: Path) -> None:
     """Refuse a link, which would be followed, and a pipe, which would be waited for: somebody else has put it there."""
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(path.lstat().st_mode):
             message = f"'{path.name}' in the directory of sessions is a link, pipe or directory, no file of ours; remove it"
             raise RefusalError(409, message, code="bad_session")
-
-
-def _read_owner(path: Path) -> str:
-    try:
-        _require_file(_owner_of(path))
-        return _owner_of(path).read_text(encoding="ascii")[:64]
-    except (OSError, UnicodeDecodeError, RefusalError):
-        return ""
 
 
 def most_bytes(format: SessionFormat) -> int:

@@ -4,88 +4,68 @@ import asyncio
 import codecs
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from fastapi.responses import Response
+from fastapi import Request
+from fastapi.responses import StreamingResponse
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from transformer_xl.errors import TxlError
-from transformer_xl.server.guard import error_body, refused
+from transformer_xl.server.guard import error_body
 from transformer_xl.server.jobs import RefusalError, refusal_of
 
 T = TypeVar("T")
+Events = AsyncGenerator[dict[str, Any] | None, None]
 
 _BLOCK = 1 << 14
 """Characters of a streamed text that are encoded together; they end at a space or line end where there is one."""
 
 
-class EventStream(Response):
-    """Server-sent events, ended as soon as the client has gone.
+class _Events(StreamingResponse):
+    """Server-sent events, which end as soon as the client has gone."""
+
+    media_type = "text/event-stream"
+    is_read: asyncio.Event | None = None
+
+    async def listen_for_disconnect(self, receive: Receive) -> None:
+        if self.is_read:
+            await self.is_read.wait()
+        await super().listen_for_disconnect(receive)
+
+
+async def event_stream(
+    request: Request, events: Events, *, done: str = "", is_read: asyncio.Event | None = None
+) -> StreamingResponse:
+    """Return the answer that sends events; what is refused before the first one gets a status of its own.
 
     Args:
+        request: whose answer it is.
         events: what is sent; each is a body of JSON, or None for a sign of life. What is refused becomes an event.
         done: the last line, as OpenAI's streams have it; empty: none.
         is_read: set when the body has been read, by the same channel as word that the client has gone. None: it has been.
     """
+    begin = anext(events, None)
+    first = await begin if is_read else await unless_gone(request.receive, begin)
 
-    media_type = "text/event-stream"
+    async def lines() -> AsyncGenerator[str, None]:
+        yield _line(first)
+        try:
+            async for event in events:
+                yield _line(event)
+        except (RefusalError, TxlError) as error:
+            yield _line(error_body(refusal_of(error)))
+        else:
+            if done:
+                yield f"data: {done}\n\n"
 
-    def __init__(
-        self,
-        events: AsyncGenerator[dict[str, Any] | None, None],
-        *,
-        done: str = "",
-        is_read: asyncio.Event | None = None,
-    ) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._events, self._done, self._is_read = events, done, is_read
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        with suppress(_GoneError):
-            await unless_gone(receive, self._send(send), self._is_read)
-
-    async def _send(self, send: Any) -> None:
-        events = aiter(self._events)
-        async with aclosing(self._events):
-            try:
-                first = await anext(events, None)  # what is refused at once gets its own status
-            except (RefusalError, TxlError) as error:
-                await refused(refusal_of(error))({"type": "http"}, _never, send)
-                return
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send(self._chunk(first))
-            try:
-                async for event in events:
-                    await send(self._chunk(event))
-            except (RefusalError, TxlError) as error:
-                await send(self._chunk(error_body(refusal_of(error))))
-            else:
-                if self._done:
-                    await send(self._body(f"data: {self._done}\n\n"))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _chunk(self, event: dict[str, Any] | None) -> dict[str, Any]:
-        if event is None:
-            return self._body(": still here\n\n")
-        return self._body(f"data: {json.dumps(event)}\n\n")
-
-    @staticmethod
-    def _body(text: str) -> dict[str, Any]:
-        return {"type": "http.response.body", "body": text.encode(), "more_body": True}
+    response = _Events(lines(), headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+    response.is_read = is_read
+    return response
 
 
-async def _never() -> Any:
-    raise AssertionError("an answer that is whole waits for nothing")
-
-
-async def _gone(receive: Any, is_read: asyncio.Event | None = None) -> None:
-    if is_read:
-        await is_read.wait()
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _line(event: dict[str, Any] | None) -> str:
+    return ": still here\n\n" if event is None else f"data: {json.dumps(event)}\n\n"
 
 
 class _GoneError(RefusalError):
@@ -93,9 +73,14 @@ class _GoneError(RefusalError):
         super().__init__(499, f"the client has gone{more}", code="gone")
 
 
-async def unless_gone(receive: Receive, work: Awaitable[T], is_read: asyncio.Event | None = None) -> T:
-    """Return what work gives; end it when the client goes. See `EventStream` for `is_read`."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive, is_read))
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """Return what work gives; end it when the client goes. The body must have been read."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -132,7 +117,7 @@ async def decoded(chunks: AsyncIterator[bytes], is_read: asyncio.Event) -> Async
         yield held
 
 
-async def last(events: AsyncGenerator[dict[str, Any] | None, None]) -> dict[str, Any]:
+async def last(events: Events) -> dict[str, Any]:
     """Return the last event."""
     found: dict[str, Any] = {}
     async for event in events:

@@ -113,17 +113,11 @@ class WritingFields(create_model("SamplingFields", __base__=Body, **_NUMBERS)):
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = Field(default_factory=list)
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     timeout: Timeout = LONGEST_SECONDS
     user: Name | None = None
     frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
     presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-
-    @model_validator(mode="after")
-    def _streams(self) -> "WritingFields":
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options goes with stream")
-        return self
 
     @property
     def likeliest(self) -> int | None:
