@@ -4,6 +4,8 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading import texts as texts_module
 from transformer_xl.tasks.lines import as_json, as_row, prediction_file
 from transformer_xl.tasks.metrics import Prediction, Span, TaskScore
-from transformer_xl.tasks.predict import predictions
+from transformer_xl.tasks.predict import predictions, read_texts
 
 LABELS = ("B-X", "I-X", "O")
 
@@ -144,6 +146,19 @@ def test_a_text_is_divided_by_white_space():
     assert (empty.label, as_row(empty, LABELS), json.loads(as_json(empty, LABELS))["label"]) == ("", "", None)
     with pytest.raises(CorpusError, match=r"^the model labels the words of one text; leave the second one out"):
         next(predictions(_model(), BYTES, [Example("a", "b")]))
+
+
+@pytest.mark.parametrize("tab", ["\t", " "])
+def test_columns_that_were_told_hold_the_words_of_other_files_too(tmp_path: Path, tab: str):
+    config = SimpleNamespace(task=TaskConfig(kind="tokens", text="2", label=("3",)))
+    opened: Any = SimpleNamespace(any_model=_model(), source="x", config=config)
+    (tmp_path / "a.txt").write_text("".join(f"{tab.join(row.split())}\n" for row in ("1 Ann B-X", "2 sees O")))
+    (found,) = read_texts(tmp_path / "a.txt", opened)
+    assert (found.words, found.label) == (("Ann", "sees"), None)
+    (labelled,) = read_texts(tmp_path / "a.txt", opened, labelled=True)
+    assert labelled.label == ("B-X", "O")
+    (tmp_path / "b.txt").write_text("Ann sees Bob\nand Carl\n")
+    assert [each.text for each in read_texts(tmp_path / "b.txt", opened)] == ["Ann sees Bob", "and Carl"]
 
 
 def test_lines_of_words_are_read_back(tmp_path: Path):

@@ -168,7 +168,7 @@ class TaskScore:
             classes); micro_f1, macro_f1, exact; pearson, spearman, mse; accuracy of choices; exact, f1 of answers; precision,
             recall and f1 of entities, and accuracy of words, or of plain labels accuracy and macro_f1.
         per_label: precision, recall, f1 and n, how often it occurs, of each class or label, or of each type of entity.
-        confusion: int64 (n_label, n_label), texts of each class (row) that got each class (column); None for other kinds.
+        confusion: int64 (n_label, n_label), texts or words of each class (row) that got each class (column), or None.
         remark: what to try if all texts got the same although their labels differ; else empty.
     """
 

@@ -125,7 +125,8 @@ def read_texts(
         examples = (question.example for question in read_squad(source, labelled=labelled))
     else:
         is_csv = isinstance(source, Path) and not source.is_dir() and suffix_of(source) == ".csv"
-        task = _in_documents(_with_columns(task, first, is_csv=is_csv), head, document)
+        task = task if head.kind == "tokens" else _with_columns(task, first, is_csv=is_csv)
+        task = _in_documents(task, head, document)
         how = {"labelled": labelled, "reads_labels": labelled, "keeps_empty": not labelled, "known_labels": head.labels}
         examples = read_examples(source, task, **how)
     return examples if labelled else (replace(example, label=None) for example in examples)

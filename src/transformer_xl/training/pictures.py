@@ -134,7 +134,7 @@ def _not_finite(entries: Iterable[Entry]) -> Iterator[tuple[float, str]]:
 
 
 def draw_confusion(path: Path, confusion: np.ndarray, labels: Sequence[str], *, name: str) -> Path:
-    """Draw how many texts (n, n) of each class (row) got each class (column); of many classes, only which are confused most."""
+    """Draw how many texts or words of each class (row) got each class (column), (n, n); of many, which are confused most."""
     names = [_short(label) for label in labels]
     n = len(labels)
     if n > _MOST_CELLS:
@@ -152,7 +152,7 @@ def draw_confusion(path: Path, confusion: np.ndarray, labels: Sequence[str], *, 
     upright = max(map(len, names)) <= 3
     axes.set_xticks(range(n), names, **({} if upright else {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}))
     axes.set_yticks(range(n), names)
-    axes.set(xlabel="guess", ylabel="truth", title=f"{name}: texts of each class, and what they were taken for")
+    axes.set(xlabel="guess", ylabel="truth", title=f"{name}: each class, and what it was taken for")
     figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
     return save_picture(figure, path)
 
@@ -167,7 +167,7 @@ def _draw_largest(path: Path, confusion: np.ndarray, names: Sequence[str], *, na
     axes.barh(range(len(pairs)), [int(wrong[pair]) for pair in pairs], color="#0072B2")
     axes.set_yticks(range(len(pairs)), [f"{names[i]} → {names[j]}" for i, j in pairs])
     axes.invert_yaxis()
-    axes.set(xlabel="texts", title=f"{name}: the largest confusions (truth → guess) of {len(names):,} classes")
+    axes.set(xlabel="times", title=f"{name}: the largest confusions (truth → guess) of {len(names):,} classes")
     return save_picture(figure, path)
 
 
