@@ -80,7 +80,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", choices=("transformer_xl", "xlnet"), default=["transformer_xl", "xlnet"])
     parser.add_argument("--documents", type=int, default=200, help="to learn from; a tenth as many are scored (%(default)s)")
-    parser.add_argument("--epochs", type=float, default=30, help="passes over them (%(default)s)")
+    parser.add_argument("--epochs", type=float, default=25, help="passes over them (%(default)s)")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate (%(default)s)")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")

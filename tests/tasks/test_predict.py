@@ -327,8 +327,8 @@ class TestDocuments:
         expected[12:12] = [[]]
         taken: list[Example] = []
         arriving = (taken.append(example) or example for example in examples)
-        answers = predictions(model, BYTES, arriving, is_ready=itertools.cycle(is_ready).__next__, skip=3)
-        for i, (prediction, one) in enumerate(zip(answers, expected[3:], strict=True), 3):
+        answers = predictions(model, BYTES, arriving, is_ready=itertools.cycle(is_ready).__next__, skip=6)
+        for i, (prediction, one) in enumerate(zip(answers, expected[6:], strict=True), 6):  # within a document
             assert prediction.example == examples[i]
             assert list(prediction.probabilities) == pytest.approx(one, abs=1e-5)
             assert any(is_ready) or len(taken) == i + 1
@@ -336,9 +336,10 @@ class TestDocuments:
     def test_what_is_skipped_changes_no_bit(self) -> None:
         model, examples = self.model(), self.rows()
         examples[5:5] = [Example("")]
-        whole = list(predictions(model, BYTES, examples, batch_size=2))
-        for skip in (1, 4, 5, 6, 12, len(examples) - 1, len(examples)):
-            assert list(predictions(model, BYTES, examples, batch_size=2, skip=skip)) == whole[skip:]
+        for batch_size in (1, 2):
+            whole = list(predictions(model, BYTES, examples, batch_size=batch_size))
+            for skip in (1, 4, 5, 6, 12, len(examples) - 1, len(examples)):
+                assert list(predictions(model, BYTES, examples, batch_size=batch_size, skip=skip)) == whole[skip:]
 
     def test_lists_are_documents_in_python(self) -> None:
         model = self.model()
