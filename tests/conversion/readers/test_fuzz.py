@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from transformer_xl.conversion.readers.tensors import SafeTensor, TensorRef, read_safetensors
+from transformer_xl.conversion.readers.tensors import ForeignTensor, SafeTensor, TensorRef, read_safetensors
 from transformer_xl.conversion.readers.unpickle import unpickle
 from transformer_xl.errors import CheckpointError
 
@@ -56,7 +56,7 @@ def corrupt(data: bytes, rng: random.Random) -> bytes:
             return bytes(changed)
 
 
-def tensors_in(found: Any) -> list[TensorRef]:
+def tensors_in(found: Any) -> list[ForeignTensor]:
     """Return every tensor of a result."""
     if isinstance(found, TensorRef | SafeTensor):
         return [found]
