@@ -99,6 +99,14 @@ def test_the_first_format_of_tensorflow_is_named(name, has_list, kind, tmp_path)
         open_source(tmp_path / name, kind=kind, settings={"mem_len": 5})
 
 
+@pytest.mark.parametrize("suffix", ["", ".index", ".data-00000-of-00001"])
+def test_any_file_of_a_bundle_leads_to_it(suffix):
+    """Its index ends as a file of the first format does."""
+    file = GOLDENS / "bundles" / "slots" / f"model.ckpt-7{suffix}"
+    found = open_source(file, settings={"mem_len": 5})
+    assert (found.kind, found.weights, found.config.vocab_size) == ("tensorflow", file, 11)
+
+
 def test_an_xlnet_is_ours_or_hugging_faces(tmp_path):
     """Both call it so."""
     tiny_xlnet().save_pretrained(tmp_path)
