@@ -41,8 +41,7 @@ def finetune(
 
     Args:
         run: a run, an exported directory or a hub id. Left out with --resume.
-        task: classification, multilabel, regression, choice, squad, token-classification; published settings by name, such as
-            mnli; or a TOML file.
+        task: classification, multilabel, regression, choice, squad, token-classification; others, such as mnli; or a TOML file.
         data: a file (TSV, CSV, JSONL, SQuAD, CoNLL), or a directory with train, dev and test files or with one per class.
         out: directory of the new run. Default: runs/TASK.
         text: column of the text, or of words. Default: found by its name.
