@@ -454,6 +454,25 @@ def test_who_asks_for_a_session_that_is_being_left_gets_it(start: Start) -> None
     asyncio.run(main())
 
 
+def test_a_session_that_changes_while_it_is_saved_is_not_left(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = start(stored=True)
+    keep = server.sessions._keep
+
+    async def keep_and_read(session: Session) -> None:
+        await keep(session)
+        await read(server, session, " more")
+
+    async def main() -> None:
+        session = await asyncio.ensure_future(server.sessions.create(LOCAL_OWNER))
+        await read(server, session, "Once")
+        monkeypatch.setattr(server.sessions, "_keep", keep_and_read)
+        await server.sessions._let_go(session)
+        assert server.sessions.live == {session.id: session} and session.text.n_tokens == 9
+        assert session.saved_at == 4 and session.is_changed
+
+    asyncio.run(main())
+
+
 def test_a_server_that_drains_leaves_idle_sessions_to_others_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     home, refuge = start(stored=True), start(stored=True, worker="w2")
 

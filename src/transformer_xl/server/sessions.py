@@ -6,6 +6,7 @@ keeps other processes with the same directory away.
 
 import asyncio
 import secrets
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -46,6 +47,7 @@ class Sessions:
 
     Attributes:
         bytes_each: of memory that a session takes at most, wherever it lies in memory.
+        most: how many fit into memory.
         live: those in this process, by their ids.
         n_unsaved: how many could not be saved at the end.
     """
@@ -63,18 +65,13 @@ class Sessions:
         save_every: int = 65_536,
     ) -> None:
         self.bytes_each = most_bytes(engine.format)
-        self.limit, self.store, self.worker, self.ttl, self.quota = limit, store, worker, ttl, quota
+        self.most = min(limit // self.bytes_each, most_open or sys.maxsize)
+        self.store, self.worker, self.ttl, self.quota = store, worker, ttl, quota
         self.live: dict[str, Session] = {}
         self.n_unsaved = 0
-        self._engine, self._metrics, self.most_open, self._save_every = engine, engine.metrics, most_open, save_every
+        self._engine, self._metrics, self._save_every = engine, engine.metrics, save_every
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._next_sweep = 0.0
-
-    @property
-    def most(self) -> int:
-        """How many sessions fit into memory."""
-        most = self.limit // self.bytes_each
-        return most if self.most_open is None else min(most, self.most_open)
 
     def find(self, owner: str, name: str) -> Session | None:
         """Return a session that is in this process, if it is the owner's."""
