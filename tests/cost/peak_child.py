@@ -4,14 +4,14 @@ Without oneDNN, which multiplies fp32 on some processors and keeps ten megabytes
 """
 
 import ctypes
+import gc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.run import OptimConfig, TrainConfig
-from transformer_xl.cost.decoding import MemoryWatch
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.kernels import cpu_linear as products
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -24,14 +24,23 @@ _TINY = {
 }
 
 
-def peak(settings: dict[str, Any]) -> int | None:
+def peak(settings: dict[str, Any]) -> int:
     """Return the peak of settings with the sections model and train, and the precision."""
     products._prefers_onednn = lambda: False
     ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)  # what is freed goes back to the system at once
     two_steps({name: {**value, **_TINY[name]} if name in _TINY else value for name, value in settings.items()})
-    watch = MemoryWatch(torch.device("cpu"))  # after the libraries have loaded and allotted what they keep
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+    before = in_use("VmRSS")  # after the libraries have loaded and allotted what they keep
     two_steps(settings)
-    return watch.peak
+    return in_use("VmHWM") - before
+
+
+def in_use(name: str) -> int:
+    """Return bytes of this process by their name in its status."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+    return 1024 * int(fields[name].split()[0])
 
 
 def two_steps(settings: dict[str, Any]) -> None:

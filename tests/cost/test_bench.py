@@ -40,15 +40,7 @@ DECODING = Decoding(
     seconds=(0.02, 0.01, 0.04, 0.02, 0.03),
     n_bytes=5e6,
     session=SessionBytes(memory=300, positions=20, weights=1),
-    resident=400,
-    peak=500,
 )
-
-
-@pytest.fixture(autouse=True)
-def nothing_returned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Returning freed memory to the system takes longer than all that is timed here."""
-    monkeypatch.setattr("transformer_xl.cost.decoding._return_freed", lambda: None)
 
 
 @pytest.fixture
@@ -146,18 +138,6 @@ def test_models_that_read_again_are_timed_too(changes: dict[str, Any]) -> None:
     assert measured.n_bytes is measured.session is None
 
 
-def test_progress_is_told_between_steps(clock: Clock) -> None:
-    told: list[str] = []
-
-    def report(what: str) -> None:
-        told.append(what)
-        clock.pass_(1.0)  # showing it takes time, which must not count
-
-    measured = measure_decoding(tiny_model(), TEXT, n_token=3, clock=clock, report=report)
-    assert told == ["getting ready", f"reading {SLOTS} tokens into memory", "1 of 3 steps", "2 of 3 steps", "3 of 3 steps"]
-    assert (measured.ready, measured.seconds) == (0.0, (0.0, 0.0, 0.0))
-
-
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_segments_of_evaluate_are_timed(monkeypatch: pytest.MonkeyPatch, clock: Clock, lanes: int) -> None:
     reads = []
@@ -219,25 +199,15 @@ def test_figures_of_a_decoder() -> None:
         "bytes_per_step": 5e6,
         "limit_seconds": 0.005,
         "time_over_limit": pytest.approx(4.0),
-        "resident_bytes": 400,
-        "peak_bytes": 500,
-        "counted_bytes": {"total": 321, "memory": 300, "positions": 20, "weights": 1},
+        "held_bytes": {"total": 321, "memory": 300, "positions": 20, "weights": 1},
     }
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
 def test_what_is_not_known_is_none() -> None:
-    measured = Decoding(1, 0.1, (0.5,), None, None, None, None)
+    measured = Decoding(1, 0.1, (0.5,), None, None)
     figures = decoding_figures(measured, precision="fp32", compiled=False, bandwidth=1e9)
-    unknown = {
-        "of_one_row",
-        "bytes_per_step",
-        "limit_seconds",
-        "time_over_limit",
-        "resident_bytes",
-        "peak_bytes",
-        "counted_bytes",
-    }
+    unknown = {"of_one_row", "bytes_per_step", "limit_seconds", "time_over_limit", "held_bytes"}
     assert {name for name, value in figures.items() if value is None} == unknown
 
 

@@ -1,25 +1,16 @@
-"""Bytes of decoding, counted by hand and measured."""
-
-import mmap
-import sys
-from pathlib import Path
+"""Bytes of decoding, counted by hand."""
 
 import pytest
-import torch
 
-from tests.forked import run_forked
 from tests.helpers import tiny_model
 from transformer_xl.cost.decoding import (
     BytesPerToken,
-    MemoryWatch,
     SessionBytes,
     bytes_per_token,
     session_bytes,
     slots_per_row,
 )
 from transformer_xl.generation.decoder import Decoder
-
-CPU = torch.device("cpu")
 
 # of a tiny model: 13 tokens, 2 layers, d_model 10, 3 heads of 4, d_inner 14, 5 positions of memory
 MATRICES = 36 * 10 + 10 * 12 + 14 * 10 + 10 * 14  # of a layer
@@ -101,63 +92,3 @@ def test_where_tokens_are_read_again_nothing_is_counted(changes) -> None:
     assert bytes_per_token(decoder) is None
     assert session_bytes(decoder) is None
     assert slots_per_row(decoder) == decoder.mem_len + 64
-
-
-def held_and_freed() -> None:
-    size = 64 * 2**20
-    before = torch.ones(size // 4)
-    watch = MemoryWatch(CPU)
-    held = torch.ones(size // 4)
-    freed = torch.ones(2 * size // 4)
-    del freed
-    resident, peak = watch.resident, watch.peak
-    assert resident is not None
-    assert peak is not None
-    assert resident == pytest.approx(held.nbytes, rel=0.1)
-    assert peak == pytest.approx(3 * size, rel=0.1)
-    watch = MemoryWatch(CPU)  # the peak of what was before is forgotten
-    assert watch.peak is not None
-    assert watch.peak < size
-    assert len(before) == len(held)
-
-
-def freed_before() -> None:
-    def many() -> list[torch.Tensor]:
-        return [torch.ones(1 << 14) for _ in range(512)]  # 64 KiB each: small enough for the C library to keep when freed
-
-    freed = many()
-    last = torch.ones(1 << 14)  # lies behind them
-    del freed
-    watch = MemoryWatch(CPU)
-    held = many()
-    after_taking = watch.resident
-    freed = many()
-    more = torch.ones(1 << 14)
-    del freed
-    after_freeing = watch.resident
-    for resident in after_taking, after_freeing:
-        assert resident == pytest.approx(sum(x.nbytes for x in held), rel=0.1)
-    assert more.sum() == 1 << 14
-    assert last.sum() == 1 << 14
-
-
-def file_read(where: str) -> None:
-    path = Path(where)
-    with path.open("wb") as file:
-        file.truncate(64 * 2**20)
-    watch = MemoryWatch(CPU)
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
-        assert not any(pages[i] for i in range(0, len(pages), mmap.PAGESIZE))
-        resident, peak = watch.resident, watch.peak
-    assert resident is not None
-    assert peak is not None
-    assert resident < 8 * 2**20
-    assert peak > 48 * 2**20
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc, which only Linux has")
-@pytest.mark.parametrize("call", ["held_and_freed", "freed_before", "file_read"])
-def test_memory_that_is_held_and_that_was(tmp_path: Path, call: str) -> None:
-    """In a process of its own: what other tests left in the heap would be taken again, and seem to cost nothing."""
-    arguments = [str(tmp_path / "file")] if call == "file_read" else []
-    assert run_forked(f"tests.cost.test_decoding:{call}", 1, *arguments) == [None]

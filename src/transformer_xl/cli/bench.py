@@ -1,7 +1,6 @@
 """`txl bench decode|eval`: how fast a model is on this machine, beside what the machine allows."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,6 @@ from cyclopts import App
 from transformer_xl.cli.options import Json, Natural, Opening, Positive, names_of, numbers_of
 from transformer_xl.console import progress, warn
 from transformer_xl.errors import ConfigError, CorpusError, message_of
-from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,9 +35,7 @@ def decode(
     rows: str = "1",
     tokens: Positive = 100,
     mem_len: Natural | None = None,
-    loss: Positive | None = None,
     file: Path | None = None,
-    plot: Path | None = None,
     opening: Opening = Opening(),
     json_: Json = False,
 ) -> None:
@@ -49,8 +45,7 @@ def decode(
 
     Common uses:
         txl bench decode runs/mine
-        txl bench decode runs/mine --rows 1,4,16 --plot speed.png
-        txl bench decode runs/mine --precision fp32,int8 --loss 5000
+        txl bench decode runs/mine --rows 1,4,16 --precision fp32,int8
         txl bench decode runs/mine --mem-len 2048 --no-compile --json
 
     Args:
@@ -60,45 +55,35 @@ def decode(
         rows: texts written side by side, with commas between.
         tokens: how many tokens of each row are timed.
         mem_len: positions of memory. Default: as in training.
-        loss: also say what each precision costs: its loss on this many tokens.
         file: text to read. Default: the run's validation split, or random tokens.
-        plot: draw the figures into this file, such as speed.png.
         opening: how the run is opened.
         json_: print one JSON object.
     """
     numbers = numbers_of("rows", rows)
     names = None if precision is None else names_of("precision", precision, _PRECISIONS)
-    check_picture(plot)
-    subject = _open(run, opening, file, needs_text=loss is not None)
+    subject = _open(run, opening, file)
     model = subject.opened.model.with_context(mem_len=mem_len, same_length=False if mem_len == 0 else None)
     precisions = _precisions(names, model.device)
     codes = [False, True] if compile is None else [compile]
 
-    from transformer_xl.cost.bench import Findings, bench_decoders, bench_losses, compare_with_one_row
-    from transformer_xl.cost.display import decoding_tables, draw_decoding, loss_table, processor_and_threads
+    from transformer_xl.cost.bench import Findings, bench_decoders, compare_with_one_row
+    from transformer_xl.cost.display import decoding_table
     from transformer_xl.cost.hardware import memory_bandwidth
     from transformer_xl.generation.fastest import keep_compiled_code
 
     keep_compiled_code()
     found = Findings()
     modes: list[DecoderMode] = [(name, code, n_row) for name in precisions for code in codes for n_row in numbers]
-    with progress(total=1 + len(modes) + (loss is not None), unit=None) as bar:
+    with progress(total=1 + len(modes), unit=None) as bar:
         bar.next("how fast memory is read")
         bandwidth = memory_bandwidth(model.device)
         with found.until_interrupted():
             bench_decoders(found, model, subject.ids, modes, n_token=tokens, bandwidth=bandwidth, bar=bar)
-            if loss is not None:
-                bar.next("loss")
-                bench_losses(found, model, subject.ids[: loss + 1], precisions)
     compare_with_one_row(found.figures)
-    if plot:
-        title = f"{run}, {model.mem_len:,} positions of memory"
-        draw_decoding(plot, found.figures, title=title, machine=processor_and_threads(subject.machine))
     if json_:
         subject.print_json(model, {"bandwidth": bandwidth}, found)
     else:
-        tables = [decoding_tables(found.figures), *([loss_table(found.losses)] if found.losses else [])]
-        subject.print_tables(model, f"memory is read at {bandwidth / 1e9:.1f} GB/s", tables, found)
+        subject.print_table(model, f"memory is read at {bandwidth / 1e9:.1f} GB/s", decoding_table(found.figures), found)
     if found.interrupted:
         raise KeyboardInterrupt
 
@@ -163,7 +148,7 @@ def eval_(
         subject.print_json(model, {"matmul_rates": rates}, found)
     else:
         speed = "multiplies " + ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in rates.items())
-        subject.print_tables(model, speed, [scoring_table(found.figures)], found)
+        subject.print_table(model, speed, scoring_table(found.figures), found)
     if found.interrupted:
         raise KeyboardInterrupt
 
@@ -182,8 +167,8 @@ class _Subject:
         facts = {"run": self.opened.source, "parameters": self.opened.n_parameter, "mem_len": model.mem_len}
         print(json.dumps(facts | {"text": self.text, "machine": self.machine} | rates | found.as_dict()))
 
-    def print_tables(self, model: "LanguageModel", speed: str, tables: list[str], found: "Findings") -> None:
-        """Print the same for a person: two lines, tables, and what could not be measured."""
+    def print_table(self, model: "LanguageModel", speed: str, table: str, found: "Findings") -> None:
+        """Print the same for a person: two lines, a table, and what could not be measured."""
         from transformer_xl.cost.display import machine_line
 
         head = (
@@ -191,10 +176,10 @@ class _Subject:
             f"reads {self.text}\n{machine_line(self.machine)}; {speed}"
         )
         missing = "\n".join(f"not measured: {what}: {why}" for what, why in found.skipped.items())
-        print("\n\n".join([head, *tables, *([missing] if missing else [])]))
+        print("\n\n".join(filter(None, (head, table, missing))))
 
 
-def _open(run: str, opening: Opening, file: Path | None, *, needs_text: bool = False) -> _Subject:
+def _open(run: str, opening: Opening, file: Path | None) -> _Subject:
     """Open a run with a file, its validation split, or random tokens."""
     import numpy as np
 
@@ -210,19 +195,9 @@ def _open(run: str, opening: Opening, file: Path | None, *, needs_text: bool = F
             ids = opened.text(split="valid").ids
             return _Subject(opened, machine, f"validation split of {opened.config.data.corpus}", ids)
         except (CorpusError, OSError) as error:
-            if needs_text:
-                raise
             warn(f"random tokens are read, because the run's text cannot be: {message_of(error)}")
-    elif needs_text:
-        raise ConfigError(f"--loss needs text, and '{run}' has no validation split of its own; give --file")
     random = np.random.default_rng(0).integers(0, opened.tokenizer.vocab_size, 1 << 16)
     return _Subject(opened, machine, "random tokens", random)
-
-
-def check_fp16(precisions: Sequence[str], device: "torch.device") -> None:
-    """Refuse fp16 on a CPU."""
-    if "fp16" in precisions and device.type == "cpu":
-        raise ConfigError("precision fp16 is for GPUs, a processor multiplies it very slowly; use bf16")
 
 
 def _precisions(names: list[str] | None, device: "torch.device") -> "list[InferencePrecision]":
@@ -230,5 +205,6 @@ def _precisions(names: list[str] | None, device: "torch.device") -> "list[Infere
 
     if names is None:
         names = [name for name in _PRECISIONS if name != "fp16" or device.type == "cuda"]
-    check_fp16(names, device)
+    if "fp16" in names and device.type == "cpu":
+        raise ConfigError("precision fp16 is for GPUs, a processor multiplies it very slowly; use bf16")
     return list(dict.fromkeys(precision_of_segments(name, device) for name in names))

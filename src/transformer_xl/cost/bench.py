@@ -8,15 +8,15 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
 from transformer_xl.console import Bar, say
-from transformer_xl.cost.decoding import MemoryWatch, SessionBytes, bytes_per_token, session_bytes, slots_per_row
+from transformer_xl.cost.decoding import SessionBytes, bytes_per_token, session_bytes, slots_per_row
 from transformer_xl.cost.display import Figures, mode_name
 from transformer_xl.cost.hardware import Clock
 from transformer_xl.cost.operations import flops_per_token
@@ -33,9 +33,6 @@ DecoderMode = tuple[InferencePrecision, bool, int]
 ScoringMode = tuple[InferencePrecision, int, int]
 """Precision, batch_size, tgt_len."""
 
-Report = Callable[[str], object]
-"""Called with a few words about what is going on."""
-
 _N_WARM_UP = 3
 """Steps, and segments, that are not timed: allocators and caches settle in them."""
 
@@ -45,7 +42,6 @@ class Findings:
     """The figures so far, and what could not be measured and why."""
 
     figures: list[Figures] = field(default_factory=list)  # one entry per mode
-    losses: list[Figures] = field(default_factory=list)  # one entry per precision
     skipped: dict[str, str] = field(default_factory=dict)  # reasons by mode
     interrupted: bool = False  # before all was measured
 
@@ -71,8 +67,7 @@ class Findings:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        losses = {"losses": self.losses} if self.losses else {}
-        return {"figures": self.figures, **losses, "skipped": self.skipped, "interrupted": self.interrupted}
+        return vars(self)
 
 
 @dataclass(frozen=True)
@@ -84,8 +79,6 @@ class Decoding:
     seconds: tuple[float, ...]  # of each step
     n_bytes: float | None  # that a step reads; None if the decoder keeps no keys
     session: SessionBytes | None  # what the decoder holds, by count; None if it keeps no keys
-    resident: int | None  # bytes that it holds, as measured; None if the system does not say
-    peak: int | None  # the most bytes that it held while it was made and used
 
     @property
     def median(self) -> float:
@@ -134,9 +127,7 @@ def bench_decoders(
             found.skipped["compiled"] = no_compiler
             continue
         with found.skipping(what):
-            measured = measure_decoding(
-                model, ids, precision=precision, compile=compile, n_row=n_row, n_token=n_token, report=bar.note
-            )
+            measured = measure_decoding(model, ids, precision=precision, compile=compile, n_row=n_row, n_token=n_token)
             found.figures.append(decoding_figures(measured, precision=precision, compiled=compile, bandwidth=bandwidth))
 
 
@@ -146,17 +137,6 @@ def compare_with_one_row(figures: Sequence[Figures]) -> None:
     for entry in figures:
         single = one.get((entry["precision"], entry["compiled"]))
         entry["of_one_row"] = single and entry["tokens_per_second"] / single
-
-
-def bench_losses(found: Findings, model: LanguageModel, ids: np.ndarray, precisions: Sequence[InferencePrecision]) -> None:
-    """Enter the loss in each precision, and its difference from the loss in fp32."""
-    for precision in cast("list[InferencePrecision]", list(dict.fromkeys(("fp32", *precisions)))):
-        with found.skipping(f"loss in {precision}"):
-            score = evaluate(model, ids, precision=precision)
-            exact = found.losses[0]["loss"] if found.losses else score.loss
-            found.losses.append(
-                {"precision": precision, "tokens": score.tokens, "loss": score.loss, "difference": score.loss - exact}
-            )
 
 
 def bench_scoring(
@@ -176,9 +156,7 @@ def bench_scoring(
     for precision, size, length in modes:
         bar.next(f"{precision}, tgt_len {length}, batch_size {size}")
         with found.skipping(f"{precision} with tgt_len {length}"):
-            measured = measure_scoring(
-                model, ids, tgt_len=length, batch_size=size, precision=precision, n_token=n_token, report=bar.note
-            )
+            measured = measure_scoring(model, ids, tgt_len=length, batch_size=size, precision=precision, n_token=n_token)
             flops = flops_per_token(model, ids, tgt_len=length)
             found.figures.append(
                 scoring_figures(measured, precision=precision, flops_per_token=flops, matmul_rate=rates[precision])
@@ -194,13 +172,8 @@ def measure_decoding(
     n_row: int = 1,
     n_token: int = 100,
     clock: Clock = time.perf_counter,
-    report: Report = lambda _: None,
 ) -> Decoding:
     """Make a decoder of B rows, fill its memory with the text `ids` (N,), repeated if too short, and time how it reads on."""
-    report("getting ready")
-    for parameter in model.parameters():
-        parameter.sum()  # weights mapped from a file are read at first use, and would seem to be the decoder's
-    watch = MemoryWatch(model.device)
     begin = clock()
     decoder = Decoder(model, batch_size=n_row, precision=precision, compile=compile)
     n_fill = slots_per_row(decoder)
@@ -209,22 +182,20 @@ def measure_decoding(
     ready = clock() - begin
     decoder.reset()
 
-    report(f"reading {n_fill:,} tokens into memory")
     decoder.feed(text_BT[:, :n_fill])
     for tokens_B in text_BT[:, n_fill : n_fill + _N_WARM_UP].unbind(1):
         decoder.step(tokens_B).top(1)
     counted = bytes_per_token(decoder)
     seconds, tails = [], [0] * len(counted.tails if counted else ())
-    for i, tokens_B in enumerate(text_BT[:, n_fill + _N_WARM_UP :].unbind(1), start=1):
+    for tokens_B in text_BT[:, n_fill + _N_WARM_UP :].unbind(1):
         begin = clock()
         scores = decoder.step(tokens_B)
         scores.top(1)
         seconds.append(clock() - begin)
         for tail in {tail for tail, _ in scores.computed}:
             tails[tail] += 1
-        report(f"{i} of {n_token} steps")
     n_bytes = counted and counted.of_step(n_row, [n / n_token for n in tails])
-    return Decoding(n_row, ready, tuple(seconds), n_bytes, session_bytes(decoder), watch.resident, watch.peak)
+    return Decoding(n_row, ready, tuple(seconds), n_bytes, session_bytes(decoder))
 
 
 def decoding_figures(measured: Decoding, *, precision: str, compiled: bool, bandwidth: float) -> Figures:
@@ -242,9 +213,7 @@ def decoding_figures(measured: Decoding, *, precision: str, compiled: bool, band
         "bytes_per_step": measured.n_bytes,
         "limit_seconds": limit,
         "time_over_limit": None if limit is None else measured.median / limit,
-        "resident_bytes": measured.resident,
-        "peak_bytes": measured.peak,
-        "counted_bytes": session and {"total": session.total, **vars(session)},
+        "held_bytes": session and {"total": session.total, **vars(session)},
     }
 
 
@@ -261,7 +230,6 @@ def measure_scoring(
     precision: InferencePrecision = "fp32",
     n_token: int = 2000,
     clock: Clock = time.perf_counter,
-    report: Report = lambda _: None,
 ) -> Scoring:
     """Time the first segments of `evaluate` after lanes are warmed up, and stop it then.
 
@@ -281,11 +249,9 @@ def measure_scoring(
     def stamp(n: int) -> None:
         stamps.append(clock())
         counts.append(n)
-        report(f"{min(max(len(stamps) - _N_WARM_UP, 0), n_step)} of {n_step} steps")
         if len(stamps) == _N_WARM_UP + n_step:
             raise _EnoughError
 
-    report("getting ready")
     with contextlib.suppress(_EnoughError):
         evaluate(model, text, tgt_len=tgt_len, batch_size=batch_size, precision=precision, on_tokens=stamp)
     timed = stamps[_N_WARM_UP - 1 :]

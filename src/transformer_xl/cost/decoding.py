@@ -1,17 +1,13 @@
-"""Bytes of decoding: what a decoder reads for a token and holds besides its model, by count and as measured.
+"""Bytes of decoding: what a decoder reads for a token and holds besides its model.
 
 Counts are of the tensors that the decoder really reads, in their types in memory.
 """
 
-import ctypes
-import gc
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from transformer_xl.generation.decoder import Decoder
@@ -19,7 +15,6 @@ from transformer_xl.inference.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 
 _OF_POSITIONS = ("position_keys", "distance_bias")
-_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -121,55 +116,3 @@ def _n_bytes(tensors: Iterable[Tensor]) -> int:
 
 def _place(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
-
-
-class MemoryWatch:
-    """Measures the memory that work takes: what it still holds, and its peak.
-
-    On a GPU this is the memory of tensors, elsewhere that of this process (Linux only). What is held excludes copies of files,
-    because the system drops pages of libraries and reads them back as it likes; the peak includes them, because the system
-    records it in no other way.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        _return_freed()
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        elif _CLEAR.exists():
-            _CLEAR.write_text("5")  # forgets the peak
-        self._held_before, self._in_use_before, _ = self._now() or (0, 0, 0)
-
-    @property
-    def resident(self) -> int | None:
-        """Bytes held now that were not held before; None if the system does not say."""
-        _return_freed()
-        now = self._now()
-        return None if now is None else max(now[0] - self._held_before, 0)
-
-    @property
-    def peak(self) -> int | None:
-        """The most bytes in use at once since the beginning, less those in use before."""
-        now = self._now()
-        return None if now is None else max(now[2] - self._in_use_before, 0)
-
-    def _now(self) -> tuple[int, int, int] | None:
-        """Return bytes held; bytes in use, copies of files included; and the peak of these."""
-        if self._device.type == "cuda":
-            allocated = torch.cuda.memory_allocated(self._device)
-            return allocated, allocated, torch.cuda.max_memory_allocated(self._device)
-        if not _STATUS.exists():
-            return None
-        fields = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8").splitlines())
-        if not {"RssAnon", "VmRSS", "VmHWM"} <= fields.keys():  # a system that only resembles Linux
-            return None
-        anonymous, in_use, peak = (int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "VmRSS", "VmHWM"))
-        return anonymous, in_use, peak
-
-
-def _return_freed() -> None:
-    """Make the C library return freed memory to the system; otherwise it counts as held, and using it again costs nothing."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim:
-        trim(0)

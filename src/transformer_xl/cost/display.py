@@ -1,21 +1,18 @@
-"""Measurements and plans as a person reads them: tables and pictures."""
+"""Measurements and plans as a person reads them."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from transformer_xl.console import in_bytes, printable, short, table
 from transformer_xl.cost.plan import USABLE, Plan
-from transformer_xl.pictures import new_figure, save_picture
 
 Figures = dict[str, Any]
 """Plain numbers in seconds, bytes and operations, ready for JSON; None where a figure is unknown."""
 
-_MODE = ("precision", "code", "rows")
-_SPEED = ("ready s", "ms/step", "min–max", "tokens/s", "of 1 row", "MB/step", "limit ms", "time/limit")
-_HELD = ("held", "peak", "counted", "keys+values", "positions", "weights")
+_DECODING = ("precision", "code", "rows", "ready s", "ms/step", "min–max", "tokens/s", "of 1 row", "MB/step", "limit ms")
+_DECODING += ("time/limit", "MB held")
 
 _PLAN_WIDTH = 100
 _MEMORY_NAMES = {
@@ -37,11 +34,6 @@ def machine_line(machine: Mapping[str, str | float]) -> str:
     return f"{names}; {machine['cores']} cores, {machine['threads']} threads, load {machine['load']}; torch {machine['torch']}"
 
 
-def processor_and_threads(machine: Mapping[str, str | float]) -> str:
-    """Return those facts that stand under a picture."""
-    return f"{machine.get('gpu', machine['processor'])}, {machine['threads']} threads"
-
-
 def mode_name(figures: Figures) -> str:
     """Return a decoder's mode in words.
 
@@ -53,16 +45,16 @@ def mode_name(figures: Figures) -> str:
     return f"{figures['precision']} {'compiled' if figures['compiled'] else 'eager'}{rows}"
 
 
-def decoding_tables(measured: Sequence[Figures]) -> str:
-    """Return a table of speeds and one of the memory that each decoder holds."""
-    speeds: list[Sequence[str]] = [(*_MODE, *_SPEED)]
-    held: list[Sequence[str]] = [(*_MODE, *_HELD)]
+def decoding_table(measured: Sequence[Figures]) -> str:
+    """Return a table of each decoder's speed, and of what it holds."""
+    rows: list[Sequence[str]] = [_DECODING]
     for entry in measured:
-        name = [entry["precision"], "compiled" if entry["compiled"] else "eager", str(entry["rows"])]
-        step, counted = entry["step_seconds"], entry["counted_bytes"] or {}
-        speeds.append(
+        step, held = entry["step_seconds"], entry["held_bytes"]
+        rows.append(
             [
-                *name,
+                entry["precision"],
+                "compiled" if entry["compiled"] else "eager",
+                str(entry["rows"]),
                 f"{entry['ready_seconds']:.1f}",
                 _digits(step["median"], 1e-3),
                 f"{_digits(step['min'], 1e-3)}–{_digits(step['max'], 1e-3)}",
@@ -71,25 +63,14 @@ def decoding_tables(measured: Sequence[Figures]) -> str:
                 _digits(entry["bytes_per_step"], 1e6),
                 _digits(entry["limit_seconds"], 1e-3),
                 _digits(entry["time_over_limit"]),
+                _digits(held and held["total"], 1e6),
             ]
         )
-        parts = (entry["resident_bytes"], entry["peak_bytes"], *map(counted.get, ("total", "memory", "positions", "weights")))
-        held.append([*name, *(_digits(part, 1e6) for part in parts)])
-    return "\n".join(
-        [
-            table(speeds, n_left=2),
-            "A step is one token of each row. MB/step: weights, keys and values that it reads; limit: the time this takes.",
-            "",
-            "MB that the decoder adds to the model: measured, at its peak, and by count",
-            table(held, n_left=2),
-        ]
+    note = (
+        "A step is one token of each row. MB/step: weights, keys and values that it reads; limit: the time this takes.\n"
+        "MB held: keys, values, positions and copies of weights, which the decoder adds to the model."
     )
-
-
-def loss_table(losses: Sequence[Figures]) -> str:
-    """Return a table of the loss in each precision."""
-    rows = [[entry["precision"], f"{entry['loss']:.4f}", f"{entry['difference']:+z.4f}"] for entry in losses]
-    return f"loss on {losses[0]['tokens']:,} tokens\n" + table([["precision", "nats/token", "more than fp32"], *rows])
+    return f"{table(rows, n_left=2)}\n{note}"
 
 
 def scoring_table(measured: Sequence[Figures]) -> str:
@@ -109,25 +90,6 @@ def scoring_table(measured: Sequence[Figures]) -> str:
     head = ["precision", "tgt_len", "lanes", "tokens/s", "MFLOP/token", "limit tokens/s", "reached"]
     limit = "limit: large matrix products, of as many operations as a token needs, would reach this."
     return f"{table([head, *rows])}\n{limit}"
-
-
-def draw_decoding(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
-    """Draw the tokens per second of each decoder as a bar, and its limit as a mark."""
-    names, places = [mode_name(entry) for entry in measured], range(len(measured))
-    figure = new_figure(height=1.6 + 0.4 * len(measured))
-    axes = figure.add_subplot()
-    colors = ["tab:blue" if entry["compiled"] else "tab:gray" for entry in measured]
-    bars = axes.barh(places, [entry["tokens_per_second"] for entry in measured], color=colors)
-    axes.bar_label(bars, [_digits(entry["tokens_per_second"]) for entry in measured], padding=6)
-    limits = [(entry["rows"] / entry["limit_seconds"], i) for i, entry in enumerate(measured) if entry["limit_seconds"]]
-    if limits:
-        axes.plot(*zip(*limits, strict=True), "k|", markersize=14, label="limit: memory cannot be read faster")
-        figure.legend(loc="outside lower right", frameon=False)
-    axes.set_yticks(places, names)
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set(xlabel=f"tokens per second, all rows together\n{machine}", title=title)
-    save_picture(figure, path)
 
 
 def _digits(value: float | None, unit: float = 1.0) -> str:
