@@ -105,8 +105,16 @@ def test_interrupted_it_goes_on_to_the_same_bits(txl: Txl, workbench: Path, monk
         assert [s["score"]["nats"] for s in one["scores"]] == [s["score"]["nats"] for s in other["scores"]]
 
 
+@pytest.fixture
+def begun(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ablation in "a", none of whose runs has begun."""
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.Worker, "go_on", lambda _: [])
+        assert "0 of 2 runs are done." in txl(*ABLATE, "--out", "a").out
+
+
+@pytest.mark.usefixtures("begun")
 def test_runs_of_another_process_are_left_to_it(txl: Txl, workbench: Path) -> None:
-    assert "2 runs" in txl(*ABLATE, "--out", "a", "--measure-only").out
     ablation = Ablation.open(workbench / "a")
     with ablation.claimed(ablation.plan.trials[0]) as ours:
         assert ours
@@ -118,15 +126,17 @@ def test_runs_of_another_process_are_left_to_it(txl: Txl, workbench: Path) -> No
     assert (workbench / "a" / RUNS[1]).exists()
 
 
-def test_another_plan_is_refused(txl: Txl, workbench: Path) -> None:
-    assert txl(*ABLATE, "--out", "a", "--measure-only").status == 0
+@pytest.mark.usefixtures("begun")
+def test_another_plan_is_refused(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = "'a' holds an ablation with another plan: "
     other = [*ABLATE[:-3], "9", *ABLATE[-2:]]
     assert txl(*other, "--out", "a").complaint.startswith(f"{refused}steps (9) differs from its steps (8); go on with its own")
     changed = txl(*ABLATE, "--out", "a", "--set", "optim.lr=0.5").complaint
     assert changed.startswith(f"{refused}optim.lr of 'recurrence' (0.5) differs from what it was (0.01)")
     assert txl(*ABLATE, "--loss", "half", "--out", "a").complaint.startswith(f"{refused}variants (recurrence-half, no-rec")
-    assert "4 runs" in txl(*ABLATE, "--seeds", "2", "--out", "a", "--measure-only").out  # more of the same
+    assert txl(*other, "--out", "a", "--dry-run").complaint.startswith(refused)
+    monkeypatch.setattr(worker.Worker, "go_on", lambda _: [])
+    assert "0 of 4 runs are done." in txl(*ABLATE, "--seeds", "2", "--out", "a").out  # more of the same
     assert txl(*ABLATE, "--out", "a").complaint.startswith(f"{refused}seeds (1) differs from its seeds (2)")
 
 
@@ -143,12 +153,11 @@ def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.Mo
     assert forecast.err == "measuring the time of a step of each variant, in turn\n"
     assert not (workbench / "a").exists()
     assert [row["steps"] for row in rows] == [6, 12]
-    assert json.loads(txl(*timely, "--measure-only", "--json").out)["variants"] == rows
-    assert [txl(*timely, again).err for again in ("--dry-run", "--measure-only")] == ["", ""]  # nothing is left to measure
-    monkeypatch.setattr(budget, "_timed_step", lambda _: 0.2)
-    rows = json.loads(txl(*timely, "--set", "model.d_inner=40", "--dry-run", "--json").out)["variants"]
-    assert [row["steps"] for row in rows] == [3, 3]  # another plan has other times than those that are stored
-    monkeypatch.setattr(budget, "_timed_step", None)
+    assert txl(*timely, "--quiet").status == 0
+    monkeypatch.setattr(budget, "_timed_step", None)  # nothing is left to measure
+    again = txl(*timely, "--dry-run", "--json")
+    assert (json.loads(again.out)["variants"], again.err) == (rows, "")
+    assert txl("ablate", "--out", "a", "--dry-run", "--json").out == again.out
     answer = txl(*timely, "--lengths", "0", "--json")
     assert "lengths (0) differs from its lengths (none)" in answer.complaint
     assert [row["steps"] for row in json.loads(txl(*timely, "--quiet", "--json").out)["rows"]] == [6, 12]

@@ -84,4 +84,4 @@ def test_what_a_bad_ending_is(ending: Ending, what: str | None) -> None:
 def test_lines_name_every_option() -> None:
     """A command that is added has its turn."""
     used = {argument.partition("=")[0] for line in lines(0, 2_000) for argument in line.arguments}
-    assert {"prepare", "--per-token", "--repetition-penalty", "--measure-only", "--read-only", "-n"} <= used
+    assert {"prepare", "--per-token", "--repetition-penalty", "--dry-run", "--read-only", "-n"} <= used

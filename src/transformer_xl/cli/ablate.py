@@ -5,9 +5,12 @@ import math
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Imports, Json, Overrides, Positive, import_kinds, names_of, numbers_of
 from transformer_xl.console import progress, say
@@ -23,23 +26,64 @@ _VALIDATIONS = 10
 """Validations of each run, for its curve, unless --set says how many."""
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
+class _Axes:
+    """What is varied.
+
+    Args:
+        recurrence: yes, no or both; no: a model without memory.
+        attention: kinds such as shaw,rotary (txl settings), with commas between.
+        loss: full, half or both; half: learn only from the later half of each segment.
+    """
+
+    recurrence: str | None = None
+    attention: str | None = None
+    loss: str | None = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class _Budget:
+    """How much each variant is trained.
+
+    Args:
+        steps: budget of each run in steps.
+        minutes: budget of each run in minutes of training. Default: the recipe's own budget.
+        seeds: train each variant this many times, with other random numbers. Default: 1.
+    """
+
+    steps: Positive | None = None
+    minutes: float | None = None
+    seeds: Positive | None = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class _Scoring:
+    """How finished runs are scored.
+
+    Args:
+        lengths: attention lengths to score besides that of txl eval, with commas between. Default: several from 0 on.
+        exact: also score vanilla models one position at a time; slow.
+        tokens: score at most this many tokens of the test split.
+    """
+
+    lengths: str | None = None
+    exact: Flag = False
+    tokens: Positive | None = None
+
+
 def ablate(
     *recipes: str,
-    recurrence: str | None = None,
-    attention: str | None = None,
-    loss: str | None = None,
-    steps: Positive | None = None,
-    minutes: float | None = None,
-    seeds: Positive | None = None,
+    axes: _Axes = _Axes(),
+    budget: _Budget = _Budget(),
     set_: Overrides = None,
     corpus: str | None = None,
     out: Path | None = None,
-    lengths: str | None = None,
-    exact: Flag = False,
-    tokens: Positive | None = None,
+    scoring: _Scoring = _Scoring(),
     recl: Positive | None = None,
     import_: Imports = None,
-    measure_only: Flag = False,
     dry_run: Flag = False,
     quiet: Flag = False,
     json_: Json = False,
@@ -65,21 +109,14 @@ def ablate(
 
     Args:
         recipes: names (txl recipes) or TOML files, of any kind of model.
-        recurrence: yes, no or both; no: a model without memory.
-        attention: kinds such as shaw,rotary (txl settings), with commas between.
-        loss: full, half or both; half: learn only from the later half of each segment.
-        steps: budget of each run in steps.
-        minutes: budget of each run in minutes of training. Default: the recipe's own budget.
-        seeds: train each variant this many times, with other random numbers. Default: 1.
+        axes: what is varied.
+        budget: how much each variant is trained.
         set_: section.key=value, overrides all recipes; may be repeated.
         corpus: name, file, directory or glob; or a directory that holds the recipes' named corpus.
         out: directory of the ablation. Default: runs/ablate-RECIPE.
-        lengths: attention lengths to score besides that of txl eval, with commas between. Default: several from 0 on.
-        exact: also score vanilla models one position at a time; slow.
-        tokens: score at most this many tokens of the test split.
+        scoring: how finished runs are scored.
         recl: also tell how far back each variant uses its context, in steps of a twentieth up to this many tokens.
         import_: a module that registers your own kinds: its name, or PATH/NAME.py; may be repeated.
-        measure_only: measure the time of a step of each variant, print it, and stop.
         dry_run: print variants, parameters, steps and time; write nothing.
         quiet: show warnings and the table only.
         json_: print one JSON object.
@@ -87,105 +124,95 @@ def ablate(
     import_kinds(import_)
     if recl is not None and recl % 20:
         raise ConfigError(f"--recl ({recl}) must be a multiple of 20, such as 400: the context grows in twenty steps")
-    if not recipes and out is None:
-        raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
-    from transformer_xl.analysis.ablation.ablation import Ablation
+    ablation = _ablation(recipes, axes, budget, scoring, overrides=set_ or [], corpus=corpus, out=out)
     from transformer_xl.analysis.ablation.worker import Worker
-    from transformer_xl.model.pretrained import RUNS
-    from transformer_xl.process import keep_freed_memory
 
-    axes = {"recurrence": recurrence, "attention": attention, "loss": loss}
-    if recipes:
-        plan = _new_plan(
-            recipes,
-            axes,
-            steps=steps,
-            minutes=minutes,
-            seeds=seeds,
-            overrides=set_ or [],
-            corpus=corpus,
-            lengths=lengths,
-            tokens=tokens,
-            exact=exact,
-        )
-        directory = out or RUNS / "-".join(["ablate", *dict.fromkeys(each.recipe for each in plan.variants)])
-    else:
-        assert out is not None
-        budget = {"steps": steps, "minutes": minutes, "seeds": seeds}
-        scoring = {"lengths": lengths, "tokens": tokens, "exact": exact}
-        plan, directory = _stored_plan(out, axes | budget | {"set": set_, "corpus": corpus} | scoring), out
-    keep_freed_memory()
-    ablation = Ablation(directory, plan)
     worker = Worker(ablation, quiet=quiet)
-    if not dry_run:
-        ablation.check_directory()
     worker.check()
     if dry_run:
-        _print_forecast(worker, rounds=1, json_=json_)
+        _print_forecast(worker, json_=json_)
         return
     ablation.begin()
     try:
-        if measure_only:
-            _print_forecast(worker, rounds=None, json_=json_)
-            return
         busy = worker.go_on()
     except KeyboardInterrupt as stop:
-        again = ["txl", "ablate", *(part for place in import_ or () for part in ("--import", place)), "--out", str(directory)]
-        say(f"interrupted; go on with: {shlex.join(again)}")
+        again = ["txl", "ablate", *(part for place in import_ or () for part in ("--import", place))]
+        say(f"interrupted; go on with: {shlex.join([*again, '--out', str(ablation.directory)])}")
         sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
     _conclude(ablation, busy, recl=recl, json_=json_, quiet=quiet)
 
 
-def _new_plan(
+def _ablation(
     recipes: Sequence[str],
-    axes: Mapping[str, str | None],
+    axes: _Axes,
+    budget: _Budget,
+    scoring: _Scoring,
     *,
-    steps: int | None,
-    minutes: float | None,
-    seeds: int | None,
     overrides: Sequence[str],
     corpus: str | None,
-    lengths: str | None,
-    tokens: int | None,
-    exact: bool,
+    out: Path | None,
+) -> "Ablation":
+    """Return a new ablation, or without recipes the one in `out`, whose plan no option may change."""
+    if not recipes and out is None:
+        raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
+    from transformer_xl.analysis.ablation.ablation import Ablation
+    from transformer_xl.model.pretrained import RUNS
+    from transformer_xl.process import keep_freed_memory
+
+    if recipes:
+        plan = _new_plan(recipes, axes, budget, scoring, overrides=overrides, corpus=corpus)
+        directory = out or RUNS / "-".join(["ablate", *dict.fromkeys(each.recipe for each in plan.variants)])
+        ablation = Ablation(directory, plan)
+        ablation.check_directory()
+    else:
+        assert out is not None
+        for option, value in (vars(axes) | vars(budget) | {"set": overrides, "corpus": corpus} | vars(scoring)).items():
+            if value:
+                raise ConfigError(
+                    f"--{option} is part of a plan, and '{out}' has its own; name the recipe, too, or leave it out"
+                )
+        ablation = Ablation.open(out)
+    keep_freed_memory()
+    return ablation
+
+
+def _new_plan(
+    recipes: Sequence[str],
+    axes: _Axes,
+    budget: _Budget,
+    scoring: _Scoring,
+    *,
+    overrides: Sequence[str],
+    corpus: str | None,
 ) -> "AblationPlan":
     from transformer_xl.analysis.ablation.plan import AblationPlan, make_variants
     from transformer_xl.analysis.ablation.plan import axes as known_axes
 
+    steps, minutes, lengths = budget.steps, budget.minutes, scoring.lengths
     if minutes is not None and not 0 < minutes < math.inf:
         raise ConfigError(f"--minutes ({minutes:g}) must be a number above 0")
     if steps is not None and minutes is not None:
         raise ConfigError(f"--steps ({steps}) and --minutes ({minutes:g}) are two budgets; give one of them")
     known = known_axes()
-    values = {axis: None if text is None else names_of(axis, text, known[axis]) for axis, text in axes.items()}
+    values = {axis: None if text is None else names_of(axis, text, known[axis]) for axis, text in vars(axes).items()}
     has_own_validations = any(change.partition("=")[0].strip() == "train.eval_interval" for change in overrides)
     return AblationPlan(
         make_variants(recipes, **values, overrides=overrides, corpus=corpus),
-        seeds=seeds or 1,
+        seeds=budget.seeds or 1,
         steps=steps,
         minutes=minutes,
         validations=None if has_own_validations else _VALIDATIONS,
         lengths=None if lengths is None else tuple(sorted(numbers_of("lengths", lengths, least=0))),
-        exact=exact,
-        tokens=tokens,
+        exact=scoring.exact,
+        tokens=scoring.tokens,
     )
 
 
-def _stored_plan(out: Path, options: Mapping[str, object]) -> "AblationPlan":
-    """Return the plan of an ablation that goes on, and refuse options that would change it."""
-    from transformer_xl.analysis.ablation.ablation import Ablation
-
-    for option, value in options.items():
-        if value:
-            raise ConfigError(f"--{option} is part of a plan, and '{out}' has its own; name the recipe, too, or leave it out")
-    return Ablation.open(out).plan
-
-
-def _print_forecast(worker: "Worker", *, rounds: int | None, json_: bool) -> None:
-    """Print what will be trained and how long that takes; with `rounds`, after a measurement that is not kept."""
+def _print_forecast(worker: "Worker", *, json_: bool) -> None:
+    """Print what will be trained and how long that takes."""
     from transformer_xl.analysis.ablation.table import forecast_text
 
-    ablation, rows = worker.ablation, worker.forecast(rounds=rounds)
+    ablation, rows = worker.ablation, worker.forecast()
     print(json.dumps({"out": str(ablation.directory), "variants": rows}) if json_ else forecast_text(ablation, rows))
 
 

@@ -67,7 +67,7 @@ def test_losses_of_one_vocabulary_are_per_token(drawn: Drawn) -> None:
     assert draw_lengths(ablation)
     assert (drawn.unit, drawn.losses()) == ("loss (nats per token)", [1.0, 2.0])
     assert draw_curves(ablation)
-    assert (drawn.unit, drawn.losses()) == ("validation loss (nats per token)", [1.0, 2.0])
+    assert (drawn.unit, drawn.losses()) == ("loss (nats per token)", [1.0, 2.0])
 
 
 def test_losses_of_two_vocabularies_are_all_per_character(drawn: Drawn) -> None:
@@ -75,7 +75,7 @@ def test_losses_of_two_vocabularies_are_all_per_character(drawn: Drawn) -> None:
     assert draw_lengths(ablation)
     assert (drawn.unit, drawn.losses()) == ("loss (bits per character)", [2.0, 4.0])
     assert draw_curves(ablation)
-    assert (drawn.unit, drawn.losses()) == ("validation loss (bits per character)", [2.0, 4.0])
+    assert (drawn.unit, drawn.losses()) == ("loss (bits per character)", [2.0, 4.0])
 
 
 def test_what_cannot_be_compared_is_not_drawn_and_what_was_drawn_of_it_goes(drawn: Drawn) -> None:

@@ -46,25 +46,16 @@ def test_a_difference_has_the_error_of_both_means(tmp_path: Path) -> None:
     assert found.rows[1].difference_error == pytest.approx((2 * 0.02 / 2) ** 0.5)  # variances of 0.02, two runs each
 
 
-def test_runs_with_other_lengths_are_compared_at_those_that_all_have(tmp_path: Path) -> None:
-    variants = [variant("one"), variant("two")]
-    table(tmp_path, variants)
+def test_the_best_length_is_that_of_the_least_mean(tmp_path: Path) -> None:
+    table(tmp_path, [variant("one"), variant("two")])
     ablation = Ablation.open(tmp_path)
-
-    def scores(**by_length: float) -> list[dict[str, Any]]:
-        named = {int(name[1:]): loss for name, loss in by_length.items()}
-        return [{"reading": {"length": n}, "score": {"loss": loss, "bpc": loss}} for n, loss in named.items()]
-
-    def best(*found: list[dict[str, Any]]) -> tuple[Any, ...]:
-        for trial, own in zip(ablation.plan.trials[::2], found, strict=True):  # the seeds of one
-            ablation.save_result(trial, result(trial.variant, trial.seed, 1.0) | {"scores": own})
-        row = make_table(ablation).rows[0]
-        assert row.loss and row.best_loss
-        return row.loss.mean, row.best_length, row.best_loss.mean
-
-    assert best(scores(_2=3.0, _4=1.0, _8=2.0), scores(_2=3.0, _8=2.5)) == (3.0, 8, 2.25)
-    assert best(scores(_2=3.0, _8=2.5), scores(_2=3.0, _4=1.0, _8=2.0)) == (3.0, 8, 2.25)
-    assert best(scores(_2=3.0), scores(_8=1.0)) == (2.0, None, 2.0)
+    for trial, losses in zip(ablation.plan.trials[::2], ({2: 3.0, 4: 1.0, 8: 2.0}, {2: 3.0, 4: 4.0, 8: 2.5}), strict=True):
+        scores = [{"reading": {"length": n}, "score": {"loss": loss, "bpc": loss}} for n, loss in losses.items()]
+        ablation.save_result(trial, result(trial.variant, trial.seed, 1.0) | {"scores": scores})
+    first, second = make_table(ablation).rows
+    assert first.loss and first.best_loss
+    assert (first.loss.mean, first.best_length, first.best_loss.mean) == (3.0, 8, 2.25)
+    assert second.best_length is None
 
 
 def test_a_seed_that_failed_is_reported(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Forecast and outcome of an ablation as tables: on a screen, in Markdown, as JSON."""
 
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -100,9 +99,8 @@ def _row(name: str, labels: dict[str, str], results: list[dict[str, Any]]) -> Va
     if not scored:
         return VariantRow(name, labels, failed, parameters=results[0]["parameters"] if results else None)
     used = {key: statistics.fmean(result[key] for result in scored) for key in ("steps", "tokens", "seconds")}
-    first = [result["scores"][0] for result in scored]  # read as txl eval does
-    shared = _shared(scored) or [first]
-    best, loss = min(shared, key=lambda scores: _mean(scores, "loss").mean), _mean(first, "loss")
+    readings = list(zip(*(result["scores"] for result in scored), strict=True))  # the first as txl eval reads
+    best, loss = min(readings, key=lambda scores: _mean(scores, "loss").mean), _mean(readings[0], "loss")
     return VariantRow(
         name,
         labels,
@@ -110,21 +108,15 @@ def _row(name: str, labels: dict[str, str], results: list[dict[str, Any]]) -> Va
         parameters=scored[0]["parameters"],
         **used,
         loss=loss,
-        bpc=_mean(first, "bpc"),
+        bpc=_mean(readings[0], "bpc"),
         ppl=math.exp(loss.mean) if loss.mean < 709 else None,
-        best_length=best[0]["reading"]["length"] if len(shared) > 1 else None,
+        best_length=best[0]["reading"]["length"] if len(readings) > 1 else None,
         best_loss=_mean(best, "loss"),
         best_bpc=_mean(best, "bpc"),
     )
 
 
-def _shared(results: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the scores of each reading that all results have; one may have more, from an ablation with other lengths."""
-    tables = [{json.dumps(scored["reading"]): scored for scored in result["scores"]} for result in results]
-    return [[table[reading] for table in tables] for reading in tables[0] if all(reading in table for table in tables)]
-
-
-def _mean(scores: list[dict[str, Any]], figure: str) -> Mean:
+def _mean(scores: Sequence[dict[str, Any]], figure: str) -> Mean:
     return Mean.of([scored["score"][figure] for scored in scores])
 
 

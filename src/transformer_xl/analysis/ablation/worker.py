@@ -69,17 +69,16 @@ class Worker:
                 ablation.save_paces(stored)
         return stored
 
-    def forecast(self, *, rounds: int | None) -> list[dict[str, Any]]:
+    def forecast(self) -> list[dict[str, Any]]:
         """Return name, parameters, steps and expected seconds of training of each variant.
 
-        With `rounds`, the time of a step is measured in this many turns and not stored; None: as `paces` measures it.
+        A time of a step that is not stored is measured in a single turn, and not stored.
         """
         ablation = self.ablation
         variants = ablation.plan.variants
         parameters = [n_parameters(variant.config, self.corpus(variant).tokenizer.vocab_size) for variant in variants]
-        stored = ablation.stored_paces() if ablation.is_stored else {}  # in a dry run, the directory may hold another plan
-        paces = stored or (self.paces if rounds is None else {})
-        paces = self._measured([v for v in variants if v.name not in paces], rounds=rounds or 1) | paces
+        stored = ablation.stored_paces()
+        paces = self._measured([v for v in variants if v.name not in stored], rounds=1) | stored
         rows = []
         for variant, n_parameter in zip(variants, parameters, strict=True):
             pace = paces[variant.name]
