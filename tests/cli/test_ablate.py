@@ -130,14 +130,16 @@ def test_runs_of_another_process_are_left_to_it(txl: Txl, workbench: Path) -> No
 def test_another_plan_is_refused(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused = "'a' holds an ablation with another plan: "
     other = [*ABLATE[:-3], "9", *ABLATE[-2:]]
-    assert txl(*other, "--out", "a").complaint.startswith(f"{refused}steps (9) differs from its steps (8); go on with its own")
+    assert txl(*other, "--out", "a").complaint.startswith(
+        f"{refused}steps (9) differs from what it was (8); go on with its own"
+    )
     changed = txl(*ABLATE, "--out", "a", "--set", "optim.lr=0.5").complaint
     assert changed.startswith(f"{refused}optim.lr of 'recurrence' (0.5) differs from what it was (0.01)")
-    assert txl(*ABLATE, "--loss", "half", "--out", "a").complaint.startswith(f"{refused}variants (recurrence-half, no-rec")
+    assert txl(*ABLATE, "--loss", "half", "--out", "a").complaint.startswith(f"{refused}variants (recurrence-half,no-rec")
     assert txl(*other, "--out", "a", "--dry-run").complaint.startswith(refused)
     monkeypatch.setattr(worker.Worker, "go_on", lambda _: [])
     assert "0 of 4 runs are done." in txl(*ABLATE, "--seeds", "2", "--out", "a").out  # more of the same
-    assert txl(*ABLATE, "--out", "a").complaint.startswith(f"{refused}seeds (1) differs from its seeds (2)")
+    assert txl(*ABLATE, "--out", "a").complaint.startswith(f"{refused}seeds (1) differs from what it was (2)")
 
 
 def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +161,7 @@ def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.Mo
     assert (json.loads(again.out)["variants"], again.err) == (rows, "")
     assert txl("ablate", "--out", "a", "--dry-run", "--json").out == again.out
     answer = txl(*timely, "--lengths", "0", "--json")
-    assert "lengths (0) differs from its lengths (none)" in answer.complaint
+    assert "lengths (0) differs from what it was (none)" in answer.complaint
     assert [row["steps"] for row in json.loads(txl(*timely, "--quiet", "--json").out)["rows"]] == [6, 12]
 
 

@@ -19,7 +19,6 @@ from transformer_xl import cost
 from transformer_xl.cost.bench import (
     Decoding,
     Scoring,
-    compare_with_one_row,
     decoding_figures,
     measure_decoding,
     measure_scoring,
@@ -195,7 +194,6 @@ def test_figures_of_a_decoder() -> None:
         "ready_seconds": 1.5,
         "step_seconds": {"median": 0.02, "min": 0.01, "max": 0.04},
         "tokens_per_second": 200.0,
-        "of_one_row": None,
         "bytes_per_step": 5e6,
         "limit_seconds": 0.005,
         "time_over_limit": pytest.approx(4.0),
@@ -207,18 +205,8 @@ def test_figures_of_a_decoder() -> None:
 def test_what_is_not_known_is_none() -> None:
     measured = Decoding(1, 0.1, (0.5,), None, None)
     figures = decoding_figures(measured, precision="fp32", compiled=False, bandwidth=1e9)
-    unknown = {"of_one_row", "bytes_per_step", "limit_seconds", "time_over_limit", "held_bytes"}
+    unknown = {"bytes_per_step", "limit_seconds", "time_over_limit", "held_bytes"}
     assert {name for name, value in figures.items() if value is None} == unknown
-
-
-def test_rows_are_compared_with_one_row_of_the_same_mode() -> None:
-    def entry(precision: str, compiled: bool, rows: int, speed: float) -> dict[str, object]:
-        return {"precision": precision, "compiled": compiled, "rows": rows, "tokens_per_second": speed}
-
-    figures = [entry("fp32", False, 4, 30.0), entry("fp32", False, 1, 10.0), entry("fp32", True, 1, 40.0)]
-    figures += [entry("fp32", True, 16, 50.0), entry("int8", False, 4, 9.0)]
-    compare_with_one_row(figures)
-    assert [figure["of_one_row"] for figure in figures] == [3.0, 1.0, 1.0, 1.25, None]
 
 
 def test_figures_of_an_evaluation() -> None:

@@ -66,7 +66,7 @@ def decode(
     precisions = _precisions(names, model.device)
     codes = [False, True] if compile is None else [compile]
 
-    from transformer_xl.cost.bench import Findings, bench_decoders, compare_with_one_row
+    from transformer_xl.cost.bench import Findings, bench_decoders
     from transformer_xl.cost.display import decoding_table
     from transformer_xl.cost.hardware import memory_bandwidth
     from transformer_xl.generation.fastest import keep_compiled_code
@@ -79,7 +79,6 @@ def decode(
         bandwidth = memory_bandwidth(model.device)
         with found.until_interrupted():
             bench_decoders(found, model, subject.ids, modes, n_token=tokens, bandwidth=bandwidth, bar=bar)
-    compare_with_one_row(found.figures)
     if json_:
         subject.print_json(model, {"bandwidth": bandwidth}, found)
     else:

@@ -1,6 +1,7 @@
 """`txl plot`."""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +11,14 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
+    from transformer_xl.analysis.comparison import ComparedRun, Unit
+    from transformer_xl.analysis.curves import Against
     from transformer_xl.analysis.lines import PlotLine
+    from transformer_xl.checkpoint.open_run import Opened
+    from transformer_xl.data.text import Text
+
+    Texts = Iterable[tuple[ComparedRun, Opened, Text]]
+    Drawing = tuple[list[PlotLine], dict[str, Any]]  # lines, and how `draw` draws them, x times `scale`
 
 
 def plot(
@@ -59,62 +67,82 @@ def plot(
     if wanted and against != "memory":
         raise ConfigError(f"--lengths ({lengths}) are lengths of memory, and --against is {against}; use --against memory")
     import_kinds(import_)
-    from transformer_xl.analysis.comparison import UNITS, check_units, check_validations, find_runs
-    from transformer_xl.analysis.curves import (
-        XLABELS,
-        learning_curves,
-        memory_line,
-        memory_readings,
-        open_texts,
-        position_lines,
-        segment_readings,
-    )
+    from transformer_xl.analysis.comparison import UNITS, check_units, find_runs
+    from transformer_xl.analysis.curves import open_texts
     from transformer_xl.analysis.lines import draw
-    from transformer_xl.console import progress, warn
+    from transformer_xl.console import warn
     from transformer_xl.process import keep_freed_memory
-    from transformer_xl.training.pictures import tokens_axis
 
     keep_freed_memory()
     found = find_runs(runs)
     check_units(found, unit, warn=warn)
-    lines: list[PlotLine] = []
-    labels: dict[str, Any] = {"ylabel": f"loss ({UNITS[unit]})"}
-    scored: dict[str, str] = {}  # by run: the text
-    scale = 1.0
     texts = open_texts(found, split=split, corpus=corpus, limit=tokens, warn=warn)
     if against == "memory":
-        for run, opened, text in texts:
-            scored[run.name] = text.what
-            n_token = len(memory_readings(run, wanted)) * (len(text.ids) - 1)
-            with progress(run.name, n_token) as bar:
-                lines.append(memory_line(run, opened, text, unit=unit, lengths=wanted, on_tokens=bar.advance))
-        labels |= {"xlabel": "positions of memory at evaluation", "lengths": True, "title": "loss and memory"}
+        lines, axes = _by_memory(texts, unit, wanted)
     elif against == "position":
-        readings = {run.name: segment_readings(run.config) for run in found}
-        longest = max(reading.tgt_len for own in readings.values() for _, reading in own)
-        span = segments * longest
-        for run, opened, text in texts:
-            scored[run.name] = text.what
-            with progress(run.name, len(readings[run.name]) * (len(text.ids) - 1)) as bar:
-                lines += position_lines(run, opened, text, span=span, unit=unit, on_tokens=bar.advance)
-        labels |= {"xlabel": "position in consecutive segments (tokens); band: 95 % confidence"}
-        labels |= {"borders": range(0, span + 1, longest), "title": "loss and position in the segment"}
+        lines, axes = _by_position(found, texts, unit, segments)
     else:
-        check_validations(found, warn=warn)
-        lines = learning_curves(found, against=against, unit=unit)
-        labels |= {"xlabel": XLABELS[against], "title": "loss while training", "from_zero": True}
-        if against == "tokens":  # lines are in millions
-            labels["xlabel"], n_token = tokens_axis(1e6 * max(x for line in lines for x in line.x))
-            scale = 1e6 / n_token
-    if len(set(scored.values())) == 1:
-        labels["title"] += f"\n{scored[found[0].name]}"
-    elif scored:
-        lines = [replace(line, name=f"{line.name}, {scored[line.run]}") for line in lines]
+        lines, axes = _while_training(found, against, unit)
+    prefix, scale = "", axes.pop("scale", 1.0)
     if len(found) == 1:
-        labels["title"] = f"{found[0].name}: {labels['title']}"
-    prefix = f"{found[0].name}, " if len(found) == 1 else ""  # the title says it
-    draw([replace(line, name=line.name.removeprefix(prefix), x=[scale * x for x in line.x]) for line in lines], out, **labels)
+        prefix, axes["title"] = f"{found[0].name}, ", f"{found[0].name}: {axes['title']}"
+    shown = [replace(line, name=line.name.removeprefix(prefix), x=[scale * x for x in line.x]) for line in lines]
+    draw(shown, out, ylabel=f"loss ({UNITS[unit]})", **axes)
     if json_:
         print(json.dumps({"against": against, "unit": unit, "picture": str(out), "lines": [line.as_dict() for line in lines]}))
     else:
         print(f"picture: {out}")
+
+
+def _while_training(runs: "Sequence[ComparedRun]", against: "Against", unit: "Unit") -> "Drawing":
+    from transformer_xl.analysis.comparison import check_validations
+    from transformer_xl.analysis.curves import XLABELS, learning_curves
+    from transformer_xl.console import warn
+    from transformer_xl.training.pictures import tokens_axis
+
+    check_validations(runs, warn=warn)
+    lines = learning_curves(runs, against=against, unit=unit)
+    axes = {"xlabel": XLABELS[against], "title": "loss while training", "from_zero": True}
+    if against == "tokens":  # lines are in millions
+        axes["xlabel"], n_token = tokens_axis(1e6 * max(x for line in lines for x in line.x))
+        axes["scale"] = 1e6 / n_token
+    return lines, axes
+
+
+def _by_memory(texts: "Texts", unit: "Unit", lengths: list[int] | None) -> "Drawing":
+    from transformer_xl.analysis.curves import memory_line, memory_readings
+    from transformer_xl.console import progress
+
+    scored: dict[str, list[PlotLine]] = {}
+    for run, opened, text in texts:
+        n_token = len(memory_readings(run, lengths)) * (len(text.ids) - 1)
+        with progress(run.name, n_token) as bar:
+            line = memory_line(run, opened, text, unit=unit, lengths=lengths, on_tokens=bar.advance)
+        scored.setdefault(text.what, []).append(line)
+    lines, title = _with_texts(scored, "loss and memory")
+    return lines, {"xlabel": "positions of memory at evaluation", "title": title, "lengths": True}
+
+
+def _by_position(runs: "Sequence[ComparedRun]", texts: "Texts", unit: "Unit", n_segment: int) -> "Drawing":
+    from transformer_xl.analysis.curves import position_lines, segment_readings
+    from transformer_xl.console import progress
+
+    readings = {run.name: segment_readings(run.config) for run in runs}
+    longest = max(reading.tgt_len for each in readings.values() for _, reading in each)
+    span = n_segment * longest
+    scored: dict[str, list[PlotLine]] = {}
+    for run, opened, text in texts:
+        with progress(run.name, len(readings[run.name]) * (len(text.ids) - 1)) as bar:
+            lines = position_lines(run, opened, text, span=span, unit=unit, on_tokens=bar.advance)
+        scored.setdefault(text.what, []).extend(lines)
+    lines, title = _with_texts(scored, "loss and position in the segment")
+    xlabel = "position in consecutive segments (tokens); band: 95 % confidence"
+    return lines, {"xlabel": xlabel, "title": title, "borders": range(0, span + 1, longest)}
+
+
+def _with_texts(scored: "dict[str, list[PlotLine]]", title: str) -> "tuple[list[PlotLine], str]":
+    """Return all lines and a title that says which text was scored; if there are several, the names of lines say it."""
+    if len(scored) == 1:
+        ((text, lines),) = scored.items()
+        return lines, f"{title}\n{text}"
+    return [replace(line, name=f"{line.name}, {text}") for text, lines in scored.items() for line in lines], title

@@ -131,14 +131,6 @@ def bench_decoders(
             found.figures.append(decoding_figures(measured, precision=precision, compiled=compile, bandwidth=bandwidth))
 
 
-def compare_with_one_row(figures: Sequence[Figures]) -> None:
-    """Enter how many times as many tokens per second all rows read as one row alone in the same mode."""
-    one = {(entry["precision"], entry["compiled"]): entry["tokens_per_second"] for entry in figures if entry["rows"] == 1}
-    for entry in figures:
-        single = one.get((entry["precision"], entry["compiled"]))
-        entry["of_one_row"] = single and entry["tokens_per_second"] / single
-
-
 def bench_scoring(
     found: Findings,
     model: LanguageModel,
@@ -209,7 +201,6 @@ def decoding_figures(measured: Decoding, *, precision: str, compiled: bool, band
         "ready_seconds": measured.ready,
         "step_seconds": {"median": measured.median, "min": min(measured.seconds), "max": max(measured.seconds)},
         "tokens_per_second": measured.tokens_per_second,
-        "of_one_row": None,
         "bytes_per_step": measured.n_bytes,
         "limit_seconds": limit,
         "time_over_limit": None if limit is None else measured.median / limit,

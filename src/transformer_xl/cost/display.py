@@ -11,7 +11,7 @@ from transformer_xl.cost.plan import USABLE, Plan
 Figures = dict[str, Any]
 """Plain numbers in seconds, bytes and operations, ready for JSON; None where a figure is unknown."""
 
-_DECODING = ("precision", "code", "rows", "ready s", "ms/step", "min–max", "tokens/s", "of 1 row", "MB/step", "limit ms")
+_DECODING = ("precision", "code", "rows", "ready s", "ms/step", "min–max", "tokens/s", "MB/step", "limit ms")
 _DECODING += ("time/limit", "MB held")
 
 _PLAN_WIDTH = 100
@@ -59,7 +59,6 @@ def decoding_table(measured: Sequence[Figures]) -> str:
                 _digits(step["median"], 1e-3),
                 f"{_digits(step['min'], 1e-3)}–{_digits(step['max'], 1e-3)}",
                 _digits(entry["tokens_per_second"]),
-                _digits(entry["of_one_row"]),
                 _digits(entry["bytes_per_step"], 1e6),
                 _digits(entry["limit_seconds"], 1e-3),
                 _digits(entry["time_over_limit"]),

@@ -1,12 +1,13 @@
 """What an ablation compares, and its plan as it lies in its directory."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from transformer_xl.analysis.ablation.plan import AblationPlan, axes, differences, make_variants
+from transformer_xl.analysis.ablation.plan import AblationPlan, axes, make_variants
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.kinds import ATTENTION
@@ -22,12 +23,8 @@ def test_one_recipe_is_compared_with_all_combinations_its_own_first() -> None:
     assert first.config == load_recipe("quickstart", ["model.attention=shaw"])
     assert last.name == "no-recurrence-alibi-half"
     assert (last.config.model.mem_len, last.config.eval_mem_len, last.config.train.loss) == (0, 0, "half")
-    assert differences(first.config, last.config) == [
-        ("model.mem_len", 128, 0),
-        ("model.attention", "shaw", "alibi"),
-        ("train.loss", "full", "half"),
-        ("eval.mem_len", None, 0),
-    ]
+    changes = {"model": {"mem_len": 0, "attention": "alibi"}, "train": {"loss": "half"}, "eval": {"mem_len": 0}}
+    assert last.config == first.config.changed(**changes)  # and nothing else
 
 
 def test_a_registered_kind_of_attention_is_varied_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +122,18 @@ def test_a_plan_survives_its_file() -> None:
     assert AblationPlan.from_dict(stored) == plan
     assert list(stored) == ["variants", "seeds", "steps", "minutes", "validations", "lengths", "exact", "tokens"]
     assert list(stored["variants"][0]) == ["name", "recipe", "labels", "config"]  # files of today are read tomorrow
+
+
+def test_a_plan_differs_by_a_setting_of_a_variant_but_not_by_where_its_text_lies() -> None:
+    plan = AblationPlan(make_variants(["quickstart"], recurrence=["yes", "no"]))
+    first, second = plan.variants
+    elsewhere = replace(second, config=second.config.changed(data={"directory": "elsewhere"}))
+    assert plan.difference(replace(plan, variants=(first, elsewhere))) is None
+    other = replace(second, config=second.config.changed(optim={"lr": 0.5}))
+    lr = second.config.optim.lr
+    assert plan.difference(replace(plan, variants=(first, other))) == (
+        f"optim.lr of 'no-recurrence' (0.5) differs from what it was ({lr})"
+    )
 
 
 def test_seeds_follow_each_other_and_every_variant_has_its_turn_first() -> None:

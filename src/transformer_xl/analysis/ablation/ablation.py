@@ -10,7 +10,7 @@ table.md  curves.png  lengths.png
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -125,13 +125,11 @@ class Ablation:
         def give_up() -> None:
             raise _ClaimedError
 
-        with ExitStack() as held:
-            try:
-                held.enter_context(locked(self.directory / RESULTS / f".{trial.name}.lock", on_busy=give_up))
-            except _ClaimedError:
-                yield False
-                return
-            yield True
+        try:
+            with locked(self.directory / RESULTS / f".{trial.name}.lock", on_busy=give_up):
+                yield True
+        except _ClaimedError:
+            yield False
 
     @contextmanager
     def alone(self, on_wait: Callable[[], object]) -> Iterator[None]:

@@ -96,18 +96,23 @@ class AblationPlan:
         return TypeAdapter(cls).validate_json(json.dumps(values))
 
     def difference(self, other: "AblationPlan") -> str | None:
-        """Return the first difference between this plan and another in words; None if there is none."""
-        for name in ("seeds", "steps", "minutes", "validations", "lengths", "exact", "tokens"):
-            own, its = getattr(self, name), getattr(other, name)
-            if own != its:
-                return f"{name} ({_in_words(its)}) differs from its {name} ({_in_words(own)})"
-        own, its = ([variant.name for variant in plan.variants] for plan in (self, other))
-        if own != its:
-            return f"variants ({', '.join(its)}) differ from its variants ({', '.join(own)})"
-        for one, another in zip(self.variants, other.variants, strict=True):
-            for key, before, after in differences(one.config, another.config):
-                return f"{key} of '{one.name}' ({after!r}) differs from what it was ({before!r})"
+        """Return the first difference of another plan from this one in words; None if there is none."""
+        before, after = _settings(self), _settings(other)
+        for name in before | after:
+            if before.get(name) != after.get(name):
+                return f"{name} ({_in_words(after.get(name))}) differs from what it was ({_in_words(before.get(name))})"
         return None
+
+
+def _settings(plan: AblationPlan) -> dict[str, Any]:
+    """Return everything in a plan by its name, except for the paths of texts."""
+    settings = vars(plan) | {"variants": tuple(variant.name for variant in plan.variants)}
+    for variant in plan.variants:
+        for section, values in variant.config.model_dump(mode="json").items():
+            if isinstance(values, dict):
+                settings |= {f"{section}.{key} of '{variant.name}'": value for key, value in values.items()}
+        del settings[f"data.directory of '{variant.name}'"]
+    return settings
 
 
 def make_variants(
@@ -219,20 +224,6 @@ def _changes(labels: dict[str, str], own: dict[str, str]) -> list[str]:
     if labels["loss"] != own["loss"]:
         changes.append(f"train.loss={labels['loss']}")
     return changes
-
-
-def differences(one: RunConfig, other: RunConfig) -> list[tuple[str, Any, Any]]:
-    """Return the settings in which two runs differ, as `section.key` with both values, except for the path of the text."""
-    found = []
-    for section in ("model", "tokenizer", "data", "optim", "train", "eval"):
-        first, second = (config.model_dump(mode="json")[section] for config in (one, other))
-        keys = dict.fromkeys([*first, *second])
-        found += [
-            (f"{section}.{key}", first.get(key), second.get(key))
-            for key in keys
-            if first.get(key) != second.get(key) and (section, key) != ("data", "directory")
-        ]
-    return found
 
 
 def _in_words(value: Any) -> str:
