@@ -115,9 +115,9 @@ def test_without_a_compiler_the_rest_is_measured(txl: Txl, monkeypatch: pytest.M
 def test_compiled_code_is_asked_for(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def not_compiled(model: TransformerXL, ids: np.ndarray, *, compile: bool, n_row: int, **_: Any) -> bench.Decoding:
+    def not_compiled(model: TransformerXL, ids: np.ndarray, *, compile: bool, n_row: int, **_: Any) -> dict[str, Any]:
         asked.append((compile, n_row))
-        return bench.Decoding(n_row, 0.1, (0.5,), None, None)
+        return {"compiled": compile, "rows": n_row}
 
     monkeypatch.setattr(bench, "measure_decoding", not_compiled)
     monkeypatch.setattr("transformer_xl.cost.bench.cannot_compile", lambda device: None)
@@ -154,7 +154,7 @@ def test_without_memory(txl: Txl, workbench: Path) -> None:
 def test_interrupted_it_shows_what_it_has(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     original = bench.measure_decoding
 
-    def interrupted(*arguments: Any, precision: Any, **options: Any) -> bench.Decoding:
+    def interrupted(*arguments: Any, precision: Any, **options: Any) -> dict[str, Any]:
         if precision == stop_at:
             raise KeyboardInterrupt
         return original(*arguments, precision=precision, **options)

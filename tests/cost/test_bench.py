@@ -16,15 +16,8 @@ import torch
 from tests.cost.clock import Clock
 from tests.helpers import tiny_model
 from transformer_xl import cost
-from transformer_xl.cost.bench import (
-    Decoding,
-    Scoring,
-    decoding_figures,
-    measure_decoding,
-    measure_scoring,
-    scoring_figures,
-)
-from transformer_xl.cost.decoding import SessionBytes
+from transformer_xl.cost.bench import measure_decoding, measure_scoring
+from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.scores import Scores
@@ -33,13 +26,6 @@ from transformer_xl.reading.stream import KeptKeys
 
 SLOTS = 80
 TEXT = np.random.default_rng(0).integers(0, 13, 150).astype(np.uint16)
-DECODING = Decoding(
-    n_row=4,
-    ready=1.5,
-    seconds=(0.02, 0.01, 0.04, 0.02, 0.03),
-    n_bytes=5e6,
-    session=SessionBytes(memory=300, positions=20, weights=1),
-)
 
 
 @pytest.fixture
@@ -76,11 +62,22 @@ def test_a_step_of_the_decoder_is_timed(monkeypatch: pytest.MonkeyPatch, clock: 
     watch(monkeypatch, Decoder, "step", step)
     watch(monkeypatch, Decoder, "feed", lambda _, ids: (fills.append(ids), clock.pass_(1000.0)))
     watch(monkeypatch, Scores, "top", top)
-    measured = measure_decoding(tiny_model(), TEXT, n_row=rows, n_token=4, clock=clock)
+    measured = measure_decoding(tiny_model(), TEXT, n_row=rows, n_token=4, bandwidth=1e6, clock=clock)
 
-    assert measured.ready == 7.5
-    assert measured.seconds == (4.5, 2.5, 5.5, 2.5)
-    assert (measured.n_row, measured.median, measured.tokens_per_second) == (rows, 3.5, rows / 3.5)
+    n_bytes = measured["bytes_per_step"]
+    held = measured.pop("held_bytes")
+    assert measured == {
+        "precision": "fp32",
+        "compiled": False,
+        "rows": rows,
+        "ready_seconds": 7.5,
+        "step_seconds": {"median": 3.5, "min": 2.5, "max": 5.5},
+        "tokens_per_second": rows / 3.5,
+        "bytes_per_step": n_bytes,
+        "limit_seconds": n_bytes / 1e6,
+        "time_over_limit": pytest.approx(3.5e6 / n_bytes),
+    }
+    assert held["total"] == held["memory"] + held["positions"] + held["weights"]
     assert next(takes, None) is None
     (fill,) = fills
     read = torch.cat([fill, *(ids.unsqueeze(1) for ids, _, _ in steps[1:])], dim=1)  # the rows read on, one text after another
@@ -109,13 +106,9 @@ def test_bytes_are_those_of_the_precision() -> None:
     exact, rounded = (
         measure_decoding(tiny_model(), TEXT, precision=precision, n_row=2, n_token=1) for precision in ("fp32", "int8")
     )
-    assert exact.session is not None
-    assert rounded.session is not None
-    assert exact.n_bytes is not None
-    assert rounded.n_bytes is not None
-    assert rounded.n_bytes < exact.n_bytes
+    assert rounded["bytes_per_step"] < exact["bytes_per_step"]
     memory = 2 * 2 * 2 * 3 * SLOTS * 4 * 4 + 2 * 16
-    assert (exact.session.memory, rounded.session.memory) == (memory, (memory - 32) // 2 + 32)
+    assert (exact["held_bytes"]["memory"], rounded["held_bytes"]["memory"]) == (memory, (memory - 32) // 2 + 32)
 
 
 @pytest.mark.parametrize(("bias", "needed"), [(-30.0, 0), (30.0, 1)])
@@ -127,14 +120,15 @@ def test_tails_count_where_they_were_needed(bias: float, needed: int) -> None:
     head = (4 * 10 + 4 + 100) + 22 + 170
     layers = 2 * (760 + 14 + 10 + 40 + 24)
     rest = 2 * 3 * SLOTS * 4 + 2 * 2 * 3 * SLOTS * 4 + 10 + 5 + 2
-    assert measured.n_bytes == 4 * (head + layers + rest + needed * (4 * 5 + 4 + 50))
+    assert measured["bytes_per_step"] == 4 * (head + layers + rest + needed * (4 * 5 + 4 + 50))
 
 
 @pytest.mark.parametrize("changes", [{"mem_len": 0}, {"attention": "vaswani"}])
 def test_models_that_read_again_are_timed_too(changes: dict[str, Any]) -> None:
     measured = measure_decoding(tiny_model(**changes), TEXT, n_token=2)
-    assert len(measured.seconds) == 2
-    assert measured.n_bytes is measured.session is None
+    unknown = {"bytes_per_step", "limit_seconds", "time_over_limit", "held_bytes"}
+    assert {name for name, value in measured.items() if value is None} == unknown
+    assert json.loads(json.dumps(measured, allow_nan=False)) == measured
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
@@ -147,12 +141,19 @@ def test_segments_of_evaluate_are_timed(monkeypatch: pytest.MonkeyPatch, clock: 
 
     warming = 4 if lanes > 1 else 0  # 2 layers reach 2 x 8 tokens back, 4 segments
     watch(monkeypatch, Reader, "read", read)
-    measured = measure_scoring(tiny_model(), TEXT, tgt_len=4, batch_size=lanes, n_token=60, clock=clock)
+    measured = measure_scoring(tiny_model(), TEXT, tgt_len=4, batch_size=lanes, n_token=60, rate=2e6, clock=clock)
     n_step = 60 // (4 * lanes)
     assert reads == [(lanes - 1, 4)] * warming + [(lanes, 4)] * (3 + n_step)  # and not the rest of the text
-    assert measured.seconds == (0.25 * lanes,) * n_step
-    assert (measured.n_row, measured.tgt_len) == (lanes, 4)
-    assert measured.tokens_per_second == 4 / 0.25
+    flops = flops_per_token(tiny_model(), TEXT, tgt_len=4)
+    assert measured == {
+        "precision": "fp32",
+        "tgt_len": 4,
+        "batch_size": lanes,
+        "tokens_per_second": 4 / 0.25,
+        "flops_per_token": flops,
+        "limit_tokens_per_second": 2e6 / flops,
+        "reached": pytest.approx(16 * flops / 2e6),
+    }
 
 
 def test_a_text_that_memory_has_no_room_for_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +165,7 @@ def test_a_text_that_memory_has_no_room_for_is_not_made(monkeypatch: pytest.Monk
 
 def test_scoring_leaves_the_model_as_it_was() -> None:
     model = tiny_model().train()
-    assert len(measure_scoring(model, TEXT, tgt_len=4, n_token=1).seconds) == 3
+    assert measure_scoring(model, TEXT, tgt_len=4, n_token=1)["batch_size"] == 1
     assert model.training
 
 
@@ -172,7 +173,7 @@ def test_scoring_leaves_the_model_as_it_was() -> None:
 def test_as_many_lanes_as_asked_for(tgt_len: int, lanes: int) -> None:
     """However short the text: lanes that were too short to warm up the next would be fewer."""
     measured = measure_scoring(tiny_model(), TEXT[:10], tgt_len=tgt_len, batch_size=lanes, precision="int8", n_token=1)
-    assert (measured.n_row, len(measured.seconds)) == (lanes, 3)
+    assert measured["batch_size"] == lanes
 
 
 def test_what_is_measured_is_measured_from_outside() -> None:
@@ -183,41 +184,3 @@ def test_what_is_measured_is_measured_from_outside() -> None:
         others = [node for node in nodes if not (isinstance(node.value, ast.Name) and node.value.id == "self")]
         private = {node.attr for node in others if node.attr.startswith("_") and not node.attr.startswith("__")}
         assert private <= public, path.name
-
-
-def test_figures_of_a_decoder() -> None:
-    figures = decoding_figures(DECODING, precision="int8", compiled=True, bandwidth=1e9)
-    assert figures == {
-        "precision": "int8",
-        "compiled": True,
-        "rows": 4,
-        "ready_seconds": 1.5,
-        "step_seconds": {"median": 0.02, "min": 0.01, "max": 0.04},
-        "tokens_per_second": 200.0,
-        "bytes_per_step": 5e6,
-        "limit_seconds": 0.005,
-        "time_over_limit": pytest.approx(4.0),
-        "held_bytes": {"total": 321, "memory": 300, "positions": 20, "weights": 1},
-    }
-    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
-
-
-def test_what_is_not_known_is_none() -> None:
-    measured = Decoding(1, 0.1, (0.5,), None, None)
-    figures = decoding_figures(measured, precision="fp32", compiled=False, bandwidth=1e9)
-    unknown = {"bytes_per_step", "limit_seconds", "time_over_limit", "held_bytes"}
-    assert {name for name, value in figures.items() if value is None} == unknown
-
-
-def test_figures_of_an_evaluation() -> None:
-    measured = Scoring(n_row=8, tgt_len=32, seconds=(0.5, 0.25, 1.0))
-    figures = scoring_figures(measured, precision="bf16", flops_per_token=1e6, matmul_rate=2e9)
-    assert figures == {
-        "precision": "bf16",
-        "tgt_len": 32,
-        "batch_size": 8,
-        "tokens_per_second": 512.0,
-        "flops_per_token": 1e6,
-        "limit_tokens_per_second": 2000.0,
-        "reached": 0.256,
-    }

@@ -2,31 +2,19 @@
 
 from pathlib import Path
 
-from tests.cost.test_bench import DECODING
 from transformer_xl.config.recipes import load_recipe
-from transformer_xl.cost.bench import Decoding, Scoring, decoding_figures, scoring_figures
-from transformer_xl.cost.display import (
-    Figures,
-    decoding_table,
-    plan_table,
-    scoring_table,
-)
+from transformer_xl.cost.display import decoding_table, plan_table, scoring_table
 from transformer_xl.cost.hardware import gpu
 from transformer_xl.cost.plan import make_plan
 
-UNKNOWN = Decoding(1, 0.04, (0.5,), None, None)
-
-
-def figures() -> list[Figures]:
-    return [
-        decoding_figures(DECODING, precision="int8", compiled=True, bandwidth=1e9),
-        decoding_figures(UNKNOWN, precision="fp32", compiled=False, bandwidth=1e9),
-    ]
-
 
 def test_table_of_decoders() -> None:
-    first, second = figures()
-    first |= {"held_bytes": {"total": 41e6}}
+    first = {"precision": "int8", "compiled": True, "rows": 4, "ready_seconds": 1.5, "tokens_per_second": 200.0}
+    first |= {"step_seconds": {"median": 0.02, "min": 0.01, "max": 0.04}, "bytes_per_step": 5e6, "limit_seconds": 0.005}
+    first |= {"time_over_limit": 4.0, "held_bytes": {"total": 41e6}}
+    second = first | {"precision": "fp32", "compiled": False, "rows": 1, "ready_seconds": 0.04, "tokens_per_second": 2.0}
+    second |= {"step_seconds": {"median": 0.5, "min": 0.5, "max": 0.5}, "bytes_per_step": None, "limit_seconds": None}
+    second |= {"time_over_limit": None, "held_bytes": None}
     lines = decoding_table([first, second]).splitlines()
     assert lines[0].split("  ")[0] == "precision"
     expected = ["int8", "compiled", "4", "1.5", "20.0", "10.0–40.0", "200", "5.00", "5.00", "4.00", "41.0"]
@@ -36,8 +24,8 @@ def test_table_of_decoders() -> None:
 
 
 def test_table_of_scoring() -> None:
-    measured = Scoring(n_row=8, tgt_len=32, seconds=(0.5,))
-    lines = scoring_table([scoring_figures(measured, precision="bf16", flops_per_token=1e6, matmul_rate=2e9)]).splitlines()
+    figures = {"precision": "bf16", "tgt_len": 32, "batch_size": 8, "tokens_per_second": 512.0, "flops_per_token": 1e6}
+    lines = scoring_table([figures | {"limit_tokens_per_second": 2000.0, "reached": 0.256}]).splitlines()
     assert lines[1].split() == ["bf16", "32", "8", "512", "1.00", "2,000", "26%"]
 
 

@@ -164,7 +164,7 @@ class _Subject:
     def print_json(self, model: "LanguageModel", rates: dict[str, Any], found: "Findings") -> None:
         """Print facts and figures of the model as it was measured, beside the machine's rates."""
         facts = {"run": self.opened.source, "parameters": self.opened.n_parameter, "mem_len": model.mem_len}
-        print(json.dumps(facts | {"text": self.text, "machine": self.machine} | rates | found.as_dict()))
+        print(json.dumps(facts | {"text": self.text, "machine": self.machine} | rates | vars(found)))
 
     def print_table(self, model: "LanguageModel", speed: str, table: str, found: "Findings") -> None:
         """Print the same for a person: two lines, a table, and what could not be measured."""

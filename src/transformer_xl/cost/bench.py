@@ -10,13 +10,12 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 
 from transformer_xl.console import Bar, say
-from transformer_xl.cost.decoding import SessionBytes, bytes_per_token, session_bytes, slots_per_row
+from transformer_xl.cost.decoding import bytes_per_token, session_bytes, slots_per_row
 from transformer_xl.cost.display import Figures, mode_name
 from transformer_xl.cost.hardware import Clock
 from transformer_xl.cost.operations import flops_per_token
@@ -65,45 +64,6 @@ class Findings:
         if not self.figures:
             raise ConfigError(f"nothing could be measured: {next(iter(self.skipped.values()))}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        return vars(self)
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How fast a decoder with full memory reads one token of each row and finds the likeliest next one."""
-
-    n_row: int
-    ready: float  # seconds until the first token was read: weights prepared, memory allocated, code compiled if asked for
-    seconds: tuple[float, ...]  # of each step
-    n_bytes: float | None  # that a step reads; None if the decoder keeps no keys
-    session: SessionBytes | None  # what the decoder holds, by count; None if it keeps no keys
-
-    @property
-    def median(self) -> float:
-        """Seconds of a step."""
-        return statistics.median(self.seconds)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens of all rows together."""
-        return self.n_row / self.median
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How fast `evaluate` scores, once it is under way."""
-
-    n_row: int  # lanes read side by side
-    tgt_len: int  # tokens per segment
-    seconds: tuple[float, ...]  # of each step, which is a segment of every lane
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens of all lanes together."""
-        return self.n_row * self.tgt_len / statistics.median(self.seconds)
-
 
 def bench_decoders(
     found: Findings,
@@ -115,7 +75,7 @@ def bench_decoders(
     bandwidth: float,
     bar: Bar,
 ) -> None:
-    """Enter the figures of a decoder in each mode; see `measure_decoding`. `bandwidth` of memory is in bytes per second."""
+    """Enter the figures of a decoder in each mode; see `measure_decoding`."""
     n_compiled = sum(compile for _, compile, _ in modes)
     no_compiler = cannot_compile(model.device) if n_compiled else None
     if n_compiled and not no_compiler:
@@ -127,8 +87,10 @@ def bench_decoders(
             found.skipped["compiled"] = no_compiler
             continue
         with found.skipping(what):
-            measured = measure_decoding(model, ids, precision=precision, compile=compile, n_row=n_row, n_token=n_token)
-            found.figures.append(decoding_figures(measured, precision=precision, compiled=compile, bandwidth=bandwidth))
+            figures = measure_decoding(
+                model, ids, precision=precision, compile=compile, n_row=n_row, n_token=n_token, bandwidth=bandwidth
+            )
+            found.figures.append(figures)
 
 
 def bench_scoring(
@@ -148,11 +110,11 @@ def bench_scoring(
     for precision, size, length in modes:
         bar.next(f"{precision}, tgt_len {length}, batch_size {size}")
         with found.skipping(f"{precision} with tgt_len {length}"):
-            measured = measure_scoring(model, ids, tgt_len=length, batch_size=size, precision=precision, n_token=n_token)
-            flops = flops_per_token(model, ids, tgt_len=length)
-            found.figures.append(
-                scoring_figures(measured, precision=precision, flops_per_token=flops, matmul_rate=rates[precision])
+            rate = rates[precision]
+            figures = measure_scoring(
+                model, ids, tgt_len=length, batch_size=size, precision=precision, n_token=n_token, rate=rate
             )
+            found.figures.append(figures)
 
 
 def measure_decoding(
@@ -163,9 +125,15 @@ def measure_decoding(
     compile: bool = False,
     n_row: int = 1,
     n_token: int = 100,
+    bandwidth: float = 1e9,
     clock: Clock = time.perf_counter,
-) -> Decoding:
-    """Make a decoder of B rows, fill its memory with the text `ids` (N,), repeated if too short, and time how it reads on."""
+) -> Figures:
+    """Make a decoder of B rows, fill its memory with the text `ids` (N,), repeated if too short, and time how it reads on.
+
+    A step reads a token of each row and finds the likeliest next one. `ready_seconds` pass until the first token was read:
+    weights are prepared, memory is allotted, and code compiled if asked for. Reading memory at `bandwidth` bytes per second is
+    the limit. What depends on kept keys is None if the decoder keeps none.
+    """
     begin = clock()
     decoder = Decoder(model, batch_size=n_row, precision=precision, compile=compile)
     n_fill = slots_per_row(decoder)
@@ -186,25 +154,19 @@ def measure_decoding(
         seconds.append(clock() - begin)
         for tail in {tail for tail, _ in scores.computed}:
             tails[tail] += 1
-    n_bytes = counted and counted.of_step(n_row, [n / n_token for n in tails])
-    return Decoding(n_row, ready, tuple(seconds), n_bytes, session_bytes(decoder))
-
-
-def decoding_figures(measured: Decoding, *, precision: str, compiled: bool, bandwidth: float) -> Figures:
-    """Return a decoder's figures and the limit that reading memory at `bandwidth` bytes per second sets."""
-    session = measured.session
-    limit = None if measured.n_bytes is None else measured.n_bytes / bandwidth
+    n_bytes, held = counted and counted.of_step(n_row, [n / n_token for n in tails]), session_bytes(decoder)
+    median, limit = statistics.median(seconds), None if n_bytes is None else n_bytes / bandwidth
     return {
         "precision": precision,
-        "compiled": compiled,
-        "rows": measured.n_row,
-        "ready_seconds": measured.ready,
-        "step_seconds": {"median": measured.median, "min": min(measured.seconds), "max": max(measured.seconds)},
-        "tokens_per_second": measured.tokens_per_second,
-        "bytes_per_step": measured.n_bytes,
+        "compiled": compile,
+        "rows": n_row,
+        "ready_seconds": ready,
+        "step_seconds": {"median": median, "min": min(seconds), "max": max(seconds)},
+        "tokens_per_second": n_row / median,  # of all rows together
+        "bytes_per_step": n_bytes,
         "limit_seconds": limit,
-        "time_over_limit": None if limit is None else measured.median / limit,
-        "held_bytes": session and {"total": session.total, **vars(session)},
+        "time_over_limit": None if limit is None else median / limit,
+        "held_bytes": held and {"total": held.total, **vars(held)},
     }
 
 
@@ -220,12 +182,13 @@ def measure_scoring(
     batch_size: int = 1,
     precision: InferencePrecision = "fp32",
     n_token: int = 2000,
+    rate: float = 1e9,
     clock: Clock = time.perf_counter,
-) -> Scoring:
+) -> Figures:
     """Time the first segments of `evaluate` after lanes are warmed up, and stop it then.
 
     Memory need not be full, because shapes are constant: a segment costs the same. The text `ids` (N,) is repeated if it is too
-    short; three segments are timed in any case.
+    short; three segments are timed in any case. Large matrix products at `rate` operations per second set the limit.
     """
     n_step = max(3, math.ceil(n_token / (tgt_len * batch_size)))
     length = max(model.reach(tgt_len), (_N_WARM_UP + n_step + 1) * tgt_len)
@@ -245,20 +208,14 @@ def measure_scoring(
 
     with contextlib.suppress(_EnoughError):
         evaluate(model, text, tgt_len=tgt_len, batch_size=batch_size, precision=precision, on_tokens=stamp)
-    timed = stamps[_N_WARM_UP - 1 :]
-    seconds = tuple(end - begin for begin, end in itertools.pairwise(timed))
-    return Scoring(counts[-1] // tgt_len, tgt_len, seconds)
-
-
-def scoring_figures(measured: Scoring, *, precision: str, flops_per_token: float, matmul_rate: float) -> Figures:
-    """Return the figures of an evaluation and the limit that `matmul_rate`, in operations per second, sets."""
-    limit = matmul_rate / flops_per_token
+    seconds = statistics.median(end - begin for begin, end in itertools.pairwise(stamps[_N_WARM_UP - 1 :]))
+    flops = flops_per_token(model, ids, tgt_len=tgt_len)
     return {
         "precision": precision,
-        "tgt_len": measured.tgt_len,
-        "batch_size": measured.n_row,
-        "tokens_per_second": measured.tokens_per_second,
-        "flops_per_token": flops_per_token,
-        "limit_tokens_per_second": limit,
-        "reached": measured.tokens_per_second / limit,
+        "tgt_len": tgt_len,
+        "batch_size": counts[-1] // tgt_len,  # lanes that were read side by side
+        "tokens_per_second": counts[-1] / seconds,  # of all lanes together
+        "flops_per_token": flops,
+        "limit_tokens_per_second": rate / flops,
+        "reached": counts[-1] / seconds * flops / rate,
     }
