@@ -297,12 +297,11 @@ class TestDocumentStream:
                 joined = map(torch.cat, zip(*(next(rank).tensors for rank in ranks), strict=True))
                 assert _same(batch.map(lambda _, joined=joined: next(joined)), batch)
                 seen += _scored(batch)
-                begins = batch.rows.document_starts
+                begins, n_pad = batch.rows.document_starts, batch.n_pad.tolist()
+                assert begins is not None
                 for lane, label in enumerate(batch.labels.tolist()):
                     if not math.isnan(label):
-                        assert begins[lane].nonzero().flatten().tolist() == (
-                            [int(batch.rows.n_pad[lane])] if label in firsts else []
-                        )
+                        assert begins[lane].nonzero().flatten().tolist() == ([n_pad[lane]] if label in firsts else [])
                         assert label in firsts or last[lane] == label - 1
                     last[lane] = label
             assert sorted(seen) == list(range(sum(sizes)))

@@ -206,7 +206,8 @@ def test_prompts_that_begin_alike_have_the_texts_of_prompts_read_whole(n_prefix:
         job = Job(owner=OWNER, prompt=prompt, writing=texts, likeliest=2)
         pairs = [(Waiter(plain, job), Waiter(keeping, job)) for _ in range(1 + seed % 3)]
         for expected, waiter in pairs:
-            waiter.wait(), expected.wait()
+            for side in (waiter, expected):
+                side.wait()
             for index in range(job.n_text):
                 written, alone = (
                     [each[1:] for each in side.answers if isinstance(each, Chosen) and each.draft.label == index]

@@ -208,8 +208,8 @@ def test_answers_do_not_depend_on_their_batch(is_xlnet: bool) -> None:
         for window in windows:
             batch = batch_of_windows([window.row], [window.labels])
             with torch.no_grad():
-                places = {"segments": batch.texts.segments, "may_answer": batch.texts.may_answer}
-                spans = model.span_scores(batch.ids, **places, n_start=6, n_end=6)
+                segments, may_answer = batch.texts.segments, batch.texts.may_answer
+                spans = model.span_scores(batch.ids, segments=segments, may_answer=may_answer, n_start=6, n_end=6)
             scores.append(WindowScores(*(tensor[0].numpy() for tensor in vars(spans).values())))
         expected.append(best_answers(example.text, windows, scores, max_answer_len=8))
     assert any(len(layout.windows(Question("", "who?", each.text, is_labelled=False))) > 3 for each in questions)
