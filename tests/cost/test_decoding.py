@@ -4,10 +4,8 @@ import pytest
 
 from tests.helpers import tiny_model
 from transformer_xl.cost.decoding import (
-    BytesPerToken,
-    SessionBytes,
-    bytes_per_token,
-    session_bytes,
+    DecoderBytes,
+    count_bytes,
     slots_per_row,
 )
 from transformer_xl.generation.decoder import Decoder
@@ -33,9 +31,10 @@ ADAPTIVE = {"cutoffs": (4, 8), "div_val": 2}
 def test_bytes_of_a_token(precision, weights: int, size: int, rows: int) -> None:
     decoder = Decoder(tiny_model(), batch_size=rows, precision=precision)
     assert slots_per_row(decoder) == SLOTS
-    assert bytes_per_token(decoder) == BytesPerToken(
-        weights=weights, positions=2 * KEYS * size, memory=2 * 2 * KEYS * size, embedding=10 * 4
-    )
+    counted = count_bytes(decoder)
+    assert counted is not None
+    assert (counted.weights, counted.tails) == (weights, ())
+    assert (counted.positions, counted.memory, counted.embedding) == (2 * KEYS * size, 2 * 2 * KEYS * size, 10 * 4)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +42,15 @@ def test_bytes_of_a_token(precision, weights: int, size: int, rows: int) -> None
     [("fp32", 0, 4), ("bf16", 2 * MATRICES * 2 + 130 * 2, 2), ("int8", 2 * (MATRICES + OUTPUTS * 4) + 130 + 13 * 4, 2)],
 )
 def test_bytes_of_a_session(precision, weights: int, size: int) -> None:
-    held = session_bytes(Decoder(tiny_model(), batch_size=3, precision=precision))
-    memory = 3 * 2 * 2 * KEYS * size + 3 * 16
-    assert held is not None
-    assert held == SessionBytes(memory=memory, positions=2 * KEYS * size, weights=weights)
-    assert held.total == held.memory + held.positions + held.weights
+    counted = count_bytes(Decoder(tiny_model(), batch_size=3, precision=precision))
+    memory, positions = 3 * 2 * 2 * KEYS * size + 3 * 16, 2 * KEYS * size
+    assert counted is not None
+    total = memory + positions + weights
+    assert counted.held == {"total": total, "memory": memory, "positions": positions, "weights": weights}
 
 
 def test_a_projected_embedding_is_looked_up_narrow_and_multiplied() -> None:
-    narrow, wide = (bytes_per_token(Decoder(tiny_model(d_embed=d_embed))) for d_embed in (6, 10))
+    narrow, wide = (count_bytes(Decoder(tiny_model(d_embed=d_embed))) for d_embed in (6, 10))
     assert narrow is not None
     assert wide is not None
     assert narrow.embedding == 6 * 4
@@ -60,7 +59,7 @@ def test_a_projected_embedding_is_looked_up_narrow_and_multiplied() -> None:
 
 def test_tails_are_counted_apart() -> None:
     decoder = Decoder(tiny_model(**ADAPTIVE))
-    counted, plain = bytes_per_token(decoder), bytes_per_token(Decoder(tiny_model()))
+    counted, plain = count_bytes(decoder), count_bytes(Decoder(tiny_model()))
     assert counted is not None
     assert plain is not None
     tails = ((4 * 5 + 4 + 10 * 5) * 4, (5 * 2 + 5 + 10 * 2) * 4)
@@ -71,8 +70,8 @@ def test_tails_are_counted_apart() -> None:
 
 
 def test_shaw_adds_a_bias_for_each_distance() -> None:
-    shaw = bytes_per_token(Decoder(tiny_model(attention="shaw", max_klen=9), precision="bf16"))
-    plain = bytes_per_token(Decoder(tiny_model(), precision="bf16"))
+    shaw = count_bytes(Decoder(tiny_model(attention="shaw", max_klen=9), precision="bf16"))
+    plain = count_bytes(Decoder(tiny_model(), precision="bf16"))
     assert shaw is not None
     assert plain is not None
     assert plain.positions == 2 * KEYS * 2
@@ -80,15 +79,14 @@ def test_shaw_adds_a_bias_for_each_distance() -> None:
 
 
 def test_rows_share_weights_and_positions() -> None:
-    counted = BytesPerToken(weights=1000, positions=100, memory=10, embedding=1, tails=(400, 8000))
-    assert counted.of_step(1) == 1111
-    assert counted.of_step(4) == 1144
+    counted = DecoderBytes(weights=1000, copies=7, positions=100, memory=10, embedding=1, held_memory=50, tails=(400, 8000))
+    assert counted.of_step(1, [0.0, 0.0]) == 1111
+    assert counted.of_step(4, [0.0, 0.0]) == 1144
     assert counted.of_step(4, [1.0, 0.25]) == 1144 + 400 + 2000
 
 
 @pytest.mark.parametrize("changes", [{"mem_len": 0}, {"attention": "vaswani"}])
 def test_where_tokens_are_read_again_nothing_is_counted(changes) -> None:
     decoder = Decoder(tiny_model(**changes))
-    assert bytes_per_token(decoder) is None
-    assert session_bytes(decoder) is None
+    assert count_bytes(decoder) is None
     assert slots_per_row(decoder) == decoder.mem_len + 64

@@ -1,6 +1,7 @@
 """`txl bench decode|eval`: how fast a model is on this machine, beside what the machine allows."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from transformer_xl.checkpoint.open_run import Opened
     from transformer_xl.cost.bench import DecoderMode, Findings, ScoringMode
+    from transformer_xl.cost.display import Figures
     from transformer_xl.kernels.device import InferencePrecision
     from transformer_xl.model.base import LanguageModel
 
@@ -79,12 +81,8 @@ def decode(
         bandwidth = memory_bandwidth(model.device)
         with found.until_interrupted():
             bench_decoders(found, model, subject.ids, modes, n_token=tokens, bandwidth=bandwidth, bar=bar)
-    if json_:
-        subject.print_json(model, {"bandwidth": bandwidth}, found)
-    else:
-        subject.print_table(model, f"memory is read at {bandwidth / 1e9:.1f} GB/s", decoding_table(found.figures), found)
-    if found.interrupted:
-        raise KeyboardInterrupt
+    speed = f"memory is read at {bandwidth / 1e9:.1f} GB/s"
+    subject.report(model, {"bandwidth": bandwidth}, speed, decoding_table, found, json_=json_)
 
 
 @app.command(name="eval")
@@ -143,13 +141,8 @@ def eval_(
         }
         with found.until_interrupted():
             bench_scoring(found, model, subject.ids, modes, n_token=tokens, rates=rates, bar=bar)
-    if json_:
-        subject.print_json(model, {"matmul_rates": rates}, found)
-    else:
-        speed = "multiplies " + ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in rates.items())
-        subject.print_table(model, speed, scoring_table(found.figures), found)
-    if found.interrupted:
-        raise KeyboardInterrupt
+    speed = "multiplies " + ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in rates.items())
+    subject.report(model, {"matmul_rates": rates}, speed, scoring_table, found, json_=json_)
 
 
 @dataclass(frozen=True)
@@ -161,21 +154,30 @@ class _Subject:
     text: str  # in words
     ids: "np.ndarray"
 
-    def print_json(self, model: "LanguageModel", rates: dict[str, Any], found: "Findings") -> None:
-        """Print facts and figures of the model as it was measured, beside the machine's rates."""
-        facts = {"run": self.opened.source, "parameters": self.opened.n_parameter, "mem_len": model.mem_len}
-        print(json.dumps(facts | {"text": self.text, "machine": self.machine} | rates | vars(found)))
-
-    def print_table(self, model: "LanguageModel", speed: str, table: str, found: "Findings") -> None:
-        """Print the same for a person: two lines, a table, and what could not be measured."""
+    def report(
+        self,
+        model: "LanguageModel",
+        rates: dict[str, Any],
+        speed: str,
+        table: "Callable[[Sequence[Figures]], str]",
+        found: "Findings",
+        *,
+        json_: bool,
+    ) -> None:
+        """Print facts and figures of the model as it was measured: as JSON, or two lines, a table and what is missing in it."""
         from transformer_xl.cost.display import machine_line
 
-        head = (
-            f"{self.opened.source}: {self.opened.n_parameter:,} parameters, {model.mem_len:,} positions of memory; "
-            f"reads {self.text}\n{machine_line(self.machine)}; {speed}"
-        )
-        missing = "\n".join(f"not measured: {what}: {why}" for what, why in found.skipped.items())
-        print("\n\n".join(filter(None, (head, table, missing))))
+        run, n_parameter = self.opened.source, self.opened.n_parameter
+        if json_:
+            facts = {"run": run, "parameters": n_parameter, "mem_len": model.mem_len, "text": self.text}
+            print(json.dumps(facts | {"machine": self.machine} | rates | vars(found)))
+        else:
+            print(f"{run}: {n_parameter:,} parameters, {model.mem_len:,} positions of memory; reads {self.text}")
+            print(f"{machine_line(self.machine)}; {speed}\n\n{table(found.figures)}")
+            if found.skipped:
+                print("\n" + "\n".join(f"not measured: {what}: {why}" for what, why in found.skipped.items()))
+        if found.interrupted:
+            raise KeyboardInterrupt
 
 
 def _open(run: str, opening: Opening, file: Path | None) -> _Subject:

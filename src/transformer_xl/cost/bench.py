@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from transformer_xl.console import Bar, say
-from transformer_xl.cost.decoding import bytes_per_token, session_bytes, slots_per_row
+from transformer_xl.cost.decoding import count_bytes, slots_per_row
 from transformer_xl.cost.display import Figures, mode_name
 from transformer_xl.cost.hardware import Clock
 from transformer_xl.cost.operations import flops_per_token
@@ -145,7 +145,7 @@ def measure_decoding(
     decoder.feed(text_BT[:, :n_fill])
     for tokens_B in text_BT[:, n_fill : n_fill + _N_WARM_UP].unbind(1):
         decoder.step(tokens_B).top(1)
-    counted = bytes_per_token(decoder)
+    counted = count_bytes(decoder)
     seconds, tails = [], [0] * len(counted.tails if counted else ())
     for tokens_B in text_BT[:, n_fill + _N_WARM_UP :].unbind(1):
         begin = clock()
@@ -154,7 +154,7 @@ def measure_decoding(
         seconds.append(clock() - begin)
         for tail in {tail for tail, _ in scores.computed}:
             tails[tail] += 1
-    n_bytes, held = counted and counted.of_step(n_row, [n / n_token for n in tails]), session_bytes(decoder)
+    n_bytes = counted and counted.of_step(n_row, [n / n_token for n in tails])
     median, limit = statistics.median(seconds), None if n_bytes is None else n_bytes / bandwidth
     return {
         "precision": precision,
@@ -166,7 +166,7 @@ def measure_decoding(
         "bytes_per_step": n_bytes,
         "limit_seconds": limit,
         "time_over_limit": None if limit is None else median / limit,
-        "held_bytes": held and {"total": held.total, **vars(held)},
+        "held_bytes": counted and counted.held,
     }
 
 

@@ -18,69 +18,51 @@ _OF_POSITIONS = ("position_keys", "distance_bias")
 
 
 @dataclass(frozen=True)
-class BytesPerToken:
-    """What a decoder reads for a token."""
+class DecoderBytes:
+    """What a decoder reads for a token, and what it holds besides its model."""
 
     weights: int  # everything that multiplies vectors or is added to them, except tails; read once for all rows
+    copies: int  # of weights and tails, in another type or order; the others are the model's own
     positions: int  # keys and biases of all distances; read once for all rows
     memory: int  # keys and values of all slots of one row
     embedding: int  # vectors that one row looks up
+    held_memory: int  # keys and values of all rows, and counters
     tails: tuple[int, ...] = ()  # each tail of an adaptive softmax, read only where it can matter
 
-    def of_step(self, n_row: int, tail_shares: Sequence[float] | None = None) -> float:
+    def of_step(self, n_row: int, tail_shares: Sequence[float]) -> float:
         """Return the bytes of a step of `n_row` rows, if each tail was needed in such a share of the steps."""
-        shares = [0.0] * len(self.tails) if tail_shares is None else tail_shares
-        tails = sum(size * share for size, share in zip(self.tails, shares, strict=True))
+        tails = sum(size * share for size, share in zip(self.tails, tail_shares, strict=True))
         return self.weights + self.positions + n_row * (self.memory + self.embedding) + tails
 
-
-@dataclass(frozen=True)
-class SessionBytes:
-    """What a decoder holds besides its model."""
-
-    memory: int  # keys and values: layers x rows x slots x 2 x heads x d_head x the size of a number, and counters
-    positions: int  # keys and biases of all distances
-    weights: int  # copies of weights in another type or order; the others are the model's own
-
     @property
-    def total(self) -> int:
-        """All of it."""
-        return self.memory + self.positions + self.weights
+    def held(self) -> dict[str, int]:
+        """What is held, by parts."""
+        parts = {"memory": self.held_memory, "positions": self.positions, "weights": self.copies}
+        return {"total": sum(parts.values()), **parts}
 
 
-def bytes_per_token(decoder: Decoder) -> BytesPerToken | None:
-    """Count what a decoder reads for a token; None if it keeps no keys and reads earlier tokens again instead."""
+def count_bytes(decoder: Decoder) -> DecoderBytes | None:
+    """Count what a decoder reads and holds; None if it keeps no keys and reads earlier tokens again instead."""
     kept = decoder.kept
     if kept is None:
         return None
     reader, memory, model = kept.reader, kept.memory, decoder.model
     head, tails = _softmax_parts(reader)
+    layers = list(_layer_tensors(reader, of_positions=False))
+    shared = {_place(parameter) for parameter in model.parameters()}
+    copies = {_place(x): x for x in (*layers, *head, *itertools.chain(*tails)) if _place(x) not in shared}
     tables = list(model.embedding.named_parameters())
     projections = [x for name, x in tables if name.startswith("projection")]
     norms = cast("TransformerXL", model).final_norm.parameters()  # only this kind keeps keys
     ngrams = [] if reader.ngrams is None else reader.ngrams.tables
-    return BytesPerToken(
-        weights=_n_bytes([*_layer_tensors(reader, of_positions=False), *head, *norms, *projections]),
+    return DecoderBytes(
+        weights=_n_bytes([*layers, *head, *norms, *projections]),
+        copies=_n_bytes(copies.values()),
         positions=_n_bytes(_layer_tensors(reader, of_positions=True)),
         memory=_n_bytes((*memory.keys, *memory.values)) // memory.batch_size,
         embedding=_n_bytes(x[0] for x in (*(x for name, x in tables if not name.startswith("projection")), *ngrams)),
+        held_memory=memory.n_bytes,
         tails=tuple(map(_n_bytes, tails)),
-    )
-
-
-def session_bytes(decoder: Decoder) -> SessionBytes | None:
-    """Count what a decoder holds besides its model; None if it keeps no keys."""
-    kept = decoder.kept
-    if kept is None:
-        return None
-    head, tails = _softmax_parts(kept.reader)
-    shared = {_place(parameter) for parameter in decoder.model.parameters()}
-    frozen = [*_layer_tensors(kept.reader, of_positions=False), *head, *itertools.chain(*tails)]
-    copies = {_place(x): x for x in frozen if _place(x) not in shared}
-    return SessionBytes(
-        memory=kept.memory.n_bytes,
-        positions=_n_bytes(_layer_tensors(kept.reader, of_positions=True)),
-        weights=_n_bytes(copies.values()),
     )
 
 
