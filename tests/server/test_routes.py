@@ -65,6 +65,8 @@ def test_a_stream_is_the_whole_in_parts(serve: Serve) -> None:
         own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == expected["index"]]
         assert "".join(each["text"] for each in own) == expected["text"]
         assert [each["finish_reason"] for each in own] == [None] * (len(own) - 1) + ["length"]
+        shown = [sum(len(each["text"]) for each in own[:i]) for i in range(len(own))]
+        assert [n for n, each in zip(shown, own, strict=True) if each["logprobs"]] == expected["logprobs"]["text_offset"]
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             assert [value for each in own if each["logprobs"] for value in each["logprobs"][name]] == expected["logprobs"][name]
 
@@ -467,6 +469,15 @@ def test_a_fork_and_what_it_was_made_of_share_nothing(serve: Serve) -> None:
     fork = f"/v1/sessions/{client.post(f'{one}/fork').json()['id']}"
     assert client.delete(fork).status_code == 204
     assert client.post(f"{one}/ask", json={"max_tokens": 5, "seed": 1}).json()["choices"] == expected
+
+
+def test_a_fork_outlives_the_server(serve: Serve) -> None:
+    client = serve(stored=True)
+    one = session(client)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    fork = f"/v1/sessions/{client.post(f'{one}/fork').json()['id']}"
+    client.portal.call(client.service.sessions.shut_down, 0.0)
+    assert serve(stored=True).get(fork).json()["n_tokens"] == len(PROMPT)
 
 
 def test_a_text_of_the_same_length_is_another_text(serve: Serve) -> None:
