@@ -244,7 +244,7 @@ def test_what_a_tokenizer_loses_is_noted_and_not_compared(txl: Txl, workbench: P
         (("--out", "run", "--minutes", "2"), "--minutes is part of a plan"),
         (("tiny.toml", "--out", "run"), "'run' is not empty and holds no ablation"),
         (("tiny.toml", "--steps", "2", "--minutes", "2"), "--steps (2) and --minutes (2) are two budgets"),
-        (("tiny.toml", "--minutes", "0"), "--minutes (0) must be a number above 0"),
+        (("tiny.toml", "--minutes", "0"), 'Invalid value "0.0" for --minutes. Must be > 0'),
         (("tiny.toml", "--attention", "shav"), "unknown --attention 'shav'; did you mean 'shaw'?"),
         (("tiny.toml", "--lengths", "1,x"), "--lengths '1,x' must be numbers"),
     ],

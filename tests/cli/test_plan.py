@@ -81,6 +81,10 @@ def test_this_machine_is_planned_for_unless_another_is_named(txl: Txl) -> None:
 def test_complaints(txl: Txl) -> None:
     assert "unknown GPU 'a10'" in txl("plan", "--gpu", "a10").complaint
     assert "must be a multiple of --gpus (5)" in txl("plan", "--gpus", "5").complaint
+    for figure in ("--flops", "--bandwidth", "--memory", "--network", "--efficiency"):
+        for value in ("0.0", "-1.0", "nan", "inf"):
+            assert f'Invalid value "{value}" for {figure}. Must be ' in txl("plan", f"{figure}={value}").complaint
+    assert 'Invalid value "30.0" for --efficiency. Must be <= 1' in txl("plan", "--efficiency", "30").complaint
 
 
 def test_a_dry_run_says_what_a_run_needs_and_does_nothing(txl: Txl, workbench: Path) -> None:

@@ -24,11 +24,6 @@ def test_data_sheets_and_what_is_known_better() -> None:
     assert changed.bandwidth == gpu("h100", "auto").bandwidth
     with pytest.raises(ConfigError, match=r"unknown GPU 'h1000'; did you mean 'h100'\?; or give --flops"):
         gpu("h1000", "auto")
-    for figure in ("flops", "efficiency"):
-        with pytest.raises(ConfigError, match=rf"--{figure} \(-1\) must be above 0"):
-            with_figures(gpu("h100", "auto"), **{figure: -1.0})
-    with pytest.raises(ConfigError, match=r"--efficiency \(30\) must be at most 1"):
-        with_figures(gpu("h100", "auto"), efficiency=30.0)
 
 
 def test_bandwidth_is_bytes_of_the_fastest_reading(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,17 @@
 """`txl ablate`."""
 
 import json
-import math
 import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import Flag, Imports, Json, Overrides, Positive, import_kinds, names_of, numbers_of
+from transformer_xl.cli.options import Above0, Flag, Imports, Json, Overrides, Positive, import_kinds, names_of, numbers_of
 from transformer_xl.console import progress, say
 from transformer_xl.errors import ConfigError
 
@@ -54,7 +53,7 @@ class _Budget:
     """
 
     steps: Positive | None = None
-    minutes: float | None = None
+    minutes: Above0 | None = None
     seeds: Positive | None = None
 
 
@@ -189,8 +188,6 @@ def _new_plan(
     from transformer_xl.analysis.ablation.plan import axes as known_axes
 
     steps, minutes, lengths = budget.steps, budget.minutes, scoring.lengths
-    if minutes is not None and not 0 < minutes < math.inf:
-        raise ConfigError(f"--minutes ({minutes:g}) must be a number above 0")
     if steps is not None and minutes is not None:
         raise ConfigError(f"--steps ({steps}) and --minutes ({minutes:g}) are two budgets; give one of them")
     known = known_axes()
@@ -230,7 +227,7 @@ def _conclude(ablation: "Ablation", busy: list[str], *, recl: int | None, json_:
         pictures = [picture for picture in drawn if picture]
     if json_:
         facts = {"recl": _effective_lengths(ablation, table, recl, quiet=quiet)} if recl else {}
-        print(json.dumps({"out": str(ablation.directory), **table.as_dict(), "busy": busy, **facts}))
+        print(json.dumps({"out": str(ablation.directory), **asdict(table), "busy": busy, **facts}))
         return
     print(as_text(table))
     if recl:

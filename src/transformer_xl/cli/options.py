@@ -1,5 +1,6 @@
 """Options that several commands share: their types, groups and checks."""
 
+import math
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -46,6 +47,9 @@ Natural = Annotated[int, Parameter(validator=Number(gte=0, lte=_LARGEST))]
 
 Positive = Annotated[int, Parameter(validator=Number(gte=1, lte=_LARGEST))]
 """A whole number from 1 on."""
+
+Above0 = Annotated[float, Parameter(validator=Number(gt=0, lt=math.inf))]
+"""A number above 0."""
 
 Split = Literal["train", "valid", "test"]
 """A split of a corpus."""

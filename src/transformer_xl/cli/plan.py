@@ -1,9 +1,14 @@
 """`txl plan`."""
 
 import json
-from typing import Literal
+from typing import Annotated, Literal
 
-from transformer_xl.cli.options import Json, Overrides, Positive
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from transformer_xl.cli.options import Above0, Json, Overrides, Positive
+
+_Share = Annotated[float, Parameter(validator=Number(gt=0, lte=1))]
 
 
 def plan(
@@ -14,11 +19,11 @@ def plan(
     per_machine: Positive = 8,
     set_: Overrides = None,
     gpu: str | None = None,
-    flops: float | None = None,
-    bandwidth: float | None = None,
-    memory: float | None = None,
-    network: float | None = None,
-    efficiency: float | None = None,
+    flops: Above0 | None = None,
+    bandwidth: Above0 | None = None,
+    memory: Above0 | None = None,
+    network: Above0 | None = None,
+    efficiency: _Share | None = None,
     divide: Literal["ddp", "fsdp"] | None = None,
     json_: Json = False,
 ) -> None:

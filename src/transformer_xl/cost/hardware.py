@@ -106,14 +106,8 @@ def with_figures(
     efficiency: float | None = None,
 ) -> Hardware:
     """Return the hardware with the user's figures, in the units of `txl plan`; None keeps a figure."""
-    figures = {"flops": flops, "bandwidth": bandwidth, "memory": memory, "network": network}
-    for name, value in [*figures.items(), ("efficiency", efficiency)]:
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"--{name} ({value:g}) must be above 0")
-    if efficiency is not None and efficiency > 1:
-        raise ConfigError(f"--efficiency ({efficiency:g}) must be at most 1, the share of the stated rate that is reached")
-    units = {"flops": 1e12, "bandwidth": 1e9, "memory": 1e9, "network": 1e9}
-    changed = {name: value * units[name] for name, value in figures.items() if value is not None}
+    figures = {"flops": (flops, 1e12), "bandwidth": (bandwidth, 1e9), "memory": (memory, 1e9), "network": (network, 1e9)}
+    changed = {name: value * unit for name, (value, unit) in figures.items() if value is not None}
     named = [name for name in changed if name != "network"]
     if named:
         hardware = replace(hardware, origin=f"{hardware.origin}; {', '.join(named)} as given")

@@ -108,12 +108,11 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        parts = {name: value for name, value in vars(self).items() if name not in ("model", "flops")}
-        parts = {name: asdict(value) if hasattr(value, "__dataclass_fields__") else value for name, value in parts.items()}
-        parts["memory"]["total"], parts["traffic"]["total"] = self.memory.total, self.traffic.total
-        return parts | {
+        values = asdict(self)
+        values["memory"]["total"], values["traffic"]["total"] = self.memory.total, self.traffic.total
+        return values | {
             "model": self.model.model_dump(mode="json"),
-            "flops_per_token": asdict(self.flops) | {"needed": self.flops.needed},
+            "flops_per_token": values.pop("flops") | {"needed": self.flops.needed},
             "machines": self.layout.machines,
             "fits": self.fits,
         }

@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from transformer_xl import console
@@ -71,10 +71,6 @@ class Table:
     why_not: str  # empty if something can be compared
     n_run: int
     n_done: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the table as JSON values."""
-        return asdict(self)
 
 
 def make_table(ablation: Ablation) -> Table:
