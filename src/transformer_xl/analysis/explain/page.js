@@ -647,7 +647,7 @@ function showNotes() {
     ? `Of each head the ${about.keys} keys that it looked at most, for every token.`
     : `Where the heads looked is kept for ${count(about.detailed)} of ${count(nTokens())} tokens: the beginning of the text and the segments that ${about.remembers ? "gain most from memory" : "are most surprising"}; of each head the ${about.keys} keys that it looked at most.`);
   if (about.keys) notes.push("Attention says which states a head read, not why the model said what it said: a state in memory has itself read what came before it.");
-  if (about.remembers) notes.push(about.state ? "Without memory means that the state is reset at each segment, so the first tokens of a segment gain most." : "Without memory means that each segment is read as if nothing had come before it, so the first tokens of a segment gain most; gain.png beside this page shows how much.");
+  if (about.remembers) notes.push(about.state ? "Without memory means that the state is reset at each segment, so the first tokens of a segment gain most." : "Without memory means that each segment is read as if nothing had come before it, so the first tokens of a segment gain most; txl plot RUN --against position shows how much.");
   else notes.push("There is no memory to take away, so there is no gain to show.");
   if (!about.keys) notes.push("An lstm has no attention: what it remembers is one state, not positions.");
   notes.push("A character of several tokens has the color of their sum. Invisible characters, and those that change the direction of text, are shown by their numbers.");
