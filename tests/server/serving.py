@@ -5,7 +5,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -40,7 +40,12 @@ def served(
             line = child.stderr.readline().decode()
             assert line, f"it ended: {said}"
             said.append(line.rstrip("\n"))
-        threading.Thread(target=lambda: said.extend(line.decode() for line in child.stderr), daemon=True).start()
+
+        def listen() -> None:
+            with suppress(ValueError):  # the block ends, and closes it
+                said.extend(line.decode() for line in child.stderr)
+
+        threading.Thread(target=listen, daemon=True).start()
         address = next(line for line in said if line.startswith("ready at ")).split()[2]
         with httpx.Client(base_url=address, timeout=30, headers={"authorization": f"Bearer {key}"} if key else {}) as client:
             until = time.monotonic() + 30
