@@ -24,6 +24,7 @@ from transformer_xl.reading import texts as texts_module
 from transformer_xl.tasks.lines import as_json, as_row, prediction_file
 from transformer_xl.tasks.metrics import Prediction, Span, TaskScore
 from transformer_xl.tasks.predict import predictions, read_texts
+from transformer_xl.tokenizers.kinds import CharTokenizer
 
 LABELS = ("B-X", "I-X", "O")
 
@@ -186,3 +187,24 @@ def test_a_sentence_that_was_not_written_to_its_end_is_written_again(tmp_path: P
     with prediction_file(out, origin, resume=True) as (_, n_kept):
         assert n_kept == 2
     assert out.read_bytes() == b"a\tO\t1\n\n\n"
+
+
+CHINESE = CharTokenizer("小明去北京。19年爱,\n")
+
+
+@pytest.mark.parametrize("words", [("小", "明", "去", "北京", "。"), ("1", "9", "年"), ("19", "1", "91")])
+def test_chinese_words_are_read_as_chinese_is_written(words):
+    """Without spaces, which its vocabulary may lack; so each word's token stands where its last character does."""
+    row = Layout(CHINESE, "lstm").row_of_words(Example("", words=words))
+    assert CHINESE.decode(row.ids.tolist()) == "".join(words) + "\n"
+    assert row.words.tolist() == [len("".join(words[: i + 1])) - 1 for i in range(len(words))]
+
+
+def test_each_chinese_character_of_a_text_is_a_word():
+    config = TransformerXLConfig(**{**TINY, "vocab_size": CHINESE.vocab_size}, head=_model().config.head)
+    model = random_weights(TaskModel(config).eval())
+    (found, same) = predictions(model, CHINESE, [Example("小明 去北京。"), Example("", words=tuple("小明去北京。"))])
+    assert found.example.words == tuple("小明去北京。") and same.example.text == "小明去北京。"
+    assert found.probabilities == pytest.approx(same.probabilities, abs=1e-6)
+    spans = replace(found, label=("B-X", "I-X", "O", "B-X", "I-X", "O")).spans
+    assert spans == (Span("X", "小明", 0, 2, 0, 2), Span("X", "北京", 4, 6, 3, 5))

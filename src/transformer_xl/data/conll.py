@@ -14,6 +14,7 @@ from typing import NamedTuple
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.columns import ColumnFinder, counted
 from transformer_xl.data.labels import Example
+from transformer_xl.data.spaceless import join_words
 from transformer_xl.errors import CorpusError
 
 DOCUMENT = "-DOCSTART-"
@@ -61,7 +62,7 @@ def read_sentences(
             if words:
                 numbers, texts, labels = zip(*words, strict=True)
                 label = labels if form.label is not None and reads_labels else None
-                yield Example(" ".join(texts), label=label, place=f"{file} line {numbers[0]}", words=texts, lines=numbers)
+                yield Example(join_words(texts), label=label, place=f"{file} line {numbers[0]}", words=texts, lines=numbers)
         rows = []
 
 

@@ -20,6 +20,7 @@ from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.columns import FILES, ColumnFinder, Columns, PairFinder, counted
 from transformer_xl.data.conll import DOCUMENT, read_sentences
 from transformer_xl.data.labels import Example, Label, in_order, label_number
+from transformer_xl.data.spaceless import join_words
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, MAX_LINE_BYTES, FileRange, numbered_lines, read_blocks
 from transformer_xl.errors import CorpusError, one_line, shown
 from transformer_xl.files import files_below
@@ -316,7 +317,7 @@ class _Reader:
             n = len(labels) if isinstance(labels, list) else "no list of"
             raise CorpusError(f"{place}: it has {len(words)} words, but {n} labels; give each word one")
         label = None if labels is None else tuple(_name(each, place) for each in labels)
-        return Example(" ".join(words), label=label, place=place, words=tuple(words))
+        return Example(join_words(words), label=label, place=place, words=tuple(words))
 
     def _text(self, fields: Fields, name: str, place: str) -> str:
         value = fields.get(name)

@@ -17,6 +17,7 @@ import zlib
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol, cast
 
 import numpy as np
@@ -28,6 +29,7 @@ from transformer_xl.config.model import HeadConfig, ModelConfig, XLNetConfig
 from transformer_xl.data.labels import Example, labels_of
 from transformer_xl.data.order import ORDER, permutation
 from transformer_xl.data.pairs import shortened
+from transformer_xl.data.spaceless import join_words
 from transformer_xl.data.streams import EndlessStream
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, shown
 from transformer_xl.tokenizers.kinds import SentencePieceTokenizer, Tokenizer
@@ -123,7 +125,7 @@ class Layout:
         return self.tokenizer.encode_with_offsets(text.replace("\n", " ") if self.is_xlnet else text)
 
     def row_of_words(self, example: Example) -> Row:
-        r"""Return the row of an example's words, which a space joins, and the token that stands for each.
+        r"""Return the row of an example's words, joined as text is written, and the token that stands for each.
 
         That is the first piece of a word for an XLNet, and for other models, which see only what is before, the last one. A
         word that has no piece of its own, such as one of characters that a vocabulary drops, or the second word of a piece that
@@ -140,7 +142,7 @@ class Layout:
             TokenizerError: it has a character that the tokenizer cannot represent, or the tokenizer loses places.
         """
         where = f"{example.place}: " if example.place else ""
-        joined = replace(example, text=" ".join(example.words))
+        joined = replace(example, text=join_words(example.words, self._space))
         try:
             ids, starts, ends = self.encode_with_offsets(joined.text)
         except TokenizerError as error:
@@ -158,6 +160,15 @@ class Layout:
             word_ends = [start + len(word) for start, word in zip(joined.word_starts, joined.words, strict=True)]
             words = np.searchsorted(starts, word_ends, "left") - 1
         return replace(self.row(ids.astype(np.int32)), words=words.clip(0, len(ids) - 1))
+
+    @cached_property
+    def _space(self) -> str:
+        """What divides words: nothing if the vocabulary has no space."""
+        try:
+            self.tokenizer.encode(" ")
+        except TokenizerError:
+            return ""
+        return " "
 
     def rows(self, example: Example) -> tuple[Row, ...]:
         """Return an example as one row, or as one for each choice."""

@@ -33,7 +33,7 @@ class Example:
         text: the text; of a choice: what is common to all choices.
         pair: the second text; None: there is none.
         choices: the texts to choose from, each read after `text`; empty unless it is a choice.
-        words: of `text`, where a file tells them; empty: white space divides it.
+        words: of `text`, where a file tells them; empty: see `words_of`.
         lines: of a file of columns, those of the words.
         label: None: not known.
         place: where it comes from, for messages: a file and a line.

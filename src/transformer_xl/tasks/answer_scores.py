@@ -14,18 +14,15 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from transformer_xl.data.spaceless import SPACELESS
+
 Version = Literal["1.1", "2.0"]
 
 _ARTICLES = re.compile(r"\b(?:an?|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WIDE_PUNCTUATION = {chr(ord(sign) + 0xFEE0) for sign in string.punctuation}  # which Unicode calls symbols in part: ＋ ＝ ～
-_SPACELESS = (  # characters that no spaces divide into words
-    r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
-    r"\u2e80-\u2fff\u3001-\u312f\u31a0-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese and Japanese
-    r"\uff00-\uff9f"  # full-width signs
-)
-_IS_SPACELESS = re.compile(rf"[{_SPACELESS}][\w{_SPACELESS}]|\w[{_SPACELESS}]")
-_CHARACTERS = re.compile(rf"[{_SPACELESS}]|\d|[^\s\d{_SPACELESS}]+")
+_IS_SPACELESS = re.compile(rf"[{SPACELESS}][\w{SPACELESS}]|\w[{SPACELESS}]")
+_CHARACTERS = re.compile(rf"[{SPACELESS}]|\d|[^\s\d{SPACELESS}]+")
 
 
 def compared_words(*texts: str) -> list[list[str]]:

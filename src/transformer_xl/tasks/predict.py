@@ -25,6 +25,7 @@ from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.examples import read_examples, suffix_of
 from transformer_xl.data.labelled import Layout, Row, batch_of
 from transformer_xl.data.labels import Example, in_order, labels_of
+from transformer_xl.data.spaceless import join_words, words_of
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import FileRange, read_blocks
 from transformer_xl.errors import ConfigError, CorpusError, NotFiniteError, shown
@@ -244,12 +245,12 @@ def precision_of_texts(name: str, device: torch.device) -> Precision:
 
 
 def _with_words(example: Example) -> Example:
-    """Return an example with its words: those that it has, or those between white space."""
+    """Return an example with its words: those that it has, or see `words_of`."""
     if example.pair is not None:
         where = f"{example.place}: " if example.place else ""
         raise CorpusError(f"{where}the model labels the words of one text; leave the second one out")
-    words = example.words or tuple(example.text.split())
-    return replace(example, words=words, text=example.text or " ".join(words))
+    words = example.words or tuple(words_of(example.text))
+    return replace(example, words=words, text=example.text or join_words(words))
 
 
 _Predict = Callable[[Sequence[Example]], list[Prediction]]

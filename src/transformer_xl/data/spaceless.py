@@ -1,0 +1,43 @@
+"""Text of scripts that put no spaces between words, such as Chinese: which characters these are, and words in a row as text."""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+_CJK = (
+    r"\u2e80-\u2fff\u3001-\u312f\u31a0-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese and Japanese
+    r"\uff00-\uff9f"  # full-width signs
+)
+SPACELESS = rf"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_CJK}"
+"""Characters that no spaces divide into words, as part of a regular expression: Thai, Lao, Burmese, Khmer, and these."""
+
+_IS_SPACELESS = re.compile(rf"[{SPACELESS}]")
+_WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text that nobody divided: those between white space, and each Chinese or Japanese character.
+
+    Example:
+        >>> words_of("小明 uses a Mac。")
+        ['小', '明', 'uses', 'a', 'Mac', '。']
+    """
+    return _WORD.findall(text)
+
+
+def join_words(words: Sequence[str], space: str = " ") -> str:
+    """Return words as text: with a space between, but none beside a character of a script without spaces.
+
+    In a sentence with such characters, other characters that are words one by one, such as digits, have none between, either.
+
+    Example:
+        >>> join_words(["to", "be"]), join_words(["我", "爱", "New", "York", "。"]), join_words(["1", "9", "年"])
+        ('to be', '我爱New York。', '19年')
+    """
+    if not any(map(_IS_SPACELESS.search, words)):
+        return space.join(words)
+    parts = [words[0]]
+    for last, word in pairwise(words):
+        touches = _IS_SPACELESS.match(last[-1]) or _IS_SPACELESS.match(word[0]) or len(last) == len(word) == 1
+        parts += [word] if touches else [space, word]
+    return "".join(parts)
