@@ -8,6 +8,7 @@ import pytest
 
 from transformer_xl import pictures
 from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.analysis.ablation.budget import Pace
 from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
 from transformer_xl.analysis.ablation.plan import AblationPlan, Variant
 from transformer_xl.config.run import DataConfig, RunConfig
@@ -96,3 +97,16 @@ def test_the_first_tokens_of_two_vocabularies_have_curves_alone(drawn: Drawn) ->
     ablation = drawn.ablation(WORDS, BYTES, tokens=90)
     assert draw_lengths(ablation) is None
     assert draw_curves(ablation)
+
+
+def test_curves_are_means_over_seeds_against_time_at_the_measured_pace_or_tokens(drawn: Drawn) -> None:
+    ablation = drawn.ablation(BYTES, BYTES, BYTES, BYTES, seeds=2)
+    assert draw_curves(ablation)
+    assert drawn.losses() == [2.0, 3.0]  # of 1 and 3, and of 2 and 4
+    (low, high) = drawn.axes[0].collections[0].get_paths()[0].get_extents().intervaly
+    assert (low, high) == pytest.approx((2 - 2**0.5, 2 + 2**0.5))
+    assert [list(line.get_xdata()) for line in drawn.axes[0].get_lines()] == [[9e-6], [9e-6]]
+    ablation.save_paces({"a": Pace(6.0, 6.0), "b": Pace(12.0, 12.0)})
+    assert draw_curves(ablation)
+    assert [list(line.get_xdata()) for line in drawn.axes[0].get_lines()] == [[0.5], [1.0]]
+    assert drawn.axes[0].get_xlabel() == "training time (minutes, at the measured pace)"
