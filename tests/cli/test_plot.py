@@ -52,6 +52,7 @@ def test_few_tokens_are_thousands_as_in_the_loss_curve_of_a_run(txl: Txl, workbe
     assert txl("plot", "run", "--out", "curve.svg").status == 0
     texts = re.findall("<!-- (.*?) -->", (workbench / "curve.svg").read_text())
     assert "training tokens read (thousands)" in texts
+    assert "0.8" in texts  # of 800 tokens, at the axis
     assert "training, memory of 6" in texts
     (line, *_) = drawn(txl, "run")
     assert max(line["x"]) < 0.01  # as before in JSON: millions

@@ -110,3 +110,9 @@ def test_curves_are_means_over_seeds_against_time_at_the_measured_pace_or_tokens
     assert draw_curves(ablation)
     assert [list(line.get_xdata()) for line in drawn.axes[0].get_lines()] == [[0.5], [1.0]]
     assert drawn.axes[0].get_xlabel() == "training time (minutes, at the measured pace)"
+
+
+def test_a_variant_of_one_length_has_no_line(drawn: Drawn) -> None:
+    once = {"scores": [{"reading": {"length": 4}, "score": {"loss": 9.0, "bpc": 9.0}}]}
+    assert draw_lengths(drawn.ablation(BYTES, BYTES | once))
+    assert drawn.losses() == [1.0]
