@@ -6,6 +6,7 @@ exits with status 1, so a traceback always means a bug in the package.
 
 import difflib
 import errno
+import json
 import os
 import reprlib
 from collections.abc import Callable, Iterable
@@ -84,6 +85,16 @@ def shown(value: object) -> str:
         an enormous integer 'aaaaaaaa [1, 1, 1, 1, 1, 1, ...]
     """
     return "an enormous integer" if is_enormous(value) else _short.repr(value)
+
+
+def written(value: object) -> str:
+    """Return a setting's value as `--set` takes it.
+
+    Example:
+        >>> print(written(()), written((2176, 8)), written(True), written(None), written("linear"))
+        [] [2176, 8] true none 'linear'
+    """
+    return "none" if value is None else json.dumps(value) if isinstance(value, bool | tuple | list) else repr(value)
 
 
 def is_enormous(value: object) -> bool:

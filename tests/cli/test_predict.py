@@ -25,6 +25,7 @@ from transformer_xl.errors import CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.tasks.metrics import TaskScore
 from transformer_xl.tasks.predict import read_texts
+from transformer_xl.tokenizers.characters import CharTokenizer
 
 N = 40
 
@@ -120,6 +121,26 @@ def test_a_file_that_is_gone_on_with_is_the_same_to_the_last_byte(txl: Txl, mode
     )
     Path("found.jsonl.origin.json").unlink()
     assert "'found.jsonl.origin.json'" in txl(*command, "--resume").complaint
+
+
+@pytest.mark.parametrize("kind", ["classification", "documents"])
+def test_rows_before_a_character_that_the_vocabulary_lacks_are_written(txl: Txl, workbench: Path, kind: str) -> None:
+    """They are those that a file without it has, and the remedy is named."""
+    characters = CharTokenizer(LINE)
+    head = HeadConfig(kind="classification", labels=("bad", "good"), tgt_len=8, dropout=0.0, in_documents=kind == "documents")
+    sizes = {**TINY, "vocab_size": characters.vocab_size, "mem_len": 30, "head": head}
+    save(random_weights(TaskModel(TransformerXLConfig(**sizes)).eval()), characters, "mood")
+    rows = [f"{name}\t{text}" for name, text in (("t", "text"), ("a", "cat"), ("a", "dog"), ("a", "sat on"), ("a", "\u6df1"))]
+    Path("sound.tsv").write_text("\n".join(rows[:4]))
+    Path("texts.tsv").write_text("\n".join([*rows, "a\tcat"]), encoding="utf-8")
+    how = ("--precision", "fp32", "--batch-size", "9", *(("--document", "t") if kind == "documents" else ()))
+    expected, answer = (txl("predict", "mood", name, "--json", *how) for name in ("sound.tsv", "texts.tsv"))
+    found, right = ([json.loads(line) for line in each.out.splitlines()] for each in (answer, expected))
+    assert [line["text"] for line in found] == ["cat", "dog", "sat on"] and answer.status == 1
+    for line, other in zip(found, right, strict=True):
+        assert list(line["probabilities"].values()) == pytest.approx(list(other["probabilities"].values()), abs=1e-4)
+    assert answer.complaint.startswith("'texts.tsv' line 5: character '\u6df1' (U+6DF1) is not in the tokenizer's alphabet of")
+    assert "add it by txl train TEXT --from RUN --grow" in answer.complaint
 
 
 def test_a_line_that_cannot_be_read_is_named(txl: Txl, model: Callable[[str], TaskModel]) -> None:

@@ -212,6 +212,10 @@ def test_what_cannot_grow_is_refused(start: Start, base: Path, home: Path, tmp_p
     ):
         starter(home, tmp_path)(name, "train.max_steps=1", *overrides)
         refuse(start, ConfigError, complaint, base=tmp_path / name, grow=True)
+    complaint = r"and it cannot grow: tables of n-grams .* --set 'model.ngram_rows=\[\]' grows; leave them out of the text$"
+    refuse(start, TokenizerError, complaint, base=tmp_path / "ngrams", corpus=str(greek(base, tmp_path)))
+    complaint = r"^model.ngram_rows \(\[\]\) differs from that of '.*ngrams' \(\[50\]\), whose weights would"
+    refuse(start, ConfigError, complaint, "model.ngram_rows=[]", base=tmp_path / "ngrams")
 
 
 def test_the_loaded_model_has_the_loss_that_the_adapted_one_had(start: Start, base: Path, home: Path, tmp_path: Path) -> None:

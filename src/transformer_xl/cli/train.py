@@ -59,7 +59,7 @@ def train(
         recipe: a recipe's name (txl recipes) or TOML file; or a text, on which quickstart is trained. Default: quickstart.
         corpus: name, file, directory or glob; or the directory that contains the recipe's named corpus.
         from_: start from the weights of this run, exported directory or hub id. A run also replaces the recipe.
-        grow: add the characters or words of the text that the vocabulary of --from lacks; their rows begin as the mean.
+        grow: add characters or words that the vocabulary of --from lacks; not if it has model.ngram_rows, as of quickstart.
         out: directory of the run. Default: runs/RECIPE, or runs/TEXT if a text replaces the recipe.
         set_: section.key=value, overrides the recipe; may be repeated. txl settings lists them.
         resume: resume the run in --out, or start it if there is none. Without recipe and corpus, --out must be a run.

@@ -12,14 +12,21 @@ from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_model
 
 
+def why_it_cannot_grow(config: ModelConfig) -> str:
+    """Return which of a model's other numbers depend on its vocabulary, too; empty: none."""
+    if config.cutoffs or config.div_val > 1:
+        return "in an adaptive softmax (model.cutoffs), new words would take probability from the rarest ones alone"
+    if getattr(config, "ngram_rows", ()):
+        return (
+            "tables of n-grams (model.ngram_rows) are looked up by ids, which change; only a model that was trained with "
+            "--set 'model.ngram_rows=[]' grows"
+        )
+    return ""
+
+
 def check_can_grow(config: ModelConfig) -> None:
     """Refuse a model whose other numbers depend on its vocabulary, too."""
-    why = ""
-    if config.cutoffs or config.div_val > 1:
-        why = "in an adaptive softmax (model.cutoffs), new words would take probability from the rarest ones alone"
-    elif getattr(config, "ngram_rows", ()):
-        why = "tables of n-grams (model.ngram_rows) are looked up by the size of the vocabulary"
-    if why:
+    if why := why_it_cannot_grow(config):
         raise ConfigError(f"--grow: {why}; leave --grow out")
 
 

@@ -28,7 +28,7 @@ from transformer_xl.data.labels import Example, in_order, labels_of
 from transformer_xl.data.spaceless import join_words, words_of
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import FileRange, read_blocks
-from transformer_xl.errors import ConfigError, CorpusError, NotFiniteError, shown
+from transformer_xl.errors import ConfigError, CorpusError, NotFiniteError, TokenizerError, shown
 from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_device, choose_precision
 from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Memory
@@ -262,9 +262,17 @@ def _predicted(predict: _Predict, parts: Iterator[list[Example]], skip: int) -> 
     for window in parts:
         n_done += len(window)
         if n_done > skip:
-            said = iter(predict([example for example in window if not example.is_empty]))
-            whole = [Prediction(example, "") if example.is_empty else next(said) for example in window]
-            yield from whole[max(len(window) - (n_done - skip), 0) :]
+            yield from itertools.islice(_of_window(predict, window), max(len(window) - (n_done - skip), 0), None)
+
+
+def _of_window(predict: _Predict, window: list[Example]) -> Iterator[Prediction]:
+    texts = [example for example in window if not example.is_empty]
+    try:
+        said = iter(predict(texts))
+    except (CorpusError, TokenizerError):  # those before the one that cannot be read are answered first
+        said = (predict([example])[0] for example in texts)
+    for example in window:
+        yield Prediction(example, "") if example.is_empty else next(said)
 
 
 @dataclass
@@ -353,6 +361,8 @@ class _Documents(_Texts):
         documents = [list(rows) for _, rows in itertools.groupby(range(len(examples)), key=names.__getitem__)]
         order = sorted(documents, key=len, reverse=True)
         found: dict[int, Prediction] = {}
+        layout, labels = Layout.of(self.model.config, self.tokenizer), labels_of(self.head, examples)
+        rows = [layout.rows(example) for example in examples]  # a text that cannot be read leaves the memory as it is
         (name, before), self.last = self.last, (None, None)
         with scoring(self.model):
             for first in range(0, len(order), self.batch_size):
@@ -360,21 +370,22 @@ class _Documents(_Texts):
                 mems = self.model.init_mems(len(lanes))
                 if before is not None and name is not None and name == examples[0].document:
                     mems = mems.where(torch.tensor([lane[0] > 0 for lane in lanes]), before)
-                found |= self._of_lanes(lanes, examples, mems)
+                found |= self._of_lanes(lanes, examples, rows, labels, mems)
         return [found[i] for i in range(len(examples))]
 
-    def _of_lanes(self, lanes: list[list[int]], examples: Sequence[Example], mems: Memory) -> dict[int, Prediction]:
+    def _of_lanes(
+        self, lanes: list[list[int]], examples: Sequence[Example], rows: list[tuple[Row, ...]], labels: Tensor, mems: Memory
+    ) -> dict[int, Prediction]:
         """Return the predictions of documents, the longest first, each the indices of its rows."""
-        layout, last = Layout.of(self.model.config, self.tokenizer), len(examples) - 1
+        last = len(examples) - 1
         found: dict[int, Prediction] = {}
         for place in range(len(lanes[0])):
-            rows = [lane[place] for lane in lanes if place < len(lane)]
-            chosen = [examples[i] for i in rows]
-            batch = batch_of([layout.rows(example) for example in chosen], labels_of(self.head, chosen))
-            logits, mems = self._read(batch, mems.select(slice(len(rows))))
-            found.update(zip(rows, self._said(chosen, logits, batch.labels), strict=True))
-            if last in rows:
-                self.last = examples[last].document, mems.select(torch.tensor([rows.index(last)]))
+            chosen = [lane[place] for lane in lanes if place < len(lane)]
+            batch = batch_of([rows[i] for i in chosen], labels[chosen])
+            logits, mems = self._read(batch, mems.select(slice(len(chosen))))
+            found.update(zip(chosen, self._said([examples[i] for i in chosen], logits, batch.labels), strict=True))
+            if last in chosen:
+                self.last = examples[last].document, mems.select(torch.tensor([chosen.index(last)]))
         return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.errors import TokenizerError
+from transformer_xl.errors import TokenizerError, shown
 from transformer_xl.tokenizers.base import (
     BYTES,
     PieceTokenizer,
@@ -78,8 +78,9 @@ class CharTokenizer(PieceTokenizer):
         if not self.byte_fallback:
             character = text[unseen[0]]
             raise TokenizerError(
-                f"character {character!a} (U+{ord(character):04X}) is not in the tokenizer's alphabet of "
-                f"{len(self.alphabet)} characters; train with tokenizer.byte_fallback=true or tokenizer.kind=byte"
+                f"character {shown(character)} (U+{ord(character):04X}) is not in the tokenizer's alphabet of "
+                f"{len(self.alphabet)} characters; add it by txl train TEXT --from RUN --grow, or train with "
+                "tokenizer.byte_fallback=true or tokenizer.kind=byte"
             )
         encoded = [text[i].encode("utf-8", "surrogatepass") for i in unseen]
         widths = np.ones(len(ids), np.int64)

@@ -25,6 +25,7 @@ from transformer_xl.generation.sampling import Sampling
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.build import count_parameters
 from transformer_xl.model.growth import check_can_grow as check_model_can_grow
+from transformer_xl.model.growth import why_it_cannot_grow
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.reading.evaluation import Score
 from transformer_xl.reading.targets import filled_in, pair_stream, scored_stream
@@ -196,14 +197,16 @@ class Pretraining(Objective[Outcome]):
             return tokenizer
         larger = grown(tokenizer, counts) if self.grow else tokenizer
         what = f"the vocabulary of '{config.base}' lacks {in_words(tokenizer, counts)}"
-        remedy = "add them by --grow, or " if can_grow(tokenizer) else ""
+        why_not = why_it_cannot_grow(config.model)
+        remedy = "add them by --grow, or " if can_grow(tokenizer) and not why_not else ""
         if larger.vocab_size > tokenizer.vocab_size:
             self.vocabulary_note = f"{what}; it grows by {larger.vocab_size - tokenizer.vocab_size:,}"
         elif tokenizer.unknown_id is not None or getattr(tokenizer, "byte_fallback", False):
             read_as = "bytes" if tokenizer.unknown_id is None else "unknown"
             self.vocabulary_note = f"{what}; {remedy}they are read as {read_as}"
         else:
-            raise TokenizerError(f"{what}, which '{config.data.corpus}' has; {remedy}leave them out of the text")
+            why = f", and it cannot grow: {why_not}" if why_not and can_grow(tokenizer) else ""
+            raise TokenizerError(f"{what}, which '{config.data.corpus}' has{why}; {remedy}leave them out of the text")
         return larger
 
     def stream(self, config: RunConfig, world: World) -> EndlessStream:

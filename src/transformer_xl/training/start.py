@@ -16,7 +16,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenize
 from transformer_xl.config.recipes import apply_overrides
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import in_bytes
-from transformer_xl.errors import CheckpointError, ConfigError, TrainingError, lacks_memory, no_memory
+from transformer_xl.errors import CheckpointError, ConfigError, TrainingError, lacks_memory, no_memory, written
 from transformer_xl.kernels.device import Precision, choose_device, choose_precision
 from transformer_xl.model.adapters import add_adapters
 from transformer_xl.model.base import LanguageModel, SequenceModel
@@ -120,7 +120,7 @@ def resumed_settings(objective: Objective[Any], directory: RunDirectory) -> RunC
         old, new = (getattr(getattr(each, section), key, None) for each in (before, config))
         if old != new:
             raise CheckpointError(
-                f"{section}.{key} ({new!r}) differs from that of the run in {where} ({old!r}); "
+                f"{section}.{key} ({written(new)}) differs from that of the run in {where} ({written(old)}); "
                 "resume without changing it, or start another run with another --out"
             )
     return config
@@ -170,7 +170,8 @@ def settings_with_base(base: str, values: Mapping[str, Any], overrides: Sequence
             continue
         if (new := getattr(config.model, key)) != old:
             raise ConfigError(
-                f"model.{key} ({new!r}) differs from that of '{base}' ({old!r}), whose weights would not fit; leave it out"
+                f"model.{key} ({written(new)}) differs from that of '{base}' ({written(old)}), whose weights would not fit; "
+                "leave it out"
             )
     return config
 
