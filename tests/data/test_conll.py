@@ -72,6 +72,7 @@ class TestColumns:
         [
             ("a b O\nc O\n", "line 2", "it has 2 columns, but line 1 has 3; is one missing?"),
             ("a O\n\nc O d O\n", "line 3", "it has 4 columns, but line 1 has 2; is a line end missing?"),
+            ("# just a comment\n\n# and one more\n", "has no sentence", "give a file with a word and its label in each line"),
             ("a\nb\n", "line 1", "it has 1 column; give a word and its label in each line"),
             ("a\tO\nb\t \n", "line 2", "its label is empty; give one, or leave the line out"),
             ("a\tO\n\tO\n", "line 2", "its word is empty; give one, or leave the line out"),
@@ -80,7 +81,12 @@ class TestColumns:
     def test_bad_lines(self, tmp_path, content, where, why):
         with pytest.raises(CorpusError) as error:
             _read(tmp_path, content)
-        assert str(error.value) == f"'{tmp_path}/train.txt' {where}: {why}"
+        assert str(error.value) == f"'{tmp_path}/train.txt' {where}{':' if 'line' in where else ';'} {why}"
+
+    def test_comments_before_the_first_sentence(self, tmp_path):
+        assert _pairs(_read(tmp_path, "# a comment\n\na O\n")) == [[("a", "O")]]
+        assert _pairs(_read(tmp_path, "#\tO\n\na\tO\n")) == [[("#", "O")], [("a", "O")]]
+        assert _read(tmp_path, "# a comment\n", "a.conll", labelled=False) == []
 
     def test_a_column_that_is_not_there(self, tmp_path):
         with pytest.raises(CorpusError, match=r"has no column '5', as task.label says"):
@@ -155,7 +161,7 @@ class TestTask:
             ("a N\nb V\n", "a N\nb Q\n", "dev.conll' line 2: label 'Q' is unknown"),
             ("a N\nb N\n", "a N\n", "train.conll': all words have the label 'N'; give texts of two classes or more"),
             ("", "a N\n", "train.conll' is empty; give a file with texts"),
-            ("\n\n", "a N\n", "train.conll' has no texts; give a file with some"),
+            ("\n\n", "a N\n", "train.conll' has no sentence; give a file with a word and its label in each line"),
         ],
     )
     def test_bad_labels(self, tmp_path, train, dev, why):

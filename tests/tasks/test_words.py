@@ -166,10 +166,13 @@ def test_lines_of_words_are_read_back(tmp_path: Path):
     example = Example("Dr.  Ann\tLee", words=("Dr.", "Ann\tLee"), id="7")
     prediction = Prediction(example, ("O", "B-X"), (0.75, 0.5))
     row = as_row(prediction, LABELS)
-    assert row == "Dr.\tO\t0.7500\nAnn Lee\tB-X\t0.5000\n"
+    assert row == "Dr.\t0.7500\tO\nAnn Lee\t0.5000\tB-X\n"
     (tmp_path / "a.conll").write_text(f"{row}\n" * 2)
-    again = list(read_examples(tmp_path / "a.conll", TaskConfig(kind="tokens", label=("2",))))
+    again = list(read_examples(tmp_path / "a.conll", TaskConfig(kind="tokens")))
     assert [each.label for each in again] == [("O", "B-X")] * 2 and again[0].words == ("Dr.", "Ann Lee")
+    opened: Any = SimpleNamespace(any_model=_model(), source="x", config=SimpleNamespace(task=None))
+    piped = list(read_texts(iter(f"{row}\n{row}".encode().splitlines(keepends=True)), opened))
+    assert [each.words for each in piped] == [("Dr.", "Ann Lee")] * 2
     spans = [{"type": "X", "text": "Ann\tLee", "start": 5, "end": 12, "first_word": 1, "end_word": 2}]
     found = json.loads(as_json(prediction, LABELS))
     assert found == {
@@ -208,3 +211,11 @@ def test_each_chinese_character_of_a_text_is_a_word():
     assert found.probabilities == pytest.approx(same.probabilities, abs=1e-6)
     spans = replace(found, label=("B-X", "I-X", "O", "B-X", "I-X", "O")).spans
     assert spans == (Span("X", "小明", 0, 2, 0, 2), Span("X", "北京", 4, 6, 3, 5))
+
+
+@pytest.mark.parametrize("labels", ["B-X E-X S-X O", "B-X L-X U-X O", "B-X I-X B-X O"])
+def test_a_model_of_bio_is_scored_on_files_of_bioes(tmp_path: Path, labels: str):
+    opened: Any = SimpleNamespace(any_model=_model(), source="x", config=SimpleNamespace(task=None))
+    (tmp_path / "a.conll").write_text("".join(f"w {label}\n" for label in labels.split()))
+    (found,) = read_texts(tmp_path / "a.conll", opened, labelled=True)
+    assert found.label == ("B-X", "I-X", "B-X", "O")

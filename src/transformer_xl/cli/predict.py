@@ -46,7 +46,7 @@ def predict(
     It writes a line for each text, separated by tabs: label, probability, and the
     text or its id; with --json or to a .jsonl file, an object with all
     probabilities. An empty line gives an empty row. Words that get labels have a
-    line each, with an empty line after a text.
+    line each (word, probability, label), with an empty line after a text.
 
     Common uses:
         txl predict runs/mood --text "A fine day!"

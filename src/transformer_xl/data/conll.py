@@ -57,6 +57,9 @@ def read_sentences(
             rows += [] if text.startswith(DOCUMENT) else [(number, text)]
             continue
         if rows:
+            if form is None and all(text.startswith("#") and not text.startswith("#\t") for _, text in rows):
+                rows = []  # comments alone
+                continue
             form = form or _format_of(rows, file, finder, labelled=labelled)
             words = list(_words_in(rows, form, file))
             if words:
@@ -64,6 +67,8 @@ def read_sentences(
                 label = labels if form.label is not None and reads_labels else None
                 yield Example(join_words(texts), label=label, place=f"{file} line {numbers[0]}", words=texts, lines=numbers)
         rows = []
+    if form is None and labelled:
+        raise CorpusError(f"{file} has no sentence; give a file with a word and its label in each line")
 
 
 def _format_of(rows: Sequence[_Line], file: str, finder: ColumnFinder, *, labelled: bool) -> _Format:

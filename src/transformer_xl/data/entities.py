@@ -19,6 +19,7 @@ Scheme = Literal["BIO", "IOB1", "BIOES"]
 
 _LABEL = re.compile(r"O|[BIESLU](-.*)?", re.DOTALL)
 _BILOU = {"L": "E", "U": "S"}
+_AS_BIO = {"E": "I", "S": "B"}
 
 
 class Entity(NamedTuple):
@@ -56,6 +57,16 @@ def entities_of(labels: Sequence[str]) -> list[Entity]:
             found.append(Entity(kind, i, i + 1))
         before = tag, kind
     return found
+
+
+def as_bio(labels: Sequence[str]) -> tuple[str, ...]:
+    """Return labels of BIOES or BILOU as those of BIO, which write the same entities; others as they are.
+
+    Example:
+        >>> as_bio(["B-PER", "E-PER", "S-LOC", "O", "Else"])
+        ('B-PER', 'I-PER', 'B-LOC', 'O', 'Else')
+    """
+    return tuple(_AS_BIO.get(_parts(label)[0], label[0]) + label[1:] if _LABEL.fullmatch(label) else label for label in labels)
 
 
 def scheme_of(sentences: Sequence[Sequence[str]]) -> Scheme:

@@ -60,7 +60,7 @@ def as_row(prediction: Prediction, labels: Sequence[str]) -> str:
 
     An answer has its first character and the one after its last before the id or question. Several labels, and their
     probabilities, have commas between. Tabs and line ends within become spaces. The row of an empty text is empty. Words have a
-    line each, with label and probability, and a line end after the last one, as in files of CoNLL.
+    line each, with probability and label, and a line end after the last one: files of CoNLL, whose last column is the label.
 
     Example:
         >>> from transformer_xl.data.labels import Example
@@ -74,7 +74,7 @@ def as_row(prediction: Prediction, labels: Sequence[str]) -> str:
         return ""
     if example.words and isinstance(label, tuple):
         rows = zip(example.words, label, prediction.probabilities, strict=True)
-        return "".join(f"{' '.join(word.split())}\t{name}\t{p:.4f}\n" for word, name, p in rows)
+        return "".join(f"{' '.join(word.split())}\t{p:.4f}\t{name}\n" for word, name, p in rows)
     texts = (example.text, example.pair, _chosen(prediction))
     columns = [f"{label:.4f}" if isinstance(label, float) else str(label)]
     if isinstance(label, tuple):

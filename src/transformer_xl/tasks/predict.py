@@ -22,6 +22,7 @@ from transformer_xl.checkpoint.open_run import Opened, Which
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
+from transformer_xl.data.entities import as_bio, name_entities, scheme_of
 from transformer_xl.data.examples import read_examples, suffix_of
 from transformer_xl.data.labelled import Layout, Row, batch_of
 from transformer_xl.data.labels import Example, in_order, labels_of
@@ -113,6 +114,7 @@ def read_texts(
     """Yield the texts of a file (see `read_examples`; of SQuAD where questions are answered) or lines, in the run's columns.
 
     Unless `labelled`, labels are left out, because they may be others than the model's, and an empty line is an empty text.
+    A model of BIO gets the labels of BIOES and BILOU as BIO.
     `document` is the column of documents; None: the run's.
     """
     head = head_of(opened.any_model, f"'{opened.source}'")
@@ -130,6 +132,8 @@ def read_texts(
         task = _in_documents(task, head, document)
         how = {"labelled": labelled, "reads_labels": labelled, "keeps_empty": not labelled, "known_labels": head.labels}
         examples = read_examples(source, task, **how)
+    if labelled and head.kind == "tokens" and name_entities(head.labels) and scheme_of([head.labels]) != "BIOES":
+        return (replace(each, label=as_bio(each.label)) if isinstance(each.label, tuple) else each for each in examples)
     return examples if labelled else (replace(example, label=None) for example in examples)
 
 
