@@ -121,14 +121,21 @@ class Batch:
 
     @property
     def n_read(self) -> int:
-        """How many tokens it has, without padding. To count is to look at numbers, so do it before `to`."""
-        return self.ids.numel() - int(self.n_pad.sum())
+        """How many tokens it has, without padding and rows that only fill it up. Count before `to`: it looks at numbers."""
+        lengths = (self.ids.shape[-1] - self.n_pad).view(len(self.ids), -1)
+        if isinstance(self.extra, TaskRows):  # all of a task's rows are learned from but those that fill up
+            lengths = lengths[~self._is_missing.view(len(self.labels), -1).all(1)]
+        return int(lengths.sum())
 
     @property
     def n_scored(self) -> int:
         """How many losses are learned from. To count is to look at numbers, so do it before `to`."""
-        missing = self.labels.isnan() if self.labels.is_floating_point() else self.labels == NOT_SCORED
+        missing = self._is_missing
         return int((~(missing.view(len(missing), -1).any(1) if self.per_row else missing)).sum())
+
+    @property
+    def _is_missing(self) -> Tensor:
+        return self.labels.isnan() if self.labels.is_floating_point() else self.labels == NOT_SCORED
 
     @property
     def tensors(self) -> list[Tensor]:

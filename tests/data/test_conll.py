@@ -117,6 +117,7 @@ class TestLists:
             ({"tokens": ["a"], "labels": None}, "it has no label; give one, or leave it out"),
             ({"tokens": ["a", " "], "labels": ["O", "O"]}, "'tokens' is ['a', ' '], not a list of words"),
             ({"tokens": [], "labels": []}, "'tokens' is [], not a list of words"),
+            ({"tokens": ["a"], "labels": [" "]}, "the label of a word is empty; give one (O if it belongs to nothing)"),
             ({"tokens": ["a"], "labels": [["O"]]}, "label ['O'] is neither a name nor a number; give one"),
         ],
     )
@@ -158,6 +159,11 @@ class TestTask:
             ("a I-X\nb O\n", "a O\nb B-X\n", "dev.conll' line 2: label 'B-X' is unknown; did you mean 'I-X'?"),
             ("a I-X\nb B-X\n", "a I-X\n\nb B-X\n", "dev.conll' line 3: B-X is the first label, but in IOB1, as elsewhere"),
             ("a B-X\nb E-X\n", "a B-X\n", "dev.conll' line 1: the entity of B-X is not ended by E-X (BIOES)"),
+            (
+                "a B-X\nb O\nc b-X\n",
+                "a O\n",
+                "train.conll' line 1: label 'b-X' is neither O nor begins with B-, I- … as",
+            ),
             ("a N\nb V\n", "a N\nb Q\n", "dev.conll' line 2: label 'Q' is unknown"),
             ("a N\nb N\n", "a N\n", "train.conll': all words have the label 'N'; give texts of two classes or more"),
             ("", "a N\n", "train.conll' is empty; give a file with texts"),

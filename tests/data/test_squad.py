@@ -300,7 +300,7 @@ def test_a_batch_is_padded_at_the_left() -> None:
     first, last, _ = batch.labels[0].tolist()
     assert bytes(batch.ids[0, first : last + 1].tolist()) == b"Bo"
     assert batch.labels[2].tolist() == [-100, -100, -100]
-    assert (batch.n_read, batch.n_scored) == (17 + 23 + 5, 2)
+    assert (batch.n_read, batch.n_scored) == (17 + 23, 2)
 
 
 def test_a_stream_deals_out_every_window_once_with_its_answer() -> None:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.batch import Batch, Rows
+from transformer_xl.batch import Batch, Rows, TaskRows
 from transformer_xl.config.run import TrainConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError
@@ -170,6 +170,10 @@ def test_rows_without_a_label_are_not_counted(labels: torch.Tensor, n_scored: in
     assert (batch.n_read, batch.n_scored, replace(batch, per_row=False).n_scored) == (9, n_scored, n_label)
     assert [part.n_read for part in batch.split(3)] == [5, 3, 1]
     assert [part.n_read for part in batch.split(2)] == [5, 4]
+    of_task = replace(batch, extra=TaskRows(batch.ids, batch.ids > 0))
+    missing = labels.isnan() if labels.is_floating_point() else labels == -100
+    filled_up = missing.view(3, -1).all(1).tolist()
+    assert of_task.n_read == sum(n for n, fills in zip((5, 3, 1), filled_up, strict=True) if not fills), "read for nothing"
 
 
 def test_half_a_segment_is_learned_from_however_long_it_is() -> None:

@@ -41,6 +41,18 @@ def name_entities(labels: Collection[str]) -> bool:
     return len(tags) == len(labels) and any(tag != "O" for tag in tags)
 
 
+def odd_label(labels: Collection[str]) -> str | None:
+    """Return a label that writes no entity, where O and others with B- do; None: there is none.
+
+    Example:
+        >>> odd_label(["B-PER", "O", "b-PER"]), odd_label(["NOUN", "O"])
+        ('b-PER', None)
+    """
+    if "O" not in labels or not any(label.startswith("B-") for label in labels):
+        return None
+    return next((label for label in labels if not _LABEL.fullmatch(label)), None)
+
+
 def entities_of(labels: Sequence[str]) -> list[Entity]:
     """Return the entities of a sentence's labels, whether or not they obey a scheme.
 

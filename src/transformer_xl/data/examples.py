@@ -317,6 +317,8 @@ class _Reader:
             n = len(labels) if isinstance(labels, list) else "no list of"
             raise CorpusError(f"{place}: it has {len(words)} words, but {n} labels; give each word one")
         label = None if labels is None else tuple(_name(each, place) for each in labels)
+        if label is not None and not all(map(str.strip, label)):
+            raise CorpusError(f"{place}: the label of a word is empty; give one (O if it belongs to nothing)")
         return Example(join_words(words), label=label, place=place, words=tuple(words))
 
     def _text(self, fields: Fields, name: str, place: str) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.columns import FILES
-from transformer_xl.data.entities import name_entities, scheme_of
+from transformer_xl.data.entities import name_entities, odd_label, scheme_of
 from transformer_xl.data.examples import (
     FORMATS,
     UNLABELLED,
@@ -26,7 +26,7 @@ from transformer_xl.data.labels import Example, check_scheme, label_names, label
 from transformer_xl.data.order import permutation
 from transformer_xl.data.squad import Question, divide, held_out, learnable, read_squad
 from transformer_xl.data.text_files import COMPRESSED
-from transformer_xl.errors import CorpusError, beside
+from transformer_xl.errors import CorpusError, beside, shown
 
 _NAMES = {
     "train": ("train", "training"),
@@ -97,6 +97,11 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
         train, about_places = learnable(train, files.train)
         notes += about_places
     labels = () if is_span else label_names(task, train)
+    if task.kind == "tokens" and (odd := odd_label(labels)) is not None:
+        place = next(each.place for each in train if odd in each.label)
+        raise CorpusError(
+            f"{place}: label {shown(odd)} is neither O nor begins with B-, I-, E- or S- as others do; write it so"
+        )
     scheme = scheme_of([each.label for each in train]) if task.kind == "tokens" and name_entities(labels) else None
     if scheme == "IOB1":
         notes.append("labels are IOB1: an entity begins with I-, or with B- right after another of its type")
