@@ -95,7 +95,9 @@ def compared(options: argparse.Namespace, kind: str, seed: int, folder: Path) ->
     write(folder / "data" / "dev.tsv", n_scored, seed=2 * seed + 1)
     write(folder / "data" / "test.tsv", n_scored, seed=1000 + seed)
     (folder / "task.toml").write_text(TASK.format(rate=options.rate, epochs=options.epochs))
-    tokenizer = train_unigram(TokenizerConfig(kind="unigram", vocab_size=256), [" ".join(NAMES + WORDS) + "\n"] * 100)
+    draw = random.Random(0)
+    sentences = [f"{' '.join(draw.choices(NAMES + WORDS, k=N_WORD))}\n" for _ in range(3000)]  # enough to make words of letters
+    tokenizer = train_unigram(TokenizerConfig(kind="unigram", vocab_size=64), sentences)
     torch.manual_seed(seed)
     make_model(model_config({"kind": kind, "vocab_size": tokenizer.vocab_size, **SIZES})).save_pretrained(folder / "base")
     tokenizer.save(folder / "base" / "tokenizer.json")

@@ -162,7 +162,7 @@ class TestTask:
             (
                 "a B-X\nb O\nc b-X\n",
                 "a O\n",
-                "train.conll' line 1: label 'b-X' is neither O nor begins with B-, I- … as",
+                "train.conll' line 1: label 'b-X' is neither O nor begins with B-, I-",
             ),
             ("a N\nb V\n", "a N\nb Q\n", "dev.conll' line 2: label 'Q' is unknown"),
             ("a N\nb N\n", "a N\n", "train.conll': all words have the label 'N'; give texts of two classes or more"),

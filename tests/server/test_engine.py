@@ -297,7 +297,7 @@ def test_more_than_the_queue_holds_is_refused_at_once(start: Start) -> None:
     assert (caught.value.status, 1 <= (caught.value.retry_after or 0) <= 60) == (429, True)
     other = Waiter(engine, Job(owner="b" * 64, prompt=ids("a"), writing=writing(2)))
     with pytest.raises(RefusalError, match=r"^4 requests wait already"):
-        engine.submit(Job(owner="c" * 64, prompt=ids("a")), print)
+        engine.submit(Job(owner="b" * 64, prompt=ids("a")), print)
     engine.cancel(running[0].ticket, "stopped")
     other.wait()
     for each in running[1:]:
@@ -379,8 +379,36 @@ def test_a_fault_of_ours_is_told_and_the_thread_goes_on(start: Start, monkeypatc
         patch.setattr(engine._scheduler, "tick", fail)
         with pytest.raises(RefusalError, match=r"computing failed \(RuntimeError\)"):
             Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(3))).wait()
+    texts = Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(10**6, seeds=(1, 2, 3))))
+    while engine.n_busy < 3:
+        time.sleep(0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._scheduler, "tick", fail)
+        with pytest.raises(RefusalError, match=r"computing failed \(RuntimeError\)"):
+            texts.wait()
+        engine.call(lambda: None).result(10)
+    assert sum(isinstance(each, RefusalError) for each in texts.answers) == 1, "told once, however many texts it has"
     assert len(Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(3))).tokens()) == 3
     assert engine.is_healthy and engine.is_idle
+
+
+def test_a_job_that_comes_while_rows_are_cleared_begins_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, clear = start().engine, Engine._clear
+    waiters: list[Waiter] = []
+
+    def slow_clear(self: Engine, rows: list[int]) -> None:
+        if not waiters:
+            waiters.append(Waiter(engine, Job(owner=OWNER, prompt=ids("b"), writing=writing(3))))
+        clear(self, rows)
+
+    monkeypatch.setattr("transformer_xl.server.engine._IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(Engine, "_clear", slow_clear)
+    Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(3))).wait()
+    while not waiters:
+        time.sleep(0.01)
+    begin = time.monotonic()
+    waiters[0].wait()
+    assert time.monotonic() - begin < 30, "it does not wait until somebody looks again"
 
 
 def test_what_takes_too_long_is_ended(start: Start) -> None:

@@ -168,8 +168,8 @@ class Engine:
             waiting = self._jobs_waiting()
             own = sum(each.owner == job.owner for each in waiting)
             if len(waiting) >= self.queue or own >= self.per_owner:
-                whose = "of this key " if own >= self.per_owner else ""
-                message = f"{own or len(waiting)} requests {whose}wait already; ask again later"
+                n, whose = (own, "of this key ") if own >= self.per_owner else (len(waiting), "")
+                message = f"{n} requests {whose}wait already; ask again later"
                 seconds = math.ceil(sum(each.n_token for each in waiting) / max(self._speed, 1.0))
                 raise RefusalError(429, message, code="overloaded", retry_after=min(60, max(1, seconds)))
             if session := part.session:
@@ -280,8 +280,8 @@ class Engine:
             except Exception as error:  # a fault of ours: all are told, and the thread goes on
                 traceback.print_exc()
                 self.n_failed += 1
-                for part in list(self._parts.values()):
-                    self._fail(part.ticket, refusal_of(error))
+                for ticket in {part.ticket for part in self._parts.values()}:
+                    self._fail(ticket, refusal_of(error))
         for ticket in self._open_tickets():
             self._fail(ticket, shutting_down())
 
@@ -302,7 +302,7 @@ class Engine:
             self._clear([row for row, session in enumerate(self._residents) if session is None])
             self._is_clean = True
         with self._wake:
-            if not (self._calls or self._stopping or self._cancelled):
+            if not (self._calls or self._stopping or self._cancelled or self._waiting):
                 self._wake.wait(_IDLE_SECONDS)
 
     def _tick(self) -> None:
@@ -480,7 +480,7 @@ class Engine:
             self.metrics.cancelled.labels(ticket.cancelled).inc()
             for draft in [draft for draft, part in self._parts.items() if part.ticket is ticket]:
                 self._interrupt(draft)
-            if ticket.n_open > 0:  # none of its texts has begun
+            if ticket.n_open > 0:  # some of its texts have not begun
                 self._fail(ticket, why_cancelled(ticket))
 
     def _interrupt(self, draft: Draft) -> None:

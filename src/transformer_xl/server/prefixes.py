@@ -47,7 +47,7 @@ class Prefixes:
     def path(self, owner: str, prompt: np.ndarray) -> list[bytes]:
         """Return a hash of what an owner's prompt has read after each of its whole pieces, but not after its last token."""
         digest, path = hashlib.sha256(owner.encode()), list[bytes]()
-        for end in range(self._piece, len(prompt), self._piece):
+        for end in range(self._piece, len(prompt) if self.most else 0, self._piece):
             digest.update(prompt[end - self._piece : end].astype("<i8").tobytes())
             path.append(digest.digest())
         return path
