@@ -132,6 +132,15 @@ def test_files_may_be_documents_and_whole_ones_are_held_out(bench: Path, tmp_pat
     assert kept.startswith(f"{len(texts.valid)} of {len(texts.valid) + len(texts.train)} texts of ")
 
 
+def test_an_epoch_has_as_many_steps_as_the_longest_document_has_rows(bench: Path, tmp_path: Path) -> None:
+    rows = [("long" if i < 40 else f"{i}", "ax", ("none", *WORDS)[i % 4]) for i in range(60)]
+    (tmp_path / "long.tsv").write_text("".join("\t".join(row) + "\n" for row in [("talk", "text", "label"), *rows]))
+    settings = [f"task.valid={bench / 'data' / 'dev.tsv'}", "train.max_epochs=none", "train.checkpoint_interval=1000"]
+    tune(bench, tmp_path / "run", *settings, "train.max_steps=1", data=tmp_path / "long.tsv")
+    train = RunDirectory(tmp_path / "run").config().train
+    assert (train.eval_interval, train.checkpoint_interval) == (40, 40)
+
+
 def test_what_is_refused(bench: Path, tmp_path: Path) -> None:
     def refuse(kind: type[Exception], message: str, *overrides: str, **more: Any) -> None:
         with pytest.raises(kind, match=message):

@@ -137,6 +137,7 @@ class FineTuning(Objective[TaskOutcome]):
     seed: int | None
     texts: TaskTexts = field(init=False)
     rows: LabelledRows = field(init=False)  # the texts to learn from
+    steps_per_epoch: int = field(init=False)  # of the first epoch
 
     command = "finetune"
     noun = "task"
@@ -177,6 +178,8 @@ class FineTuning(Objective[TaskOutcome]):
         self.tokenizer, self.texts = tokenizer, read_task(config.task, seed=config.train.seed)
         config = with_head(config, self.texts) if fresh else config
         self.rows = rows_of(config, self.texts, tokenizer)
+        self.steps_per_epoch = self._stream(config).segments_per_epoch
+        config = within_epoch(config, self.steps_per_epoch) if fresh else config
         self.sizes = {"train": len(self.texts.train), "valid": len(self.texts.valid), "test": len(self.texts.test or ())}
         self.checksum = _checksum(self.rows, self.texts.valid)
         return config
@@ -184,8 +187,10 @@ class FineTuning(Objective[TaskOutcome]):
     def stream(self, config: RunConfig, world: World) -> LabelledStream:
         if config.train.parallel == "fsdp" and not world.alone:
             raise ConfigError("train.parallel (fsdp) divides a model, which fine-tuning scores whole; use ddp")
+        return self._stream(config, rank=world.rank, world_size=world.size)
+
+    def _stream(self, config: RunConfig, **process: int) -> LabelledStream:
         sizes = {"batch_size": config.train.batch_size, "seed": config.train.seed}
-        process = {"rank": world.rank, "world_size": world.size}
         if config.model.head and config.model.head.in_documents:
             return DocumentStream(self.rows, document_borders(self.texts.train), **sizes, **process)
         return LabelledStream(self.rows, **sizes, **process)
@@ -213,7 +218,7 @@ class FineTuning(Objective[TaskOutcome]):
             shown = [f"{name} {weight:.3g}" for name, weight in zip(head.labels, rows.weights.tolist(), strict=True)]
             more = f" and {len(shown) - _MOST_NAMED:,} more" if len(shown) > _MOST_NAMED else ""
             yield f"weights of the classes ({task.class_weights}): {', '.join(shown[:_MOST_NAMED])}{more}"
-        epochs = (config.train.max_steps or 0) * config.train.batch_size / len(rows.lengths)
+        epochs = (config.train.max_steps or 0) / self.steps_per_epoch
         if epochs > _MANY_EPOCHS and task.patience is None:
             yield (
                 f"{config.train.max_steps:,} steps are {epochs:.0f} passes over these texts; --set task.patience=5 ends "
@@ -288,7 +293,7 @@ class FineTuning(Objective[TaskOutcome]):
 
 
 def with_head(config: RunConfig, texts: TaskTexts) -> RunConfig:
-    """Return the settings of a new run with those of its head, and with intervals no longer than an epoch."""
+    """Return the settings of a new run with those of its head."""
     task, train = config.task, config.train
     assert task is not None
     learned, in_documents = make_blueprint(config.model).learned_length, task.document is not None
@@ -298,10 +303,15 @@ def with_head(config: RunConfig, texts: TaskTexts) -> RunConfig:
     if config.model.mem_len == 0 and is_short:
         reading["max_len"] = tgt_len
     head = HeadConfig(kind=task.kind, labels=texts.labels, tgt_len=tgt_len, in_documents=in_documents, **reading)
-    n_step = -(-len(texts.train) // train.batch_size)
+    return config.changed(model={"head": head.model_dump()})
+
+
+def within_epoch(config: RunConfig, n_step: int) -> RunConfig:
+    """Return settings with intervals no longer than an epoch, which has `n_step` steps."""
+    train = config.train
     intervals = {name: min(getattr(train, name), n_step) for name in ("eval_interval", "checkpoint_interval")}
     intervals["log_interval"] = min(train.log_interval, max(1, intervals["eval_interval"] // 2))
-    return config.changed(model={"head": head.model_dump()}, train=intervals)
+    return config.changed(train=intervals)
 
 
 def rows_of(config: RunConfig, texts: TaskTexts, tokenizer: Tokenizer) -> LabelledRows:
