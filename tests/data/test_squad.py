@@ -19,6 +19,7 @@ from transformer_xl.data.squad import (
     Question,
     WindowLayout,
     batch_of_windows,
+    divide,
     held_out,
     learnable,
     read_squad,
@@ -156,6 +157,16 @@ def test_no_article_is_on_both_sides() -> None:
     others = [{q.article for q in held_out(questions, 0.15, seed=seed)[1]} for seed in range(9)]
     assert any(other != {q.article for q in held} for other in others)
     assert len(held_out(questions, 0.999, seed=0)[1]) == 90, "one article remains"
+
+
+def test_a_group_larger_than_the_share_is_cut_off_only_if_all_are() -> None:
+    groups = ["long"] * 200 + [f"{i}" for i in range(40)]
+    for seed in range(9):
+        _, cut = divide(groups, groups, 0.1, seed=seed)
+        assert len(cut) == 24 and "long" not in cut
+    kept, cut = divide("aaabb", "aaabb", 0.1, seed=0)
+    assert (kept, cut) == (list("aaa"), list("bb"))
+    assert divide("aaabbbc", "aaabbbc", 0.15, seed=0)[1] == ["c"], "another group would be farther from the share"
 
 
 def test_one_article_is_divided_by_passage() -> None:

@@ -185,14 +185,22 @@ def held_out(questions: Sequence[Question], share: float, *, seed: int) -> tuple
 
 
 def divide(items: Sequence[Item], groups: Sequence[Any], share: float, *, seed: int) -> tuple[list[Item], list[Item]]:
-    """Cut off at least a `share` of the items, in whole groups; both sides keep their order. There must be two groups."""
+    """Cut off about a `share` of the items, in whole groups; both sides keep their order. There must be two groups.
+
+    Groups come in a random order. One that is larger than what is still missing is left out, or else it could be most of the
+    text; the smallest of these is cut off nevertheless if that comes at least as near to the share, or if nothing else is.
+    """
     counts = Counter(groups)
-    names, chosen, n_chosen = list(counts), set[Any](), 0
-    for index in np.random.default_rng(seed).permutation(len(names))[:-1]:
-        if n_chosen >= share * len(items):
-            break
-        chosen.add(names[index])
-        n_chosen += counts[names[index]]
+    missing, kept, names = share * len(items), list[Any](), list(counts)
+    for name in (names[index] for index in np.random.default_rng(seed).permutation(len(names))):
+        if counts[name] <= missing:
+            missing -= counts[name]
+        else:
+            kept.append(name)
+    smallest = min(kept, key=counts.__getitem__)
+    if len(kept) == len(names) or (len(kept) > 1 and counts[smallest] <= 2 * missing):
+        kept.remove(smallest)
+    chosen = counts.keys() - kept
     kept = [item for item, name in zip(items, groups, strict=True) if name not in chosen]
     return kept, [item for item, name in zip(items, groups, strict=True) if name in chosen]
 
