@@ -56,6 +56,9 @@ def test_a_task_may_be_a_file_and_says_its_kind(tmp_path: Path) -> None:
         file.write_text(content)
         with pytest.raises(ConfigError, match=r"^task '.*mine.toml' does not say its kind; begin it with \[task\] and kind = "):
             load_task(str(file))
+    for name, task in (("NER", "token-classification"), ("qa", "squad"), ("sentiment", "classification")):
+        with pytest.raises(ConfigError, match=rf"^unknown task '{name}'; did you mean '{task}'\?$"):
+            load_task(name)
     with pytest.raises(ConfigError, match=r"^unknown task 'clasification'; did you mean 'classification'\?$"):
         load_task("clasification")
 

@@ -241,12 +241,14 @@ def test_an_empty_line_gives_an_empty_row(txl: Txl, model: Callable[[str], TaskM
         "table.tsv": "\nsentence\tlabel\na fine day\tx\n\n\t\nanother\tx\n\n",
         "objects.jsonl": '\n{"text": "a fine day"}\n\n \n{"text": "another"}\n\n',
     }
+    Path("one.txt").write_text("a\n\n")
+    assert txl("predict", "mood", "one.txt").err.endswith("1 empty line has an empty row\n")
     for name, content in contents.items():
         Path(name).write_text(content)
         answer = txl("predict", "mood", name)
         assert answer.status == 0, answer.err
         assert [line.split("\t")[-1] for line in answer.out.splitlines()] == ["", "a fine day", "", "", "another", ""], name
-        assert answer.err.endswith("4 lines were empty, and so are their rows\n")
+        assert answer.err.endswith("4 empty lines have empty rows\n")
         assert txl("predict", "mood", name, "--out", f"{name}.out.jsonl").status == 0
         out = Path(f"{name}.out.jsonl")
         whole = out.read_bytes()
@@ -359,6 +361,19 @@ def test_rows_of_documents_are_read_in_their_column(txl: Txl, workbench: Path) -
     said = txl("predict", "talks", "rows.tsv").complaint
     assert said == "the model reads rows of documents; name their column by --document, or 'files' if each file is one"
     assert "'rows.tsv' has no column 'tlak'" in txl("predict", "talks", "rows.tsv", "--document", "tlak").complaint
+    objects = "".join(json.dumps({"dialogue": name, "text": text}) + "\n" for name, text in rows)
+    Path("rows.jsonl").write_text(objects)
+    said = txl("predict", "talks", "rows.jsonl", "--document", "talk").complaint
+    assert said == (
+        "'rows.jsonl' has no column 'talk' of documents; name theirs by --document (known: dialogue, text), or give --document "
+        "files: all of it is one document"
+    )
+    Path("lines.txt").write_text("Is it so?\n")
+    said = txl("predict", "talks", "lines.txt", "--document", "talk").complaint
+    assert said == (
+        "'lines.txt' has no column 'talk' of documents; name theirs by --document, or give --document files: all of it is one "
+        "document"
+    )
     Path("mixed.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in [("talk", "text"), *rows, rows[0]]))
     assert (
         "'mixed.tsv' line 7: document 'a' goes on here" in txl("predict", "talks", "mixed.tsv", "--document", "talk").complaint

@@ -88,6 +88,16 @@ class TestColumns:
         assert _pairs(_read(tmp_path, "#\tO\n\na\tO\n")) == [[("#", "O")], [("a", "O")]]
         assert _read(tmp_path, "# a comment\n", "a.conll", labelled=False) == []
 
+    def test_columns_name_no_documents(self, tmp_path):
+        with pytest.raises(CorpusError) as error:
+            _read(tmp_path, "a O\n", document="talk")
+        assert str(error.value) == (
+            f"'{tmp_path}/train.txt' is read as CoNLL, columns of words and labels, which name no documents; give JSON lines "
+            "with a 'talk' beside tokens and labels, or --document files: each file is one"
+        )
+        (found,) = _read(tmp_path, '{"talk": 1, "tokens": ["a"], "labels": ["O"]}', "a.jsonl", document="talk")
+        assert (found.document, found.label) == ("1", ("O",))
+
     def test_a_column_that_is_not_there(self, tmp_path):
         with pytest.raises(CorpusError, match=r"has no column '5', as task.label says"):
             _read(tmp_path, "a O\n", label=["5"])
@@ -112,8 +122,8 @@ class TestLists:
     @pytest.mark.parametrize(
         ("fields", "why"),
         [
-            ({"tokens": ["a", "b"], "labels": ["O"]}, "it has 2 words, but 1 labels; give each word one"),
-            ({"tokens": ["a"], "labels": "O"}, "it has 1 words, but no list of labels; give each word one"),
+            ({"tokens": ["a", "b"], "labels": ["O"]}, "it has 2 words, but 1 label; give each word one"),
+            ({"tokens": ["a"], "labels": "O"}, "it has 1 word, but no list of labels; give each word one"),
             ({"tokens": ["a"], "labels": None}, "it has no label; give one, or leave it out"),
             ({"tokens": ["a", " "], "labels": ["O", "O"]}, "'tokens' is ['a', ' '], not a list of words"),
             ({"tokens": [], "labels": []}, "'tokens' is [], not a list of words"),

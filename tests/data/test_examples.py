@@ -382,7 +382,7 @@ class TestDocuments:
         [
             ("t.tsv", "d\ttext\tlabel\na\t1\tx\nb\t2\tx\na\t3\tx\n", "d", "line 4: document 'a' goes on here, .* out of order"),
             ("t.tsv", "dia\ttext\tlabel\na\t1\tx\n", "dai", r"has no column 'dai', as task.document says; did you mean 'dia'"),
-            ("t.txt", "a text\n", "d", "has no column 'd', as task.document says"),
+            ("t.txt", "a text\n", "d", "has no column 'd' of documents; name theirs by --document, or give --document files"),
             ("t.csv", '"5","a review"\n', "d", "has no column 'd'"),
             ("t.tsv", "d\ttext\tlabel\n \t1\tx\n", "d", "line 2: 'd' is ' ', and names no document"),
             ("t.jsonl", '{"text": "a", "label": "x", "d": null}', "d", "line 1: 'd' is None, and names no document"),

@@ -124,7 +124,7 @@ def test_answers_that_are_not_where_the_file_says_are_found_or_counted(tmp_path:
 @pytest.mark.parametrize(
     ("values", "complaint"),
     [
-        ([], r"dev.json' is no file of SQuAD: it: Input should be an object"),
+        ([], r"dev.json' is not in the form of SQuAD: Input should be an object"),
         ({"data": []}, r"has no questions"),
         (squad(QUESTION, QUESTION), r"question 'q1': another question has the same id"),
     ],
@@ -133,7 +133,7 @@ def test_what_is_no_squad_file_is_refused(values: Any, complaint: str, tmp_path:
     with pytest.raises(CorpusError, match=complaint):
         read_squad(written(tmp_path, values))
     (tmp_path / "dev.json").write_bytes(b'{"data": [')
-    with pytest.raises(CorpusError, match=r"is no file of SQuAD: it: Invalid JSON: EOF"):
+    with pytest.raises(CorpusError, match=r"is not in the form of SQuAD: Invalid JSON: EOF"):
         read_squad(tmp_path / "dev.json")
 
 

@@ -309,7 +309,7 @@ def test_rare_classes_count_as_much_as_frequent_ones(tune: Tune, tmp_path: Path)
         assert notes == ["weights of the classes (balanced): bad 0.556, good 5"] * len(settings)
     plain, balanced = found
     assert all(0.02 < p < 0.25 for p in plain) and all(0.3 < p < 0.7 for p in balanced), found
-    with pytest.raises(ConfigError, match=r"task: class_weights \(balanced\) is for classes, which a regression has none of"):
+    with pytest.raises(ConfigError, match=r"task: class_weights \(balanced\) is for classification and labels"):
         tune("number", "task.kind=regression", "task.class_weights=balanced")
 
 
@@ -383,7 +383,7 @@ def test_what_is_refused(tune: Tune, bench: Path, tmp_path: Path, taught: tuple[
     )
     refuse(tune, ConfigError, r"^model.kind \(lstm\) differs from that of '.*base' \(transformer_xl\)", "model.kind=lstm")
     refuse(tune, ConfigError, r"^unknown task 'clasification'; did you mean 'classification'\?$", task="clasification")
-    refuse(tune, ConfigError, r"^no model is named that learns the task; give a run", source=None)
+    refuse(tune, ConfigError, r"^which model is to learn the task\? give a run", source=None)
     refuse(tune, ConfigError, r"^--task is missing, such as --task classification; docs", task=None)
     refuse(tune, ConfigError, r"^--data is missing: a file of texts with labels, or", data=None)
     refuse(tune, FileNotFoundError, r"dat'$", data=bench / "dat")

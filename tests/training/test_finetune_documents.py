@@ -153,7 +153,7 @@ def test_what_is_refused(bench: Path, tmp_path: Path) -> None:
     refuse(ConfigError, r"^task: document \('talk'\) does not go with kind \(choice\), whose texts stand alone", task="choice")
     refuse(ConfigError, r"^task: document \('talk'\) does not go with kind \(span\), whose texts stand alone", task="squad")
     (tmp_path / "one.tsv").write_text("talk\ttext\tlabel\na\tx\ty\na\ty\tx\n")
-    message = r"^'.*one.tsv' line 2 begins the only document; give more, because one is kept to validate on$"
+    message = r"^'.*one.tsv' line 2 begins the only document; give more, because one is held out to validate$"
     refuse(CorpusError, message, data=tmp_path / "one.tsv")
     (tmp_path / "mixed.tsv").write_text("talk\ttext\tlabel\na\tx\ty\nb\ty\tx\na\ty\tx\n")
     refuse(CorpusError, r"^'.*mixed.tsv' line 4: document 'a' goes on here", f"task.valid={tmp_path / 'mixed.tsv'}")

@@ -115,7 +115,8 @@ def predict(
                 write_lines(found(n_kept), lines, out, n_kept=n_kept, total=total, quiet=quiet)
     finally:  # also when Ctrl-C ends a stream
         if n_empty:
-            say(f"{n_empty:,} lines were empty, and so are their rows", quiet=quiet)
+            lines = "1 empty line has an empty row" if n_empty == 1 else f"{n_empty:,} empty lines have empty rows"
+            say(lines, quiet=quiet)
         if sameness.remark:
             warn(sameness.remark)
 

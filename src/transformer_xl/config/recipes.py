@@ -54,6 +54,14 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
     return apply_overrides(_read_settings(recipe, "recipe", listed_by="txl recipes"), overrides or [])
 
 
+_TASKS_BY_SUBJECT = {
+    **dict.fromkeys(("ner", "pos", "tagging", "chunking"), "token-classification"),
+    **dict.fromkeys(("qa", "question-answering"), "squad"),
+    **dict.fromkeys(("sentiment", "text-classification"), "classification"),
+}
+"""What tasks are called elsewhere."""
+
+
 def load_task(task: str) -> dict[str, Any]:
     """Read the settings of a task by name or path: those of a run without its model, vocabulary and text.
 
@@ -76,7 +84,9 @@ def _read_settings(name: str, what: Literal["recipe", "task"], *, listed_by: str
     elif name in known:
         data = (resources.files("transformer_xl") / f"{what}s" / f"{name}.toml").read_bytes()
     else:
-        raise ConfigError(f"unknown {what} {shown(name)}; {did_you_mean(name, known, listed_by=listed_by)}")
+        usual = _TASKS_BY_SUBJECT.get(name.lower()) if what == "task" else None
+        near = f"did you mean '{usual}'?" if usual else did_you_mean(name, known, listed_by=listed_by)
+        raise ConfigError(f"unknown {what} {shown(name)}; {near}")
     try:
         return {"name": Path(name).stem, **tomllib.loads(data.decode())}
     except (ValueError, RecursionError) as error:

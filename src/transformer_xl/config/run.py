@@ -250,7 +250,9 @@ class TaskConfig(TextSettings):
     @model_validator(mode="after")
     def _has_classes(self) -> Self:
         if self.class_weights and self.kind not in ("classification", "tokens"):
-            raise ValueError(f"class_weights ({self.class_weights}) is for classes, which a {self.kind} has none of")
+            raise ValueError(
+                f"class_weights ({self.class_weights}) is for classification and labels of words, not {self.kind}; leave it out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -134,6 +134,12 @@ class ColumnFinder:
         if optional:
             return None
         near = did_you_mean(name, filter(None, names))
+        if what == "document" and not self._labelled:
+            near = "" if all(map(str.isdecimal, names)) else f" ({near})"
+            raise CorpusError(
+                f"{self._file} has no column {shown(name)} of documents; name theirs by --document{near}, or give "
+                f"--document {FILES}: all of it is one document"
+            )
         raise CorpusError(f"{self._file} has no column {shown(name)}, as task.{what} says; {near}")
 
     def _complete(self, columns: Columns, names: Sequence[str]) -> Columns:
@@ -175,9 +181,9 @@ class PairFinder:
         return Columns(*pair)
 
 
-def counted(n: int) -> str:
-    """Return a number of columns in words."""
-    return f"{n} column{'s' if n != 1 else ''}"
+def counted(n: int, what: str = "column") -> str:
+    """Return a number of things, such as columns, in words."""
+    return f"{n} {what}{'s' if n != 1 else ''}"
 
 
 def _first(known: Sequence[str], lower: Mapping[str, str]) -> str | None:

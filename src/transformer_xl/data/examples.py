@@ -178,6 +178,11 @@ class _Reader:
         elif self._kind == "tokens":
             texts = self._texts(lines)
             if self._is_conll(first[1], kind):
+                if self._in_documents and self._document is None:
+                    raise CorpusError(
+                        f"{self._name} is read as CoNLL, columns of words and labels, which name no documents; give JSON lines "
+                        f"with a {shown(self._task.document)} beside tokens and labels, or --document {FILES}: each file is one"
+                    )
                 how = {"labelled": self._labelled, "reads_labels": self._reads_labels}
                 sentences = read_sentences(texts, self._name, self._task, **how)
                 yield from (self._checked(replace(sentence, document=self._document)) for sentence in sentences)
@@ -314,8 +319,8 @@ class _Reader:
             raise CorpusError(f"{place}: {shown(columns.text)} is {shown(words)}, not a list of words")
         labels = fields.get(columns.label[0]) if columns.label and self._reads_labels else None
         if labels is not None and (not isinstance(labels, list) or len(labels) != len(words)):
-            n = len(labels) if isinstance(labels, list) else "no list of"
-            raise CorpusError(f"{place}: it has {len(words)} words, but {n} labels; give each word one")
+            n = counted(len(labels), "label") if isinstance(labels, list) else "no list of labels"
+            raise CorpusError(f"{place}: it has {counted(len(words), 'word')}, but {n}; give each word one")
         label = None if labels is None else tuple(_name(each, place) for each in labels)
         if label is not None and not all(map(str.strip, label)):
             raise CorpusError(f"{place}: the label of a word is empty; give one (O if it belongs to nothing)")

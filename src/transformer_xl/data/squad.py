@@ -118,8 +118,8 @@ def read_squad(path: Path, *, labelled: bool = True) -> list[Question]:
         file = _File.model_validate_json(b"".join(read_blocks(FileRange(path))))
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "it"
-        raise CorpusError(f"'{path}' is no file of SQuAD: {where}: {first['msg']}; write it as in SQuAD") from None
+        where = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        raise CorpusError(f"'{path}' is not in the form of SQuAD: {where}{first['msg']}; write it as in SQuAD") from None
     questions = [
         _question(entry, paragraph.context, number, path, labelled=labelled)
         for number, article in enumerate(file.data)

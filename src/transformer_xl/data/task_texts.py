@@ -140,7 +140,7 @@ def cut_off(examples: Sequence[Example], share: float, *, seed: int) -> tuple[li
     """Return examples without a random share of them, and this share; both in their order."""
     n = len(examples)
     if n < 2:
-        raise CorpusError(f"{examples[0].place} is the only text; give more, because one is kept to validate on")
+        raise CorpusError(f"{examples[0].place} is the only text; give more, because one is held out to validate")
     n_cut = min(max(round(n * share), 1), n - 1)
     order = permutation(n, seed)
     labels = np.array([each.label if isinstance(each.label, str) else "" for each in examples])
@@ -161,7 +161,7 @@ def documents_apart(examples: Sequence[Example], share: float, *, seed: int) -> 
     """Return examples as `cut_off` does, but all rows of a document on the same side."""
     documents = [example.document for example in examples]
     if len(set(documents)) < 2:
-        raise CorpusError(f"{examples[0].place} begins the only document; give more, because one is kept to validate on")
+        raise CorpusError(f"{examples[0].place} begins the only document; give more, because one is held out to validate")
     return divide(examples, documents, share, seed=seed)
 
 

@@ -157,7 +157,7 @@ class FineTuning(Objective[TaskOutcome]):
     def new_settings(self) -> RunConfig:
         if self.base is None:
             raise ConfigError(
-                "no model is named that learns the task; give a run, an exported directory or a hub id, or go on with a run by "
+                "which model is to learn the task? give a run, an exported directory or a hub id, or go on with a run by "
                 "--resume --out RUN"
             )
         if self.task is None:
