@@ -6,7 +6,6 @@ from tests.helpers import tiny_model
 from transformer_xl.cost.decoding import (
     DecoderBytes,
     count_bytes,
-    slots_per_row,
 )
 from transformer_xl.generation.decoder import Decoder
 
@@ -30,7 +29,6 @@ ADAPTIVE = {"cutoffs": (4, 8), "div_val": 2}
 )
 def test_bytes_of_a_token(precision, weights: int, size: int, rows: int) -> None:
     decoder = Decoder(tiny_model(), batch_size=rows, precision=precision)
-    assert slots_per_row(decoder) == SLOTS
     counted = count_bytes(decoder)
     assert counted is not None
     assert (counted.weights, counted.tails) == (weights, ())
@@ -89,4 +87,3 @@ def test_rows_share_weights_and_positions() -> None:
 def test_where_tokens_are_read_again_nothing_is_counted(changes) -> None:
     decoder = Decoder(tiny_model(**changes))
     assert count_bytes(decoder) is None
-    assert slots_per_row(decoder) == decoder.mem_len + 64

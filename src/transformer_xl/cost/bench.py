@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from transformer_xl.console import Bar, say
-from transformer_xl.cost.decoding import count_bytes, slots_per_row
+from transformer_xl.cost.decoding import count_bytes
 from transformer_xl.cost.display import Figures, mode_name
 from transformer_xl.cost.hardware import Clock
 from transformer_xl.cost.operations import flops_per_token
@@ -136,7 +136,7 @@ def measure_decoding(
     """
     begin = clock()
     decoder = Decoder(model, batch_size=n_row, precision=precision, compile=compile)
-    n_fill = slots_per_row(decoder)
+    n_fill = decoder.kept.memory.n_slot if decoder.kept else decoder.mem_len + decoder.tgt_len
     text_BT = torch.from_numpy(np.resize(ids, (n_row, n_fill + _N_WARM_UP + n_token)).astype(np.int64))
     decoder.step(text_BT[:, 0]).top(1)
     ready = clock() - begin

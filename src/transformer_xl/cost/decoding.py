@@ -66,12 +66,6 @@ def count_bytes(decoder: Decoder) -> DecoderBytes | None:
     )
 
 
-def slots_per_row(decoder: Decoder) -> int:
-    """Return how many tokens fill the memory of a row."""
-    kept = decoder.kept
-    return decoder.mem_len + decoder.tgt_len if kept is None else kept.memory.n_slot
-
-
 def _layer_tensors(reader: Reader, *, of_positions: bool) -> Iterator[Tensor]:
     """Yield the weights of all layers: those for each distance, or all others."""
     for layer in reader.layers:
