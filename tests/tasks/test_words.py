@@ -168,8 +168,9 @@ def test_lines_of_words_are_read_back(tmp_path: Path):
     row = as_row(prediction, LABELS)
     assert row == "Dr.\t0.7500\tO\nAnn Lee\t0.5000\tB-X\n"
     (tmp_path / "a.conll").write_text(f"{row}\n" * 2)
-    again = list(read_examples(tmp_path / "a.conll", TaskConfig(kind="tokens")))
-    assert [each.label for each in again] == [("O", "B-X")] * 2 and again[0].words == ("Dr.", "Ann Lee")
+    for told in ({}, {"text": "2", "label": ("4",)}, {"text": "tokens", "label": ("tags",)}):  # of the run's other files
+        again = list(read_examples(tmp_path / "a.conll", TaskConfig.model_validate({"kind": "tokens", **told})))
+        assert [each.label for each in again] == [("O", "B-X")] * 2 and again[0].words == ("Dr.", "Ann Lee")
     opened: Any = SimpleNamespace(any_model=_model(), source="x", config=SimpleNamespace(task=None))
     piped = list(read_texts(iter(f"{row}\n{row}".encode().splitlines(keepends=True)), opened))
     assert [each.words for each in piped] == [("Dr.", "Ann Lee")] * 2

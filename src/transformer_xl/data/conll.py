@@ -1,9 +1,9 @@
 """Files of CoNLL: a word with its label in each line, in columns, and an empty line after each sentence.
 
 Tabs divide the columns if the first word's line has one, or else spaces. The word is in the first column and its label in the
-last, but in the second and the fourth of CoNLL-U's ten; or where the task says. Lines of `-DOCSTART-` are left out, as are
-comments, which begin with # and do not have the columns of the others, and of CoNLL-U words that stand for several (1-2) or for
-none (1.1).
+last, but in the second and the fourth of CoNLL-U's ten; or where the task says, unless `txl predict` wrote the file. Lines of
+`-DOCSTART-` are left out, as are comments, which begin with # and do not have the columns of the others, and of CoNLL-U words
+that stand for several (1-2) or for none (1.1).
 """
 
 import re
@@ -21,6 +21,8 @@ DOCUMENT = "-DOCSTART-"
 """Begins a document, in a line of its own."""
 
 _N_CONLLU = 10
+_N_PREDICTED = 3  # columns of what `txl predict` writes: word, probability, label
+_PROBABILITY = re.compile(r"[01]\.[0-9]{4}")
 _NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # the first column of CoNLL-U
 
 _Line = tuple[int, str]
@@ -79,6 +81,8 @@ def _format_of(rows: Sequence[_Line], file: str, finder: ColumnFinder, *, labell
         if labelled:
             raise CorpusError(f"{file} line {line}: it has 1 column; give a word and its label in each line")
         return _Format(line, tab, n, 0, None)
+    if n == _N_PREDICTED and _PROBABILITY.fullmatch(_cells(text, tab)[1]):
+        return _Format(line, tab, n, 0, 2)
     word, label = finder.of_words(n, ("2", "4") if n == _N_CONLLU else ("1", str(n)))
     return _Format(line, tab, n, word, label)
 
