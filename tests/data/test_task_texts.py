@@ -128,6 +128,24 @@ class TestReadTask:
             labels = [each.label for each in read_task(_task(tmp_path), seed=seed).valid]
             assert (labels.count("a"), labels.count("b")) == (2, 18)
 
+    @pytest.mark.parametrize("rare", ["a", "z"])
+    def test_a_rare_class_is_on_both_sides(self, tmp_path, rare):
+        _write(tmp_path, train_tsv=HEAD + "".join(f"text {i}\t{rare if i % 15 == 3 else 'common'}\n" for i in range(60)))
+        for seed in range(5):
+            texts = read_task(_task(tmp_path), seed=seed)
+            labels = [each.label for each in texts.valid]
+            assert (labels.count(rare), labels.count("common"), len(texts.train), len(texts.notes)) == (1, 5, 54, 1)
+
+    def test_classes_without_a_text_to_validate_on_are_named(self, tmp_path):
+        """The tenth is of those with two texts; one alone is learned from."""
+        classes = ["once", *[f"pair {i}" for i in range(14) for _ in range(2)]]
+        _write(tmp_path, train_tsv=HEAD + "".join(f"text\t{name}\n" for name in classes))
+        for seed in range(5):
+            texts = read_task(_task(tmp_path), seed=seed)
+            assert {each.label for each in texts.train} == set(classes) and len({each.label for each in texts.valid}) == 3
+            assert texts.notes[1].startswith("none of these is of class 'once', 'pair ")
+            assert texts.notes[1].endswith("; give more texts, or task.valid") and "more; give" not in texts.notes[1]
+
     def test_questions_about_a_text_stay_on_one_side(self, tmp_path):
         rows = [{"article": f"passage {i // 4}", "question": f"q{i}", "options": ["x", "y"], "answer": "A"} for i in range(80)]
         _write(tmp_path, train_jsonl="\n".join(map(json.dumps, rows)))

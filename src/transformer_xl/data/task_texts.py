@@ -34,6 +34,8 @@ _NAMES = {
     "test": ("test", "test_matched"),
 }
 _VALID_SHARE = 0.1  # of the training texts, where there is no file to validate on
+_MOST_CLASSES = 1000  # that each have a text to validate on; more are numbers
+_MOST_NAMED = 12  # classes in a note
 _AROUND = re.compile(r"-v\d[\d.]*$|^.*-ud-")  # versions of SQuAD's files, and what treebanks' names begin with
 _MISMATCHED = ("dev_mismatched", "validation_mismatched", "test_mismatched")
 
@@ -111,6 +113,10 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
         apart: Any = {"span": held_out, "choice": passages_apart}.get(task.kind, documents_apart if task.document else cut_off)
         train, valid = apart(train, _VALID_SHARE, seed=seed)
         notes.append(f"{len(valid):,} of {len(train) + len(valid):,} texts of '{files.train}' are kept to validate on")
+        held = {str(each.label) for each in valid} if task.kind == "classification" else labels
+        if lacking := [shown(name) for name in labels if name not in held]:
+            more = f" and {len(lacking) - _MOST_NAMED:,} more" if len(lacking) > _MOST_NAMED else ""
+            notes.append(f"none of these is of class {', '.join(lacking[:_MOST_NAMED])}{more}; give more texts, or task.valid")
     test = _read(files.test, task, labelled=False) if files.test else None
     if test is not None and _has_no_labels(test, labels):
         notes.append(f"'{files.test}' is not scored: its texts have no labels")
@@ -147,8 +153,29 @@ def cut_off(examples: Sequence[Example], share: float, *, seed: int) -> tuple[li
     by_class = order[np.argsort(labels[order], kind="stable")]
     is_cut = np.zeros(n, bool)  # evenly from all classes, or a small part could be nearly all of one
     is_cut[by_class[((np.arange(n_cut) + 0.5) * n / n_cut).astype(np.int64)]] = True
+    _, sizes = np.unique(labels, return_counts=True)
+    if len(sizes) <= _MOST_CLASSES:
+        _spread(is_cut, np.split(by_class, np.cumsum(sizes)[:-1]))
     kept, cut = ([examples[i] for i in np.flatnonzero(chosen).tolist()] for chosen in (~is_cut, is_cut))
     return kept, cut
+
+
+def _spread(is_cut: np.ndarray, classes: Sequence[np.ndarray]) -> None:
+    """Leave a text of each class to be learned from and, of those with two, as far as the cut ones suffice, one among these."""
+    sizes, cut = np.array([len(each) for each in classes]), np.array([is_cut[each].sum() for each in classes])
+
+    def move(giver: int, taker: int) -> None:
+        is_cut[next(i for i in classes[giver] if is_cut[i])] = False
+        is_cut[next(i for i in classes[taker] if not is_cut[i])] = True
+        cut[giver] -= 1
+        cut[taker] += 1
+
+    for giver in np.flatnonzero(cut == sizes).tolist():
+        if (sizes - cut).max() > 1:
+            move(giver, int((sizes - cut).argmax()))
+    for taker in np.flatnonzero((cut == 0) & (sizes > 1)).tolist():
+        if cut.max() > 1:
+            move(int(cut.argmax()), taker)
 
 
 def passages_apart(examples: Sequence[Example], share: float, *, seed: int) -> tuple[list[Example], list[Example]]:
