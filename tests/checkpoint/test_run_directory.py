@@ -163,7 +163,9 @@ def test_settings_that_cannot_work_are_named_even_if_a_checkpoint_has_them(run: 
 @pytest.mark.parametrize("name", ["nothing", "file"])
 def test_no_run(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match=f"{name}' holds no run: config.json is missing; train one with txl train"):
+    with pytest.raises(
+        CheckpointError, match=f"{name}' holds no run: config.json is missing; train one with txl train or txl finetune"
+    ):
         RunDirectory(tmp_path / name).config()
     with pytest.raises(CheckpointError, match=f"{name}' is (a file, and )?not a directory of a model"):
         load(tmp_path / name)
@@ -175,7 +177,7 @@ def test_only_runs_are_proposed_where_a_run_is_needed(run: RunDirectory, monkeyp
     exported = run.path.with_name("exported")
     exported.mkdir()
     (exported / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=f"txl train; known: {run.path}$"):
+    with pytest.raises(CheckpointError, match=f"txl finetune; known: {run.path}$"):
         RunDirectory(run.path.with_name("exporte")).config()
 
 

@@ -349,7 +349,7 @@ def test_corpus_prepare_lines(txl: Txl, workbench: Path) -> None:
         ("train run", "'run' is a run, not a text; continue it with txl train --resume --out run"),
         (
             "train --resume --out rum",
-            "'rum' holds no run: config.json is missing; train one with txl train; did you mean 'run'?",
+            "'rum' holds no run: config.json is missing; train one with txl train or txl finetune; did you mean 'run'?",
         ),
         ("train tiny.toml --corpus text.txt --out text.txt", "'text.txt' is a file; choose another --out"),
         ("train tiny.toml --corpus text.txt --out /proc/x", "'/proc/x': No such file or directory"),

@@ -117,6 +117,17 @@ def test_a_dry_run_has_the_parameters_of_the_run(txl: Txl) -> None:
     assert f" {said}\n" in txl("train", "tiny.toml", "--dry-run").out
 
 
+def test_a_dry_run_counts_the_characters_that_a_vocabulary_gets(txl: Txl, workbench: Path) -> None:
+    settings = ("--set", "train.max_steps=1", "--out")
+    assert txl("train", "tiny.toml", "--corpus", "text.txt", "--set", "tokenizer.kind=char", *settings, "base").status == 0
+    (workbench / "more.txt").write_text((workbench / "text.txt").read_text() + "\u03b1\u03b2", encoding="utf-8")
+    command = ("train", "more.txt", "--from", "base", "--grow")
+    planned = txl(*command, "--dry-run").out
+    assert "; it grows by 2\n" in planned
+    said = txl(*command, *settings, "grown").err.split(" parameters", 1)[0].split()[-1]
+    assert f" {said}\n" in planned and f" {said}\n" not in txl("train", "text.txt", "--from", "base", "--dry-run").out
+
+
 def test_a_dry_run_says_what_is_compared(txl: Txl) -> None:
     compared = ("train", "tiny.toml", "--corpus", "text.txt", "--dry-run", "--set", "compared_with=enwik8-base")
     last = txl(*compared).out.splitlines()[-1]

@@ -117,7 +117,10 @@ def test_a_damaged_line_of_the_log_is_named(txl: Txl, workbench: Path) -> None:
     ("arguments", "complaint"),
     [
         ((), "name a run, such as"),
-        (("ruin",), "'ruin' holds no run: config.json is missing; train one with txl train; did you mean 'run'?"),
+        (
+            ("ruin",),
+            "'ruin' holds no run: config.json is missing; train one with txl train or txl finetune; did you mean 'run'?",
+        ),
         (("run", "--out", "plot.gif"), "--out 'plot.gif' must end in .png, .svg, .pdf"),
         (("run", "--lengths", "3"), "--lengths (3) are lengths of memory, and --against is tokens; use --against memory"),
         (("run", "--against", "memory", "--lengths", "-3"), "--lengths '-3' must be numbers of at least 0"),

@@ -210,7 +210,9 @@ def test_patience_ends_a_run_and_more_patience_goes_on(tune: Tune, tmp_path: Pat
     assert ended.valid and ended.valid.remark.startswith("all 40 texts got the same, '") and ended.valid.remark in shown.warned
     resumed = {"source": None, "task": None, "data": None, "resume": True}
     log = (tmp_path / "run" / "metrics.jsonl").read_text()
-    again = tune("run", **resumed)
+    again = tune("run", **resumed, display=(told := Lines()))
+    how = f"--resume --out {tmp_path / 'run'} --set task.patience=6"
+    assert any(each.startswith("finished already: 8 steps") and each.endswith(f"txl finetune {how}") for each in told.said)
     assert (again.step, again.valid and again.valid.as_dict()) == (8, ended.valid and ended.valid.as_dict())
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == log
     longer = tune("run", "task.patience=4", **resumed)
@@ -413,6 +415,16 @@ def test_a_run_is_not_validated_on_other_texts_than_before(tune: Tune, tmp_path:
     with pytest.raises(CheckpointError, match="or to validate on is not the one that the run in"):
         finetune(overrides=[f"task.valid={other}"], display=Lines(), **resumed)
     assert finetune(overrides=[f"task.valid={moved}", "train.max_epochs=1"], display=Lines(), **resumed).finished
+
+
+def test_texts_with_other_labels_are_not_gone_on_with(tune: Tune, tmp_path: Path) -> None:
+    tune(data=write_texts(tmp_path / "texts.tsv", 60, seed=5), display=stop_at(2))
+    other = write_texts(tmp_path / "other.tsv", 60, seed=5, labels=("good", "rare"))
+    message = (
+        r"is not the one that the run has read so far, because their labels differ: 'bad', 'good' and 'good', 'rare'; restore"
+    )
+    with pytest.raises(CheckpointError, match=message):
+        tune(source=None, task=None, data=other, resume=True)
 
 
 def test_other_texts_are_not_gone_on_with(tune: Tune, tmp_path: Path) -> None:

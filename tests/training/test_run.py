@@ -361,6 +361,11 @@ def test_a_finished_run_can_be_finished_again_and_prolonged(
     )
     assert found == lines.said[-1]
     assert entries(tmp_path / "run") == log
+    with pytest.raises(
+        ConfigError, match=r"^train.max_steps \(30\) is less than what the run in '.*run' has done \(40\); give"
+    ):
+        start("run", "train.max_steps=30", resume=True)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["max_steps"] == 40
     other = start("run", "eval.tgt_len=4", resume=True)  # is scored with other settings
     assert other.score and again.score and other.score.nats != pytest.approx(again.score.nats)
     start("run", "train.max_steps=48", resume=True, display=stop_at(44))

@@ -21,7 +21,7 @@ from transformer_xl.reading.reading import Reading
 from transformer_xl.tokenizers.base import Tokenizer
 
 Which = Literal["best", "last", "average"]
-"""Which weights of a run: those with the best validation loss, the last ones, or the last average."""
+"""Which weights of a run: those with the best validation, the last ones, or the last average."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,9 @@ class RunDirectory:
         path = self.path / CONFIG_FILE
         if not path.exists():
             runs = beside(self.path, lambda path: RunDirectory(path).holds_run, also=RUNS)
-            raise CheckpointError(f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train{runs}")
+            raise CheckpointError(
+                f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train or txl finetune{runs}"
+            )
         try:
             return RunConfig(**parse_json(self._content_of(CONFIG_FILE, checkpoint)))
         except (ValueError, TypeError) as error:  # of JSON, or of settings
@@ -146,7 +148,7 @@ def load(
 
     Args:
         source: a run directory, a directory written by `save_pretrained` that also has the tokenizer, or a hub id.
-        which: for a run: the weights with the best validation loss, plain or averaged; the last ones; or the last average
+        which: for a run: the weights with the best validation, plain or averaged; the last ones; or the last average
             (`train.average`).
         on_damaged: called with a one-line message for each damaged checkpoint that is skipped; None: `warnings.warn`.
 

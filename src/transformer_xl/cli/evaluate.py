@@ -109,7 +109,7 @@ def evaluate(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Score a run on a whole split, read as one stream; every token counts once.
+    """Score a run: a whole split as one stream, or what a fine-tuned run predicts.
 
     Common uses:
         txl eval runs/mine

@@ -65,7 +65,7 @@ class Opening:
 
     Args:
         device: auto, cpu, cuda, cuda:N or mps.
-        checkpoint: which weights of a run: those with the best validation loss, the last, or the last average (train.average).
+        checkpoint: which weights of a run: those with the best validation, the last, or the last average (train.average).
         import_: a module that registers your own kind of model: its name, or PATH/NAME.py; may be repeated.
     """
 

@@ -41,7 +41,7 @@ def predict(
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
-    """Predict with a fine-tuned model: labels with probabilities, numbers, choices.
+    """Predict with a fine-tuned model: labels, numbers, choices, answers.
 
     It writes a line for each text, separated by tabs: label, probability, and the
     text or its id; with --json or to a .jsonl file, an object with all
@@ -59,7 +59,7 @@ def predict(
 
     Args:
         run: directory of a run of txl finetune, of an exported model, or a hub id.
-        file: lines, each a text; TSV, CSV or JSON lines; a directory, each file a text. - is standard input, the default.
+        file: lines, each a text; TSV, CSV, JSONL, SQuAD, CoNLL; a directory, a text per file. - is standard input, the default.
         text: predict only this text.
         pair: second text to --text, such as a question about it.
         document: column of the document of a row, or files: each file is a document. Default: that of the run.

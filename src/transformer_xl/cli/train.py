@@ -85,7 +85,7 @@ def train(
         )
     overrides = [*(_compatible(recipe, set_ or []) if compatible else ()), *(set_ or [])]
     if dry_run:
-        _dry_run(recipe, corpus, from_, out if resume else None, overrides)
+        _dry_run(recipe, corpus, from_, out if resume else None, overrides, grow=grow)
     else:
         how = {"out": out, "overrides": overrides, "corpus": corpus, "base": from_, "grow": grow}
         _train(recipe, quiet, **how, resume=resume, loggers=logger or [])
@@ -163,9 +163,11 @@ def _name_of_text(text: str) -> str:
     return os.path.basename(os.path.realpath(Path(*parts))).strip(".").partition(".")[0] or "text"  # noqa: PTH119 - no loops
 
 
-def _dry_run(recipe: str | None, corpus: str | None, base: str | None, out: Path | None, overrides: list[str]) -> None:
+def _dry_run(
+    recipe: str | None, corpus: str | None, base: str | None, out: Path | None, overrides: list[str], *, grow: bool
+) -> None:
     """Print the plan, on this machine, of the run that would be trained; `out`: of that run if there is one."""
-    from transformer_xl.checkpoint.run_directory import RunDirectory
+    from transformer_xl.checkpoint.run_directory import RunDirectory, load
     from transformer_xl.cost.display import plan_table
     from transformer_xl.cost.hardware import this_machine
     from transformer_xl.cost.plan import make_plan
@@ -174,9 +176,14 @@ def _dry_run(recipe: str | None, corpus: str | None, base: str | None, out: Path
     from transformer_xl.training.run import Pretraining, comparison
     from transformer_xl.training.start import complete, resumed_settings
 
-    objective = Pretraining(recipe, overrides, corpus, base)
+    objective = Pretraining(recipe, overrides, corpus, base, grow=grow)
     run = None if out is None else RunDirectory(out)
-    config = resumed_settings(objective, run) if run and run.holds_run else objective.new_settings()
+    goes_on = run is not None and run.holds_run
+    config = resumed_settings(objective, run) if run and goes_on else objective.new_settings()
+    if grow and base and not goes_on:
+        size = objective.vocabulary_for(config, load(base)[1]).vocab_size
+        config = config.changed(model={"vocab_size": size})
+        print(printable(objective.vocabulary_note or "the vocabulary has all characters of the text; it does not grow"))
     if is_counted(config.model):
         plan = make_plan(config, this_machine(config.train.device, config.train.precision))
         model = plan.model

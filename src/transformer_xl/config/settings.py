@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from transformer_xl.errors import ConfigError, did_you_mean, shown
+from transformer_xl.errors import ConfigError, did_you_mean, shown, written
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1, lt=2**63)]
@@ -77,4 +77,4 @@ def _problem(settings: type[BaseModel], problem: Any) -> str:
     value = problem["input"]
     if isinstance(value, dict | BaseModel):  # a section, whose own message names the key, or a rule about several keys
         return f"{key}: {message}" if key else message
-    return f"{key} ({shown(value)}) {message}"
+    return f"{key} ({written(value) if isinstance(value, bool | None) else shown(value)}) {message}"

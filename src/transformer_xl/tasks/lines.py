@@ -52,7 +52,8 @@ def as_json(prediction: Prediction, labels: Sequence[str]) -> str:
             "probability": _rounded(prediction.probability),
             "probabilities": dict(zip(labels, shares, strict=True)) if labels else shares or None,
         }
-    return json.dumps({name: value for name, value in line.items() if value is not None})
+    written = json.dumps({name: value for name, value in line.items() if value is not None}, ensure_ascii=False)
+    return written.encode("utf-8", "backslashreplace").decode()  # a lone surrogate stays \ud800, as JSON has it
 
 
 def as_row(prediction: Prediction, labels: Sequence[str]) -> str:

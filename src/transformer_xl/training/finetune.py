@@ -22,7 +22,7 @@ from transformer_xl.data.labelled_words import LabelledWords
 from transformer_xl.data.labels import balanced_weights, document_borders, labels_of
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
-from transformer_xl.errors import ConfigError, NotFiniteError, TrainingError
+from transformer_xl.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError, shown
 from transformer_xl.model.build import make_blueprint
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.pictures import can_draw
@@ -176,6 +176,12 @@ class FineTuning(Objective[TaskOutcome]):
     def read(self, config: RunConfig, tokenizer: Tokenizer | None, *, fresh: bool) -> RunConfig:
         assert config.task is not None and tokenizer is not None
         self.tokenizer, self.texts = tokenizer, read_task(config.task, seed=config.train.seed)
+        if not fresh and config.model.head and config.model.head.labels != self.texts.labels:
+            labels = " and ".join(shown(each)[1:-1] for each in (config.model.head.labels, self.texts.labels))
+            raise CheckpointError(
+                f"{self.text} is not the one that the run has read so far, because their labels differ: {labels}; restore it, "
+                "or start another run with another --out"
+            )
         config = with_head(config, self.texts) if fresh else config
         self.rows = rows_of(config, self.texts, tokenizer)
         self.steps_per_epoch = self._stream(config).segments_per_epoch
@@ -215,9 +221,9 @@ class FineTuning(Objective[TaskOutcome]):
             (label, n), *_ = counts.most_common(1)
             yield f"always saying {label!r} would be right for {n / counts.total():.1%} of the words to validate on"
         if isinstance(rows, WeightedRows):
-            shown = [f"{name} {weight:.3g}" for name, weight in zip(head.labels, rows.weights.tolist(), strict=True)]
-            more = f" and {len(shown) - _MOST_NAMED:,} more" if len(shown) > _MOST_NAMED else ""
-            yield f"weights of the classes ({task.class_weights}): {', '.join(shown[:_MOST_NAMED])}{more}"
+            weights = [f"{name} {weight:.3g}" for name, weight in zip(head.labels, rows.weights.tolist(), strict=True)]
+            more = f" and {len(weights) - _MOST_NAMED:,} more" if len(weights) > _MOST_NAMED else ""
+            yield f"weights of the classes ({task.class_weights}): {', '.join(weights[:_MOST_NAMED])}{more}"
         epochs = (config.train.max_steps or 0) / self.steps_per_epoch
         if epochs > _MANY_EPOCHS and task.patience is None:
             yield (
@@ -256,7 +262,9 @@ class FineTuning(Objective[TaskOutcome]):
         """Score the best weights, which `load` takes, on the validation and test texts, and draw the confusions."""
         trainer = run.trainer
         why = f", because {run.waiting} validations in a row brought nothing better" if trainer.progress < 1 else ""
-        run.display.say(f"finished after {trainer.step:,} steps, {clock(trainer.seconds)} of training{why}")
+        did = f"{trainer.step:,} steps, {clock(trainer.seconds)} of training{why}"
+        finished = trainer.step == run.began
+        run.display.say(f"finished already: {did}; to train longer: {run.to_go_on}" if finished else f"finished after {did}")
         scores: dict[str, TaskScore] = {}
         with run.world.agreed():
             if run.world.first:

@@ -201,6 +201,19 @@ class Run(Generic[Ending]):
         """Its directory, quoted for a shell."""
         return shlex.quote(str(self.directory.path))
 
+    @property
+    def to_go_on(self) -> str:
+        """The command that trains a finished run longer: with twice each budget that is used up, or more where that is less."""
+        patience = self.config.task and self.config.task.patience
+        sets = [
+            f" --set train.{name}={getattr(self.config.train, name) * 2 ** math.floor(math.log2(n) + 1)}"
+            for name, n in self.trainer.used.items()
+            if n >= 1
+        ]
+        if patience and self.waiting >= patience:
+            sets.append(f" --set task.patience={2 * self.waiting}")
+        return f"txl {self.objective.command} --resume --out {self.where}{''.join(sets)}"
+
     def note(self, kind: str, **values: Any) -> None:
         """Write an entry of the log."""
         trainer = self.trainer

@@ -173,7 +173,7 @@ class Pretraining(Objective[Outcome]):
             with suppress(ConfigError):  # those of other programs have kinds that nothing is trained with
                 config = config.changed(tokenizer={"kind": tokenizer.kind, "vocab_size": None})
         if fresh and tokenizer:
-            tokenizer = self._with_vocabulary_for(config, tokenizer)
+            tokenizer = self.vocabulary_for(config, tokenizer)
         self.prepared = prepare(config.data, tokenizer or config.tokenizer)
         self.tokenizer, self.checksum = self.prepared.tokenizer, self.prepared.training_sha256
         self.text = f"the text of '{config.data.corpus}'"
@@ -182,7 +182,7 @@ class Pretraining(Objective[Outcome]):
         self.compared = comparison(config) if fresh else None
         return config
 
-    def _with_vocabulary_for(self, config: RunConfig, tokenizer: Tokenizer) -> Tokenizer:
+    def vocabulary_for(self, config: RunConfig, tokenizer: Tokenizer) -> Tokenizer:
         """Return the base's vocabulary, grown if that was asked for; refuse or note what it lacks of the text."""
         if self.grow:
             check_can_grow(tokenizer)
@@ -248,8 +248,7 @@ class Pretraining(Objective[Outcome]):
         split, trainer, say = self.prepared.splits["valid"], run.trainer, run.display.say
         did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
         if trainer.step == run.began:
-            sets = [f" --set train.{name}={2 * getattr(run.config.train, name)}" for name, n in trainer.used.items() if n >= 1]
-            say(f"finished already: {did}; to train longer: txl train --resume --out {run.where}{''.join(sets)}")
+            say(f"finished already: {did}; to train longer: {run.to_go_on}")
         else:
             say(f"finished: {did}")
         if len(split.ids) < 2:

@@ -87,6 +87,8 @@ def start(
             held.callback(run.record.close)
         if goes_on:
             restore(run)
+            with world.agreed():
+                _check_budget(run, directory.config())
             _compare_threads(run)
         with world.agreed():
             if world.first:
@@ -124,6 +126,16 @@ def resumed_settings(objective: Objective[Any], directory: RunDirectory) -> RunC
                 "resume without changing it, or start another run with another --out"
             )
     return config
+
+
+def _check_budget(run: Run[Any], before: RunConfig) -> None:
+    """Refuse a new budget that is less than what a run has done, before it replaces the old one."""
+    for name, share in run.trainer.used.items():
+        if share > 1 and (limit := getattr(run.config.train, name)) != getattr(before.train, name):
+            raise ConfigError(
+                f"train.{name} ({limit:,}) is less than what the run in '{run.directory.path}' has done "
+                f"({round(share * limit, 1):,.12g}); give more, or leave it out"
+            )
 
 
 def _fixed(before: RunConfig, now: RunConfig) -> Iterator[tuple[str, str]]:
