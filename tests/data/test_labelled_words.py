@@ -7,13 +7,15 @@ import torch
 from tests.tokenizers.test_unigram import GOLDENS
 from transformer_xl.batch import NOT_SCORED
 from transformer_xl.config.model import HeadConfig
-from transformer_xl.config.run import TokenizerConfig
+from transformer_xl.config.run import RunConfig, TokenizerConfig
 from transformer_xl.data.labelled import DocumentStream, LabelledStream, Layout, WeightedRows
 from transformer_xl.data.labelled_words import LabelledWords
 from transformer_xl.data.labels import Example, balanced_weights, labels_of
+from transformer_xl.data.task_texts import TaskTexts
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, train_tokenizer
 from transformer_xl.tokenizers.unigram import read_spiece
+from transformer_xl.training import finetune
 
 TEXT = "the cat sat on the mat and the dög sat on the cat ; 1,000 cats sat !"
 WORDS = ("the", "dög", "sat", ",", "on", "1,000", "mats", "the", "cat", "!")
@@ -43,7 +45,7 @@ def test_a_model_that_sees_the_past_reads_a_word_to_its_last_token(kind):
     assert len(set(expected)) == len(WORDS)
     if kind in ("byte", "char"):
         assert [layout.tokenizer.piece(int(row.ids[i]))[-1:] for i in row.words] == [word.encode()[-1:] for word in WORDS]
-    assert layout.rows(Example("", words=WORDS))[0].words.tolist() == expected
+    assert layout.row_of_words(Example("", words=WORDS)).words.tolist() == expected
 
 
 def test_an_xlnet_has_the_token_in_which_a_word_begins():
@@ -101,6 +103,19 @@ def test_batches_hold_the_words_of_each_row_and_their_labels():
     weights = balanced_weights(labels_of(HEAD, sentences), 3)
     weighted = WeightedRows(texts, weights).batch(np.array([3]), np.array([True]), 20).texts.weights
     assert weighted is not None and torch.equal(weighted, weights[torch.tensor([[1, 2, 2, 0]])])
+
+
+def test_weights_of_classes_need_no_room_for_the_longest_sentence(monkeypatch):
+    sizes, layout = [], Layout(ByteTokenizer(), "lstm")
+    monkeypatch.setattr(finetune, "labels_of", lambda *about: sizes.append((found := labels_of(*about)).numel()) or found)
+    train = [*_sentences(9), Example("a " * 99, words=("a",) * 99, label=("O",) * 99)]
+    config = RunConfig.model_validate(
+        {"name": "x", "task": {"kind": "tokens", "class_weights": "balanced"}, "model": {"head": HEAD.model_dump()}}
+    )
+    rows = finetune.rows_of(config, TaskTexts(train, (), None, HEAD.labels), layout.tokenizer)
+    assert sum(sizes) == sum(len(each.words) for each in train)
+    assert isinstance(rows, WeightedRows)
+    assert torch.equal(rows.weights, balanced_weights(labels_of(HEAD, train), 3))
 
 
 def test_a_stream_deals_out_every_word_once():

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import HeadConfig, TextSettings
 from transformer_xl.config.recipes import load_task
@@ -332,7 +334,10 @@ def rows_of(config: RunConfig, texts: TaskTexts, tokenizer: Tokenizer) -> Labell
     rows = kind(texts.train, Layout.of(config.model, tokenizer), head)
     if config.task is None or config.task.class_weights is None:
         return rows
-    return WeightedRows(rows, balanced_weights(labels_of(head, texts.train), len(head.labels)))
+    # one long sentence lengthens no others
+    parts = [[each] for each in texts.train] if head.kind == "tokens" else [texts.train]
+    labels = torch.cat([labels_of(head, part).flatten() for part in parts])
+    return WeightedRows(rows, balanced_weights(labels, len(head.labels)))
 
 
 def _checksum(rows: LabelledRows, valid: Sequence[Any]) -> str:
