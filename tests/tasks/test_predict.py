@@ -264,10 +264,30 @@ def test_a_score_remarks_that_all_texts_got_the_same() -> None:
     assert score.remark == score.as_dict()["remark"] != ""
     score = TaskScore.of("regression", (), [*numbers, said(2.0, 0.52)])
     assert (score.remark, "remark" in score.as_dict()) == ("", False)
+    same = [Prediction(Example("x " * n, label=("O",) * n, words=("x",) * n), ("O",) * n) for n in (1, 2)]
+    assert TaskScore.of("tokens", ("O", "A"), same).remark == ""
     words = [Prediction(Example("x y z", label=gold, words=("x", "y")), ("O", "O")) for gold in (("O", "O"), ("A", "O"))]
     assert TaskScore.of("tokens", ("O", "A"), words).remark.startswith("all 2 texts got the same, 'O'; fine-tune with more")
     none = [replace(said(gold, ""), no_answer=0.9) for gold in (("cat",), ())]
     assert TaskScore.of("span", (), none).remark.startswith("all 2 texts got the same, no answer; fine-tune with more steps")
+
+
+def test_words_of_a_text_that_has_one_label_make_no_difference() -> None:
+    model = task_model("classification")
+    found, plain = predictions(
+        model, BYTES, [Example("a b c", label="bad", words=("a", "b", "c")), Example("a b c", label="bad")]
+    )
+    assert figures(found) == pytest.approx(figures(plain), abs=1e-6)
+    score = TaskScore.of("classification", ("bad", "good"), [replace(found, label="bad")])
+    assert (score.n, score.metrics["accuracy"]) == (1, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "multilabel"])
+def test_empty_texts_are_not_scored(kind: str) -> None:
+    known: Label = {"classification": "bad", "regression": 1.0}.get(kind, ("x",))
+    examples = [Example("", label=known), Example("a", label=known)]
+    score = TaskScore.of(kind, HEADS[kind].get("labels", ()), predictions(task_model(kind), BYTES, examples))
+    assert score.n == 1
 
 
 def test_labels_that_are_missing() -> None:
@@ -350,8 +370,9 @@ class TestDocuments:
             Example("b", document="x"),
             ["four"],
         ]
-        rows = [Example("one", document="0"), Example("two", "and more", document="0"), Example("three", document="0")]
-        rows += [Example("alone"), *given[2:4], Example("four", document="4")]
+        first, last = "\x000", "\x004"
+        rows = [Example("one", document=first), Example("two", "and more", document=first), Example("three", document=first)]
+        rows += [Example("alone"), *given[2:4], Example("four", document=last)]
         found = list(predict((model, BYTES), given))
         assert [each.example for each in found] == rows
         for prediction, one in zip(found, self.by_hand(model, BYTES, rows), strict=True):
@@ -360,3 +381,14 @@ class TestDocuments:
             list(predict((model, BYTES), [["one"], []]))
         with pytest.raises(CorpusError, match=r"^document 'x' goes on here, after rows of another one"):
             list(predict((model, BYTES), [*given[2:4], "alone", ["a"], given[2]]))
+
+    def test_a_list_is_another_document_than_one_of_its_number(self) -> None:
+        model = self.model()
+        _, found = predict((model, BYTES), [Example("a", document="1"), ["b"]])
+        (alone,) = predict((model, BYTES), [["b"]])
+        assert found.probabilities == pytest.approx(alone.probabilities, abs=1e-6)
+
+    @pytest.mark.parametrize("text", [["a", "b", "c"], ("a",), ("a", 1), 1, [["a"], "b"]])
+    def test_what_is_no_text_is_refused(self, text: Any) -> None:
+        with pytest.raises(CorpusError, match=r"is neither a text nor two; a list is a document where the model learned from"):
+            list(predict((task_model("classification"), BYTES), [text]))

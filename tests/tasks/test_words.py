@@ -73,6 +73,7 @@ def test_spans_stand_in_the_text_as_it_was_written():
     assert prediction.spans == (Span("PER", "Ann Lee", 5, 12, 1, 3), Span("LOC", "Ann", 17, 20, 5, 6))
     assert prediction.probability is None
     assert Prediction(Example("a"), ("x",)).spans == ()
+    assert Prediction(Example("a b", words=("a", "b")), ("NOUN", "VERB")).spans == ()
 
 
 def test_without_entities_nothing_is_right_or_wrong():

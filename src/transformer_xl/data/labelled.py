@@ -67,6 +67,7 @@ class Layout:
         tokenizer: the model's.
         kind: the model's kind, such as "xlnet".
         max_len: the most tokens of a row, special ones included; None: any number.
+        of_words: whether words have labels, so that rows say which token stands for each.
 
     Example:
         >>> from transformer_xl.tokenizers.kinds import ByteTokenizer
@@ -75,8 +76,8 @@ class Layout:
         b'a t\nfou\n'
     """
 
-    def __init__(self, tokenizer: Tokenizer, kind: str, *, max_len: int | None = None) -> None:
-        self.tokenizer, self.max_len = tokenizer, max_len
+    def __init__(self, tokenizer: Tokenizer, kind: str, *, max_len: int | None = None, of_words: bool = False) -> None:
+        self.tokenizer, self.max_len, self.of_words = tokenizer, max_len, of_words
         self.is_xlnet = kind == XLNetConfig.kind
         if self.is_xlnet:
             self.sep, self.end = _special_pieces(tokenizer)
@@ -88,7 +89,8 @@ class Layout:
     @classmethod
     def of(cls, config: ModelConfig, tokenizer: Tokenizer) -> "Layout":
         """Return the layout that belongs to a model with a head."""
-        return cls(tokenizer, config.kind, max_len=config.head.max_len if config.head else None)
+        head = config.head
+        return cls(tokenizer, config.kind, max_len=head and head.max_len, of_words=head is not None and head.kind == "tokens")
 
     def n_special(self, n_text: int) -> int:
         """Return how many tokens of a row belong to none of its texts."""
@@ -172,7 +174,7 @@ class Layout:
 
     def rows(self, example: Example) -> tuple[Row, ...]:
         """Return an example as one row, or as one for each choice."""
-        if example.words:
+        if self.of_words:
             return (self.row_of_words(example),)
         first, *others = [self.encode_at(text, example.place) for text in _texts_of(example)]
         return tuple(self.row(first, other, is_choice=bool(example.choices)) for other in others or [None])

@@ -93,8 +93,8 @@ class Prediction:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The entities that the labels of words write, see `data/entities.py`; empty for other kinds."""
-        if not self.example.words or not isinstance(self.label, tuple):
+        """The entities that the labels of words write, see `data/entities.py`; empty for other kinds and plain labels."""
+        if not self.example.words or not isinstance(self.label, tuple) or not name_entities(self.label):
             return ()
         text, starts = self.example.text, self.example.word_starts
         spans = []
@@ -116,15 +116,16 @@ class Sameness:
         """Count a prediction; numbers are the same if their first three digits are, labels of words if all words get one."""
         self._first = self._first or prediction
         self._n += 1
-        self._are_same &= _summary(prediction) == _summary(self._first)
-        self._are_labels_same &= prediction.example.label == self._first.example.label
+        example, first = prediction.example, self._first.example
+        self._are_same &= _summary(prediction.label, example) == _summary(self._first.label, first)
+        self._are_labels_same &= _summary(example.label, example) == _summary(first.label, first)
 
     @property
     def remark(self) -> str:
         """What to try, if all texts got the same and should not have, or if there are many and nobody knows; else empty."""
         if self._first is None or not self._are_same:
             return ""
-        label, is_known = _summary(self._first), self._first.example.label is not None
+        label, is_known = _summary(self._first.label, self._first.example), self._first.example.label is not None
         if self._are_labels_same if is_known else self._n < _FEWEST:
             return ""
         said = {"": "no answer", (): "no label"}.get(label) or shown(label)
@@ -136,9 +137,8 @@ class Sameness:
         )
 
 
-def _summary(prediction: Prediction) -> Label:
-    label = prediction.label
-    if isinstance(label, tuple) and prediction.example.words and len(set(label)) == 1:
+def _summary(label: Label | None, example: Example) -> Label | None:
+    if isinstance(label, tuple) and example.words and len(set(label)) == 1:
         return label[0]
     return float(f"{label:.3g}") if isinstance(label, float) else label
 
@@ -186,7 +186,7 @@ class TaskScore:
         Args:
             kind: of the task, see `HeadConfig.kind`.
             labels: names of the classes or labels.
-            predictions: those of texts without a label are left out.
+            predictions: those of texts without a label, and of empty texts, of which nothing is said, are left out.
 
         Raises:
             CorpusError: no text has a label.
@@ -246,16 +246,20 @@ class Tally(ABC):
         self._sameness = Sameness()
 
     def add(self, prediction: Prediction) -> None:
-        """Count a prediction, unless the label of its text is not known."""
-        if prediction.example.label is None:
+        """Count a prediction, unless the label of its text is not known, or the text is empty."""
+        if prediction.example.label is None or prediction.example.is_empty:
             return
         self._count(prediction, prediction.example.label)
         self._sameness.add(prediction)
-        n = len(prediction.example.words) or 1
+        n = self._size(prediction)
         self.n += n
         if prediction.nats is not None:
             self._nats += n * prediction.nats
             self._n_nats += n
+
+    def _size(self, prediction: Prediction) -> int:
+        """Return how many labels a prediction is of."""
+        return 1
 
     def score(self) -> TaskScore:
         """Return the score of what was counted."""
@@ -298,6 +302,9 @@ class _Words(_Classes):
     def __init__(self, labels: Sequence[str]) -> None:
         super().__init__(labels)
         self._entities = (Counter[str](), Counter[str](), Counter[str]()) if name_entities(labels) else None
+
+    def _size(self, prediction: Prediction) -> int:
+        return len(prediction.label) if isinstance(prediction.label, tuple) else 0
 
     def _count(self, prediction: Prediction, label: Label) -> None:
         assert isinstance(label, tuple) and isinstance(prediction.label, tuple), "words have tuples of labels"

@@ -88,20 +88,23 @@ def predict(
 
 
 def _rows_of(texts: Iterable[TaskText | list[Any]]) -> Iterator[Example]:
-    """Yield texts as examples; those of a list belong to one document."""
+    """Yield texts as examples; those of a list belong to one document, whose name no file and no column can have."""
     for number, text in enumerate(texts):
         if not isinstance(text, list):
             yield example_of(text)
             continue
         if not text:
             raise CorpusError(f"document {number} has no rows; give it some, or leave it out")
-        yield from (replace(example_of(row), document=f"{number}") for row in text)
+        yield from (replace(example_of(row), document=f"\0{number}") for row in text)
 
 
 def example_of(text: Any) -> Example:
     """Return a text as an example."""
     if isinstance(text, Example):
         return text
+    is_pair = isinstance(text, tuple | list) and len(text) == 2 and isinstance(text[0], str) and isinstance(text[1], str | None)
+    if not isinstance(text, str) and not is_pair:
+        raise CorpusError(f"{shown(text)} is neither a text nor two; a list is a document where the model learned from some")
     first, pair = (text, None) if isinstance(text, str) else text
     if not first.strip() or (pair is not None and not pair.strip()):
         raise CorpusError(f"the text {shown(text)} is empty; give one, or leave it out")
