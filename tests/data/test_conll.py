@@ -83,6 +83,11 @@ class TestColumns:
             _read(tmp_path, content)
         assert str(error.value) == f"'{tmp_path}/train.txt' {where}{':' if 'line' in where else ';'} {why}"
 
+    def test_comments_of_universal_dependencies_are_no_words(self, tmp_path):
+        """Not even where a file has as many columns as they do."""
+        assert _pairs(_read(tmp_path, "# newdoc\na O\n# 1\n\n# newpar\nb O\n")) == [[("a", "O"), ("#", "1")], [("b", "O")]]
+        assert _pairs(_read(tmp_path, "# text = a\na x x O\n")) == [[("a", "O")]]
+
     def test_comments_before_the_first_sentence(self, tmp_path):
         assert _pairs(_read(tmp_path, "# a comment\n\na O\n")) == [[("a", "O")]]
         assert _pairs(_read(tmp_path, "#\tO\n\na\tO\n")) == [[("#", "O")], [("a", "O")]]

@@ -43,7 +43,7 @@ def test_labels_that_name_entities(labels, expected):
         (["I-A I-A O", "O B-A"], "BIO"),  # obeys neither, and looks like the usual one
         (["B-A I-A", "I-A B-B"], "BIO"),
         (["B-A E-A O", "I-A"], "BIOES"),
-        (["B-A L-A O", "U-A"], "BIOES"),
+        (["B-A L-A O", "U-A"], "BILOU"),
     ],
 )
 def test_schemes(sentences, expected):
@@ -61,12 +61,14 @@ def test_schemes(sentences, expected):
         ("I-A I-A B-A I-B O", "IOB1", None),
         ("I-A O B-A", "IOB1", (2, "B-A follows O, but in IOB1, as elsewhere in the file, it follows an entity of its type")),
         ("B-A I-A E-A S-A O", "BIOES", None),
-        ("B-A U-A", "BIOES", (1, "the entity of B-A is not ended by E-A")),
+        ("B-A O O", "BIOES", (0, "the entity of B-A is not ended by E-A")),
+        ("B-A U-A", "BILOU", (0, "the entity of B-A is not ended by L-A")),
+        ("B-A U-A", "BIOES", (0, "the entity of B-A is not ended by E-A")),
         ("B-A I-A", "BIOES", (1, "the entity of I-A is not ended by E-A")),
-        ("B-A E-B", "BIOES", (1, "the entity of B-A is not ended by E-A")),
+        ("B-A E-B", "BIOES", (0, "the entity of B-A is not ended by E-A")),
         ("S-A I-A E-A", "BIOES", (1, "I-A follows S-A, but only B-A begins an entity")),
         ("O E-A", "BIOES", (1, "E-A follows O, but only B-A begins an entity")),
-        ("B-A I-A L-A U-A", "BIOES", None),
+        ("B-A I-A L-A U-A", "BILOU", None),
     ],
 )
 def test_faults(labels, scheme, expected):

@@ -96,6 +96,11 @@ class TestTables:
         assert _parts(found) == [('a, "b"\nc', None, "1"), ("d", None, "0")]
         assert [each.place.rpartition("'")[2] for each in found] == [" line 2", " line 4"]
 
+    def test_empty_lines_before_a_csv_file_count(self, tmp_path):
+        (tmp_path / "t.csv").write_text('\n\ntext\na\n"b\nc"\nd\n')
+        found = read_examples(tmp_path / "t.csv", _task(), labelled=False, reads_labels=False, keeps_empty=True)
+        assert [each.place.rpartition(" ")[2] for each in found] == ["1", "2", "4", "5", "7"]
+
     @given(st.lists(st.tuples(st.text(min_size=1), st.sampled_from("ab")), min_size=1, max_size=8))
     def test_what_csv_writes_is_read(self, rows):
         rows = [(text.replace("\0", "0"), label) for text, label in rows if text.strip() and text.isprintable()]

@@ -23,6 +23,7 @@ DOCUMENT = "-DOCSTART-"
 _N_CONLLU = 10
 _N_PREDICTED = 3  # columns of what `txl predict` writes: word, probability, label
 _PROBABILITY = re.compile(r"[01]\.[0-9]{4}")
+_COMMENT = re.compile(r"# ?(newdoc|newpar|sent_id|text|global\.columns)( |=|$)")  # of CoNLL-U, however many columns there are
 _NO_WORD = re.compile(r"[0-9]+[-.][0-9]+")  # the first column of CoNLL-U
 
 _Line = tuple[int, str]
@@ -56,7 +57,7 @@ def read_sentences(
     for number, line in chain(lines, [(0, "")]):
         text = line.rstrip("\r\n")
         if text.strip():
-            rows += [] if text.startswith(DOCUMENT) else [(number, text)]
+            rows += [] if text.startswith(DOCUMENT) or _COMMENT.match(text) else [(number, text)]
             continue
         if rows:
             if form is None and all(text.startswith("#") and not text.startswith("#\t") for _, text in rows):

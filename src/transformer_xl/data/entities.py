@@ -15,7 +15,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Literal, NamedTuple
 
-Scheme = Literal["BIO", "IOB1", "BIOES"]
+Scheme = Literal["BIO", "IOB1", "BIOES", "BILOU"]
 
 _LABEL = re.compile(r"O|[BIESLU](-.*)?", re.DOTALL)
 _BILOU = {"L": "E", "U": "S"}
@@ -83,8 +83,9 @@ def as_bio(labels: Sequence[str]) -> tuple[str, ...]:
 
 def scheme_of(sentences: Sequence[Sequence[str]]) -> Scheme:
     """Return the scheme of the labels of sentences: that which they all obey, or else the one that they look like."""
-    if any(_parts(label)[0] in "ES" for labels in sentences for label in labels):
-        return "BIOES"
+    tags = {label[0] for labels in sentences for label in labels}
+    if ends := tags & set("ELSU"):
+        return "BILOU" if ends <= set("LU") else "BIOES"
     is_iob1 = any(fault(labels, "BIO") for labels in sentences) and not any(fault(labels, "IOB1") for labels in sentences)
     return "IOB1" if is_iob1 else "BIO"
 
@@ -102,8 +103,9 @@ def fault(labels: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
         is_open = before[0] in "BI"
         goes_on = tag in "IE" and is_open and kind == before[1]
         after = f"follows {before_label}" if i else "is the first label"
-        if scheme == "BIOES" and is_open and not goes_on:
-            return min(i, len(labels) - 1), f"the entity of {before_label} is not ended by E{before_label[1:]}"
+        if scheme in ("BIOES", "BILOU") and is_open and not goes_on:
+            end = "E" if scheme == "BIOES" else "L"
+            return i - 1, f"the entity of {before_label} is not ended by {end}{before_label[1:]}"
         if scheme == "IOB1" and tag == "B" and not (is_open and kind == before[1]):
             return i, f"{label} {after}, but in IOB1, as elsewhere in the file, it follows an entity of its type"
         if scheme != "IOB1" and tag in "IE" and not goes_on:

@@ -231,12 +231,13 @@ class _Reader:
 
     def _csv(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[str]]]:
         csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
-        rows = csv.reader((text for _, text in self._texts(lines)), strict=True)
-        number = 1
+        texts = self._texts(lines)
+        first = number, _ = next(texts)
+        rows = csv.reader((text for _, text in chain([first], texts)), strict=True)
         try:
             for row in rows:
                 yield number, row or [""]
-                number = rows.line_num + 1
+                number = first[0] + rows.line_num
         except csv.Error as error:
             raise CorpusError(
                 f"{self._name} line {number}: the row that begins here is not CSV ({error}); double the quotation marks inside "

@@ -174,7 +174,7 @@ class Layout:
 
     def rows(self, example: Example) -> tuple[Row, ...]:
         """Return an example as one row, or as one for each choice."""
-        if self.of_words:
+        if self.of_words and example.words:
             return (self.row_of_words(example),)
         first, *others = [self.encode_at(text, example.place) for text in _texts_of(example)]
         return tuple(self.row(first, other, is_choice=bool(example.choices)) for other in others or [None])

@@ -135,7 +135,7 @@ def read_texts(
         task = _in_documents(task, head, document)
         how = {"labelled": labelled, "reads_labels": labelled, "keeps_empty": not labelled, "known_labels": head.labels}
         examples = read_examples(source, task, **how)
-    if labelled and head.kind == "tokens" and name_entities(head.labels) and scheme_of([head.labels]) != "BIOES":
+    if labelled and head.kind == "tokens" and name_entities(head.labels) and scheme_of([head.labels]) in ("BIO", "IOB1"):
         return (replace(each, label=as_bio(each.label)) if isinstance(each.label, tuple) else each for each in examples)
     return examples if labelled else (replace(example, label=None) for example in examples)
 
