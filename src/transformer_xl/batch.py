@@ -72,7 +72,7 @@ class TaskRows:
     Attributes:
         segments: int64 like the ids, the text that each token belongs to (XLNet); all zeros for other models.
         may_answer: bool like the ids, tokens that an answer may consist of; all True where places are not asked for.
-        weights: like the labels, factors on their losses; None: all count the same.
+        weights: shaped like the labels; the loss of each label is multiplied by its weight. None: all count the same.
         words: int64 (B, W), the token that stands for each word; where a row has fewer, any with the label -100. None: all
             tokens have labels, if any have.
     """

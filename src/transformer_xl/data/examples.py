@@ -26,11 +26,11 @@ from transformer_xl.errors import CorpusError, one_line, shown
 from transformer_xl.files import files_below
 from transformer_xl.untrusted import is_unicode, not_utf8, parse_json
 
-WORD_FORMATS = (".conll", ".conllu", ".tsv", ".jsonl", ".json", ".ndjson", ".txt")
-"""The same of words with labels; of any other ending, too, a file is read as CoNLL's."""
-
 FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".ndjson", ".txt")
 """Endings of files with examples, before those of compressed files."""
+
+WORD_FORMATS = (".conll", ".conllu", ".tsv", ".jsonl", ".json", ".ndjson", ".txt")
+"""Endings of files whose words have labels. A file with any other ending is read as one of CoNLL."""
 
 UNLABELLED = ("unsup",)
 """The directory of IMDB that is no class."""
@@ -67,7 +67,7 @@ def read_examples(
         task: its kind, and the names of columns, where they are told.
         labelled: every example must have a label; False: it may.
         reads_labels: False: labels are left out, whatever they are.
-        better_first: of two sentences the first one is better, see `PairFinder`; a directory is no such source.
+        better_first: of two sentences the first one is better, see `PairFinder`; they are never read from a directory.
         known_labels: of words. Where no labels are needed, lines are texts, unless the first one ends in one of these, or the
             file is called .conll, .conllu or .tsv.
         keeps_empty: an empty line is an example without text, as soon as it comes; False: it is an error before another text.

@@ -13,7 +13,7 @@ from transformer_xl.data.labels import Example, labels_of
 
 
 class LabelledWords(LabelledTexts):
-    """Sentences encoded once and held: 4 bytes a token, and 16 a word."""
+    """Sentences encoded once and held: 5 bytes a token, and 16 a word."""
 
     def _encode(self, examples: Sequence[Example], head: HeadConfig) -> None:
         self._sentences = [self._layout.row_of_words(example) for example in examples]

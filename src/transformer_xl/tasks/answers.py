@@ -87,7 +87,7 @@ def _sigmoid(score: float) -> float:
 
 @dataclass(frozen=True)
 class SpanPredictor:
-    """Predicts answers: texts are passages, and their pairs questions. Made of arguments of `predictions` (`tasks.py`).
+    """Predicts answers: texts are passages, and their pairs questions. Made of arguments of `predictions` (`predict.py`).
 
     `batch_size` counts windows here.
     """

@@ -1,4 +1,4 @@
-"""Predictions as lines, and a file of lines that can be gone on with."""
+"""Predictions as lines, and a file of lines to which a later call adds what is missing."""
 
 import hashlib
 import json

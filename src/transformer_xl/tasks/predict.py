@@ -356,7 +356,7 @@ class _Texts:
 
 @dataclass
 class _Documents(_Texts):
-    """Predicts classes, labels and numbers of rows of documents. The last document of a call may go on in the next one."""
+    """Predicts what `_Texts` does of rows of documents, but no choices. The last document of a call may go on in the next."""
 
     last: tuple[str | None, Memory | None] = (None, None)  # its name, and the memory after its last row
 

@@ -1,8 +1,7 @@
 """What a step reads: the lengths of its segments, and the segments, which a stream cuts from its text.
 
-Every token of the stream is read once and in order, whatever the lengths are. While a GPU computes, it reads the next step's
-segments.
-The saved state is the place of the next token to train on, so segments that were read ahead do not matter.
+Every token of the stream is read once and in order, whatever the lengths are. While a GPU computes, the next step's segments
+are read. The saved state is the place of the next token to train on, so segments that were read ahead do not matter.
 """
 
 import random
