@@ -12,15 +12,24 @@ from tests.analysis.explain.test_page import stored
 def test_a_file_is_explained(txl, workbench):
     answer = txl("explain", "run", "text.txt", "--out", "out", "--most", "150")
     assert answer.status == 0, answer.err
-    assert sorted(path.name for path in (workbench / "out").iterdir()) == ["explain.json", "index.html"]
+    assert sorted(path.name for path in (workbench / "out").iterdir()) == [
+        "along.png",
+        "attention.png",
+        "explain.json",
+        "gain.png",
+        "index.html",
+    ]
     assert "only the first 150 of" in answer.err and "--most" in answer.err
     assert answer.out.startswith("149 tokens of text.txt: ") and "memory is worth" in answer.out
     assert answer.out.splitlines()[-1] == "open out/index.html"
     about, _ = stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))
     assert about["name"] == "text.txt" and about["run"] == "run" and about["left_out"] > 0
     assert about["totals"]["tokens"] == 149
+    for name in ("along.png", "attention.png", "gain.png"):
+        assert (workbench / "out" / name).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_totals_are_those_of_eval(txl, workbench):
     (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:250])
     figures = json.loads(txl("explain", "run", "short.txt", "--json", "--precision", "fp32").out)
@@ -35,6 +44,7 @@ def test_totals_are_those_of_eval(txl, workbench):
     assert figures["memory_is_worth_bpc"] == pytest.approx(expected["without_memory"]["bpc"] - expected["bpc"], abs=1e-5)
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_options_say_how_it_is_read(txl, workbench):
     short = workbench / "short.txt"
     short.write_text((workbench / "text.txt").read_text()[:80])
@@ -45,6 +55,7 @@ def test_options_say_how_it_is_read(txl, workbench):
     answer = txl("explain", "run", "short.txt", "--mem-len", "0", "--out", "out")
     assert "nothing to compare with" in answer.out
     assert not stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))[0]["remembers"]  # the page is replaced
+    assert not (workbench / "out" / "gain.png").exists()  # of the explanation before
 
 
 @pytest.mark.parametrize(
@@ -85,17 +96,20 @@ def test_what_lies_in_the_way_is_left_alone(txl, workbench):
     assert 'Invalid value "101" for --top. Must be <= 100' in txl("explain", "run", "text.txt", "--top", "101").complaint
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_a_memory_is_no_longer_than_the_text(txl, workbench):
     (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:80])
     command = ("explain", "run", "short.txt", "--out", "out", "--mem-len")
     assert txl(*command, str(10**18)).out == txl(*command, "100").out != ""
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_a_page_may_show_a_hundred_likely_tokens(txl, workbench):
     assert txl("explain", "run", "text.txt", "--most", "20", "--top", "100", "--out", "out").status == 0
     assert stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))[0]["top"] == 100
 
 
+@pytest.mark.usefixtures("nothing_drawn")
 def test_an_interrupted_explanation_leaves_the_one_before(txl, workbench, monkeypatch):
     assert txl("explain", "run", "text.txt", "--out", "out", "--most", "20").status == 0
     before = {path.name: path.read_bytes() for path in (workbench / "out").iterdir()}

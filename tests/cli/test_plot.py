@@ -142,4 +142,5 @@ def test_without_matplotlib_training_draws_nothing_and_others_say_what_to_instal
     assert answer.status == 0
     assert answer.err.count("no picture is drawn: pictures need matplotlib; in a clone: pip install -e '.[plots]'") == 1
     assert not (workbench / "plain" / "loss.png").exists()
-    assert txl("plot", "plain").complaint.startswith("pictures need matplotlib; in a clone: pip")
+    for command in (("plot", "plain"), ("explain", "plain", "text.txt")):
+        assert txl(*command).complaint.startswith("pictures need matplotlib; in a clone: pip")

@@ -3,7 +3,7 @@
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
@@ -11,9 +11,6 @@ from cyclopts.validators import Number
 from transformer_xl.cli.options import FloatPrecision, Json, Natural, Opening, Positive
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, CorpusError
-
-if TYPE_CHECKING:
-    from transformer_xl.analysis.explain.explanation import Explanation
 
 _Top = Annotated[int, Parameter(validator=Number(gte=1, lte=100))]
 """Likely tokens that a page shows of each token: it stores them all."""
@@ -35,7 +32,7 @@ def explain(
 ) -> None:
     """Show what memory did for each token of a text, on a web page: probabilities, and where each head looked.
 
-    The page needs no network. Totals are beside it.
+    The page needs no network. Pictures and totals are beside it.
 
     Common uses:
         txl explain runs/mine letter.txt
@@ -92,21 +89,17 @@ def explain(
             on_tokens=bar.advance,
         )
     path = write_explanation(explanation, out)
+    figures = explanation.totals
     if json_:
-        print(json.dumps({"run": str(run), "file": str(file), "page": str(path), "precision": chosen, **explanation.totals}))
-    else:
-        _print(explanation, file)
-        print(f"open {path}")
-
-
-def _print(explanation: "Explanation", file: Path) -> None:
-    """Print what the text lost, and what memory is worth."""
-    figures, unit = explanation.totals, explanation.tokenizer.counts
+        print(json.dumps({"run": str(run), "file": str(file), "page": str(path), "precision": chosen, **figures}))
+        return
+    unit = opened.tokenizer.counts
     print(f"{figures['tokens']:,} tokens of {file}: {figures['loss']:.4f} nats per token, {figures['bpc']:.4f} bits per {unit}")
     if "memory_is_worth_bpc" in figures:
         worth = figures["memory_is_worth_bpc"]
         print(f"without memory {figures['bpc_without_memory']:.4f}: memory is worth {worth:z.4f} bits per {unit}")
     else:
         print("this model is read without memory, so there is nothing to compare with")
-    if explanation.tokenizer.loses:
-        say(f"not shown: {explanation.tokenizer.loses}")
+    if opened.tokenizer.loses:
+        say(f"not shown: {opened.tokenizer.loses}")
+    print(f"open {path}")

@@ -112,7 +112,7 @@ def test_a_wide_bin_is_not_looked_at_more():
     distances.add(0, torch.full((1, 1, 40), 1 / 40), n_memory=0)
     binned = distances.binned()
     assert len(set(np.diff(binned.edges))) > 1
-    np.testing.assert_allclose(binned.mass / np.diff(binned.edges), 1 / 40)
+    np.testing.assert_allclose(binned.per_distance, 1 / 40)
 
 
 def test_a_store_holds_no_more_than_its_room():

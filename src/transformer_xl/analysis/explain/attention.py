@@ -107,6 +107,11 @@ class DistanceBins:
     memory_share: np.ndarray  # float64 (L, N), share of attention that goes to memory
     queries: int  # number of queries that the means are over
 
+    @property
+    def per_distance(self) -> np.ndarray:
+        """Mean mass of a single distance of each bin (L, N, bins), because a bin's mass also grows with its width."""
+        return self.mass / np.diff(self.edges)
+
 
 class DistanceSums:
     """Adds up attention by distance, segment by segment.

@@ -1,4 +1,4 @@
-"""A text explained: facts about every token, totals, and the passages that gain most from memory; a page shows them.
+"""A text explained: facts about every token, totals, and the passages that gain most from memory; page and pictures show them.
 
 The text is read once without memory, many segments side by side, and once in order with memory.
 """

@@ -1,4 +1,4 @@
-"""An explanation as files: one page of HTML that needs no network, and totals.
+"""An explanation as files: one page of HTML that needs no network, pictures and totals.
 
 The page is a template with style, script and data inside. The text is never markup: it is compressed in base64, and the script
 puts it on the page as text. The page's policy allows only this style and this script, by their hashes.
@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.analysis.explain.explanation import Explanation
+from transformer_xl.analysis.explain.pictures import pictures
 from transformer_xl.analysis.explain.token_text import labels, text_of, without_surrogates
 from transformer_xl.errors import ConfigError
 from transformer_xl.files import make_directory, replace_file
+from transformer_xl.pictures import require_matplotlib, save_picture
 
 PAGE, TOTALS = "index.html", "explain.json"
 _FORMAT = "txl explain 1"
@@ -33,17 +35,23 @@ _LARGEST = 65535
 
 def check_output(directory: Path) -> None:
     """Refuse, with a `ConfigError`, a directory that holds anything but an earlier explanation."""
+    require_matplotlib()
     if directory.exists() and any(directory.iterdir()) and not (directory / TOTALS).is_file():
         raise ConfigError(f"--out '{directory}' holds something that txl explain has not written; choose another --out")
 
 
 def write_explanation(explanation: Explanation, directory: Path) -> Path:
-    """Write page and totals over those of an earlier explanation, each whole or not at all; return the page."""
-    content = page(explanation)
+    """Write page, pictures and totals over those of an earlier explanation, each whole or not at all; return the page."""
+    content, figures = page(explanation), pictures(explanation)
     totals = {"format": _FORMAT, "name": explanation.name, **explanation.totals}
     check_output(directory)
     make_directory(directory)
     replace_file(directory / TOTALS, (json.dumps(totals, indent=2) + "\n").encode())
+    for name in ("along.png", "attention.png", "gain.png"):
+        if name in figures:
+            save_picture(figures[name], directory / name)
+        else:
+            (directory / name).unlink(missing_ok=True)
     replace_file(directory / PAGE, content.encode())
     return directory / PAGE
 
