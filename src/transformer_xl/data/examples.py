@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.columns import FILES, ColumnFinder, Columns, PairFinder, counted
 from transformer_xl.data.conll import DOCUMENT, read_sentences
-from transformer_xl.data.labels import Example, Label, in_order, label_number
+from transformer_xl.data.labels import Example, Label, label_number, whole_documents
 from transformer_xl.data.spaceless import join_words
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, MAX_LINE_BYTES, FileRange, numbered_lines, read_blocks
 from transformer_xl.errors import CorpusError, one_line, shown
@@ -81,7 +81,7 @@ def read_examples(
     if not isinstance(source, Path):
         if hasattr(source, "readline"):  # which takes no more than it is told, unlike iteration
             source = iter(partial(cast("BinaryIO", source).readline, BLOCK_BYTES), b"")
-        return in_order(reader.lines(source))
+        return whole_documents(reader.lines(source))
     is_words = task.kind == "tokens"
     if source.is_dir() and task.document == FILES:
         files = _document_files(source, WORD_FORMATS if is_words else FORMATS)
@@ -98,7 +98,7 @@ def read_examples(
             f"cannot tell what '{source}' holds by its name; give a file that ends in {', '.join(FORMATS)}, or "
             f"in one of these and {', '.join(COMPRESSED)}"
         )
-    return in_order(reader.lines(read_blocks(FileRange(source)), kind))
+    return whole_documents(reader.lines(read_blocks(FileRange(source)), kind))
 
 
 def _rows(file: Path, rows: Iterator[Example]) -> Iterator[Example]:

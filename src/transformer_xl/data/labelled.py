@@ -143,18 +143,17 @@ class Layout:
             CorpusError: the text is longer than what is read, or nothing of it can be encoded.
             TokenizerError: it has a character that the tokenizer cannot represent, or the tokenizer loses places.
         """
-        where = f"{example.place}: " if example.place else ""
         joined = replace(example, text=join_words(example.words, self._space))
         try:
             ids, starts, ends = self.encode_with_offsets(joined.text)
         except TokenizerError as error:
-            raise TokenizerError(f"{where}{error}") from None
+            raise TokenizerError(f"{example.where}{error}") from None
         if not len(ids):
-            raise CorpusError(f"{where}nothing of {shown(joined.text)} can be encoded; leave it out")
+            raise CorpusError(f"{example.where}nothing of {shown(joined.text)} can be encoded; leave it out")
         if self.max_len is not None and (n := len(ids) + self.n_special(1)) > self.max_len:
             raise CorpusError(
-                f"{where}this sentence of {len(joined.words):,} words has {n:,} tokens, but {self.max_len:,} are read at most "
-                "(max_len); divide it, or read on with memory: model.mem_len above 0, and max_len none"
+                f"{example.where}this sentence of {len(joined.words):,} words has {n:,} tokens, but {self.max_len:,} are "
+                "read at most (max_len); divide it, or read on with memory: model.mem_len above 0, and max_len none"
             )
         if self.is_xlnet:
             words = np.searchsorted(ends, joined.word_starts, "right")

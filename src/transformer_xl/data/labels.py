@@ -52,6 +52,11 @@ class Example:
     document: str | None = None
 
     @property
+    def where(self) -> str:
+        """The place with a colon, to begin a message with; empty if it is not known."""
+        return f"{self.place}: " if self.place else ""
+
+    @property
     def word_starts(self) -> list[int]:
         """The characters of `text` at which its words begin."""
         starts, end = [], 0
@@ -71,17 +76,16 @@ class Example:
         return not (self.choices or self.pair or self.text.strip())
 
 
-def in_order(examples: Iterable[Example]) -> Iterator[Example]:
+def whole_documents(examples: Iterable[Example]) -> Iterator[Example]:
     """Yield examples, and refuse rows of a document with rows of another one between them."""
     last, before = None, set[str]()
     for example in examples:
         document = example.document
         if document is not None and document != last:
             if document in before:
-                where = f"{example.place}: " if example.place else ""
                 raise CorpusError(
-                    f"{where}document {shown(document)} goes on here, after rows of another one (a document column out of "
-                    "order); put the rows of each document together, in their order"
+                    f"{example.where}document {shown(document)} goes on here, after rows of another one (a document column "
+                    "out of order); put the rows of each document together, in their order"
                 )
             last = document
             before.add(document)

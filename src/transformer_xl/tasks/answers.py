@@ -160,11 +160,14 @@ def question_of(example: Example) -> Question:
     Raises:
         CorpusError: one of the two is missing.
     """
-    where = f"{example.place}: " if example.place else ""
     if example.pair is None or not example.pair.strip():
-        raise CorpusError(f"{where}no question is asked of {shown(example.text[:60])}; give it as the second text (pair)")
+        raise CorpusError(
+            f"{example.where}no question is asked of {shown(example.text[:60])}; give it as the second text (pair)"
+        )
     if not example.text.strip():
-        raise CorpusError(f"{where}the passage is empty; give the text that may hold the answer to {shown(example.pair[:60])}")
+        raise CorpusError(
+            f"{example.where}the passage is empty; give the text that may hold the answer to {shown(example.pair[:60])}"
+        )
     return Question(example.id or "", example.pair, example.text, is_labelled=False, place=example.place)
 
 

@@ -25,7 +25,7 @@ from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.entities import as_bio, name_entities, scheme_of
 from transformer_xl.data.examples import read_examples, suffix_of
 from transformer_xl.data.labelled import Layout, Row, batch_of
-from transformer_xl.data.labels import Example, in_order, labels_of
+from transformer_xl.data.labels import Example, labels_of, whole_documents
 from transformer_xl.data.spaceless import join_words, words_of
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import FileRange, read_blocks
@@ -211,7 +211,7 @@ def predictions(
     if head.in_documents:
         predict = _Documents(model, head, tokenizer, batch_size, chosen, execution)
         parts = windows(
-            _parts(in_order(examples), is_ready), batch_size, is_ready, size=lambda part: sum(map(n_characters, part))
+            _parts(whole_documents(examples), is_ready), batch_size, is_ready, size=lambda part: sum(map(n_characters, part))
         )
         rows = (list(itertools.chain.from_iterable(window)) for window in parts)
         if is_ready is None:
@@ -254,8 +254,7 @@ def precision_of_texts(name: str, device: torch.device) -> Precision:
 def _with_words(example: Example) -> Example:
     """Return an example with its words: those that it has, or see `words_of`."""
     if example.pair is not None:
-        where = f"{example.place}: " if example.place else ""
-        raise CorpusError(f"{where}the model labels the words of one text; leave the second one out")
+        raise CorpusError(f"{example.where}the model labels the words of one text; leave the second one out")
     words = example.words or tuple(words_of(example.text))
     return replace(example, words=words, text=example.text or join_words(words))
 
@@ -399,5 +398,6 @@ class _Documents(_Texts):
 def _check_choices(examples: Iterable[Example]) -> None:
     for example in examples:
         if len(example.choices) < 2:
-            where = f"{example.place}: " if example.place else ""
-            raise CorpusError(f"{where}it has {len(example.choices)} choices, and the model chooses among 2 or more; give them")
+            raise CorpusError(
+                f"{example.where}it has {len(example.choices)} choices, and the model chooses among 2 or more; give them"
+            )
