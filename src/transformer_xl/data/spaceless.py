@@ -34,8 +34,9 @@ def join_words(words: Sequence[str], space: str = " ") -> str:
         >>> join_words(["to", "be"]), join_words(["我", "爱", "New", "York", "。"]), join_words(["1", "9", "年"])
         ('to be', '我爱New York。', '19年')
     """
-    if not any(map(_IS_SPACELESS.search, words)):
-        return space.join(words)
+    text = space.join(words)
+    if text.isascii() or not _IS_SPACELESS.search(text):  # the former is faster
+        return text
     parts = [words[0]]
     for last, word in pairwise(words):
         touches = _IS_SPACELESS.match(last[-1]) or _IS_SPACELESS.match(word[0]) or len(last) == len(word) == 1
