@@ -235,6 +235,13 @@ def test_of_equally_right_weights_those_with_the_lower_loss_are_best(tune: Tune,
     assert (best["average"], best["tie_break"]) == (True, 0.6)
 
 
+def test_of_equal_answers_the_first_are_best(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no loss that would tell them apart."""
+    equal = TaskScore("classification", 40, {"accuracy": 0.5})
+    monkeypatch.setattr("transformer_xl.training.finetune._score", lambda *_: equal)
+    assert tune("run", "train.max_steps=6", "train.eval_interval=2").best_step == 2
+
+
 def test_a_signal_while_the_best_weights_are_scored_ends_only_the_scoring(
     tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

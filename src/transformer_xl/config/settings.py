@@ -77,4 +77,4 @@ def _problem(settings: type[BaseModel], problem: Any) -> str:
     value = problem["input"]
     if isinstance(value, dict | BaseModel):  # a section, whose own message names the key, or a rule about several keys
         return f"{key}: {message}" if key else message
-    return f"{key} ({written(value) if isinstance(value, bool | None) else shown(value)}) {message}"
+    return f"{key} ({written(value) if isinstance(value, bool) else shown(value)}) {message}"
