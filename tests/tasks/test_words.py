@@ -22,7 +22,7 @@ from transformer_xl.errors import CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading import texts as texts_module
 from transformer_xl.tasks.lines import as_json, as_row, prediction_file
-from transformer_xl.tasks.metrics import Prediction, Span, TaskScore
+from transformer_xl.tasks.metrics import EntitySpan, Prediction, TaskScore
 from transformer_xl.tasks.predict import predictions, read_texts
 from transformer_xl.tokenizers.kinds import CharTokenizer
 
@@ -70,7 +70,7 @@ def test_plain_labels_are_scored_as_classes():
 def test_spans_stand_in_the_text_as_it_was_written():
     example = Example("Dr.  Ann Lee, in Ann", words=("Dr.", "Ann", "Lee", ",", "in", "Ann"))
     prediction = Prediction(example, ("O", "B-PER", "I-PER", "O", "O", "I-LOC"), (0.5,) * 6)
-    assert prediction.spans == (Span("PER", "Ann Lee", 5, 12, 1, 3), Span("LOC", "Ann", 17, 20, 5, 6))
+    assert prediction.spans == (EntitySpan("PER", "Ann Lee", 5, 12, 1, 3), EntitySpan("LOC", "Ann", 17, 20, 5, 6))
     assert prediction.probability is None
     assert Prediction(Example("a"), ("x",)).spans == ()
     assert Prediction(Example("a b", words=("a", "b")), ("NOUN", "VERB")).spans == ()
@@ -219,7 +219,7 @@ def test_each_chinese_character_of_a_text_is_a_word():
     assert found.example.words == tuple("小明去北京。") and same.example.text == "小明去北京。"
     assert found.probabilities == pytest.approx(same.probabilities, abs=1e-6)
     spans = replace(found, label=("B-X", "I-X", "O", "B-X", "I-X", "O")).spans
-    assert spans == (Span("X", "小明", 0, 2, 0, 2), Span("X", "北京", 4, 6, 3, 5))
+    assert spans == (EntitySpan("X", "小明", 0, 2, 0, 2), EntitySpan("X", "北京", 4, 6, 3, 5))
 
 
 @pytest.mark.parametrize("labels", ["B-X E-X S-X O", "B-X L-X U-X O", "B-X I-X B-X O"])

@@ -39,7 +39,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Span:
+class EntitySpan:
     """An entity in a text.
 
     Attributes:
@@ -92,7 +92,7 @@ class Prediction:
         return None if isinstance(self.label, tuple) or not self.probabilities else max(self.probabilities)
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[EntitySpan, ...]:
         """The entities that the labels of words write, see `data/entities.py`; empty for other kinds and plain labels."""
         if not self.example.words or not isinstance(self.label, tuple) or not name_entities(self.label):
             return ()
@@ -100,7 +100,7 @@ class Prediction:
         spans = []
         for kind, first, end in entities_of(self.label):
             start, stop = starts[first], starts[end - 1] + len(self.example.words[end - 1])
-            spans.append(Span(kind, text[start:stop], start, stop, first, end))
+            spans.append(EntitySpan(kind, text[start:stop], start, stop, first, end))
         return tuple(spans)
 
 
