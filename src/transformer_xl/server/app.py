@@ -14,9 +14,11 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from transformer_xl.console import say
@@ -89,13 +91,22 @@ async def _invalid(_: Request, error: RequestValidationError | ValidationError) 
     return refused(RefusalError(400, "; ".join(dict.fromkeys(problems)), code="invalid_request"))
 
 
-async def _unknown(_: Request, error: HTTPException) -> JSONResponse:
+async def _unknown(request: Request, error: HTTPException) -> JSONResponse:
     if isinstance(error.__cause__, RefusalError):  # of the body, while it was read
         return refused(error.__cause__)
     code = HTTPStatus(error.status_code).name.lower()
     response = refused(RefusalError(error.status_code, str(error.detail), code=code))
-    response.headers.update(error.headers or {})  # of another method, those that there are
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response.headers["allow"] = ", ".join(_methods(request))
     return response
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods of a path: a route that is written out goes before those that match it by a parameter."""
+    routes = [each for router in ROUTERS for each in router.routes if isinstance(each, APIRoute)]
+    matching = [each for each in routes if each.matches(request.scope)[0] != Match.NONE]
+    exact = [each for each in matching if each.path == request.url.path]
+    return sorted({method for each in exact or matching for method in each.methods or ()}) or ["GET"]
 
 
 class _Protocol(H11Protocol):
