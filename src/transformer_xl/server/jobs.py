@@ -1,4 +1,4 @@
-"""What is asked of the engine, and of which session: plain values, which know nothing of the web."""
+"""Jobs for the engine and the sessions they belong to, as plain values without anything of HTTP."""
 
 import time
 from collections.abc import Callable

@@ -19,7 +19,7 @@ import numpy as np
 from transformer_xl.generation.session_file import RowState
 
 _MOST_SEEN = 65_536
-"""Places that prompts have come by, of which only a hash is kept."""
+"""The most places of earlier prompts to recognize; each takes the 32 bytes of its hash."""
 
 
 class Prefixes:

@@ -68,7 +68,7 @@ class Prediction:
         label: the likeliest class; all labels of probability 0.5 or more; a number; the index of a choice; the text of an
             answer, empty if there is none; the likeliest label of each of the example's words.
         probabilities: of each class, label or choice, in the order of the model's labels or the example's choices; empty
-            for numbers and answers; of words, that of each one's likeliest label.
+            for numbers and answers; for words, the probability of each word's likeliest label.
         nats: negative log-likelihood of the example's own label, in multilabel and of words the mean over all labels; None
             where it is not known, and for numbers and answers.
         answers: places that may answer a question, the likeliest first; empty for other kinds.
@@ -186,7 +186,7 @@ class TaskScore:
         Args:
             kind: of the task, see `HeadConfig.kind`.
             labels: names of the classes or labels.
-            predictions: those of texts without a label, and of empty texts, of which nothing is said, are left out.
+            predictions: texts without a label and empty texts, which get no prediction, are left out.
 
         Raises:
             CorpusError: no text has a label.
