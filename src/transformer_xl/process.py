@@ -7,8 +7,9 @@ import ctypes
 import os
 import platform
 import signal
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -39,6 +40,13 @@ def is_alone() -> bool:
 def restarts() -> int:
     """Return how many times `torchrun` has restarted the processes after one of them failed."""
     return _number("TORCHELASTIC_RESTART_COUNT")
+
+
+def wait_for_reporter() -> None:
+    """Let the first process say what is wrong: `torchrun` ends all processes as soon as one of them has failed."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        with suppress(KeyboardInterrupt):
+            time.sleep(10)
 
 
 def note_meeting() -> None:

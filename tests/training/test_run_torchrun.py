@@ -163,6 +163,18 @@ BATCH_SIZE = (
 )
 
 
+SLOW_TO_SAY = """
+import os, time
+import transformer_xl.cli as cli
+
+def say(text, said=cli.say):
+    time.sleep(2 if os.environ["RANK"] == "0" else 0)
+    said(text)
+
+cli.say = say
+"""
+
+
 def assert_told_once(output: str, complaint: str) -> None:
     told = [line for line in output.splitlines() if line.startswith("txl: error:")]
     assert len(told) == 1 and complaint in told[0], output
@@ -171,7 +183,8 @@ def assert_told_once(output: str, complaint: str) -> None:
 @pytest.mark.slow
 def test_torchrun_shows_once_what_is_wrong(recipe: str, text: Path, tmp_path: Path) -> None:
     wrong, complaint = BATCH_SIZE
-    process = torchrun("train", recipe, "--out", "run", "--corpus", text, *wrong, cwd=tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW_TO_SAY)
+    process = torchrun("train", recipe, "--out", "run", "--corpus", text, "--import", "slow.py", *wrong, cwd=tmp_path)
     output, _ = process.communicate(timeout=200)
     assert_told_once(output, complaint)
     assert process.returncode != 0

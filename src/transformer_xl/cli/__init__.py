@@ -37,7 +37,7 @@ from transformer_xl.errors import (
     one_line,
     shown,
 )
-from transformer_xl.process import have_met, local_rank, rank
+from transformer_xl.process import have_met, local_rank, rank, wait_for_reporter
 from transformer_xl.version import __version__
 
 app = App(
@@ -147,6 +147,8 @@ def _written(status: str | int | None) -> str | int | None:
 def _complain(error: Exception, message: str) -> None:
     if _prints(error):
         say(f"txl: error: {one_line(message)}")
+    else:
+        wait_for_reporter()
 
 
 def _prints(error: Exception) -> bool:
