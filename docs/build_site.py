@@ -22,7 +22,7 @@ from transformer_xl.cli import app
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "build" / "site"
-SHOWN = ("*.md", "docs/*.md", "docs/*.png", "benchmarks/README.md", "examples/**/*.*", "Dockerfile", "src/**/equation.py")
+SHOWN = ("*.md", "docs/*.md", "docs/*.png", "benchmarks/*.md", "examples/**/*.*", "Dockerfile", "src/**/equation.py")
 NOTEBOOKS = {
     "notebook": "The outputs are those of one run on two cores that other programs used too. `make notebook` repeats it.",
     "notebook.zh": "页中的输出来自一次运行，机器为双核，当时另有程序在运行。`make notebook` 会重新运行一遍。",
