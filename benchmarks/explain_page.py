@@ -19,10 +19,10 @@ import torch
 from common.machine import describe
 from common.report import facts
 
-from transformer_xl.analysis.explain.explanation import explain
-from transformer_xl.analysis.explain.page import write_explanation
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.console import say, table
+from transformer_xl.explain.explanation import explain
+from transformer_xl.explain.page import write_explanation
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading.reading import Reading
 from transformer_xl.tokenizers.kinds import ByteTokenizer

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.analysis.explain.test_page import stored
+from tests.explain.test_page import stored
 
 
 def test_a_file_is_explained(txl, workbench):
@@ -118,6 +118,6 @@ def test_an_interrupted_explanation_leaves_the_one_before(txl, workbench, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("transformer_xl.analysis.explain.explanation._score_tokens", interrupted)
+        patch.setattr("transformer_xl.explain.explanation._score_tokens", interrupted)
         assert txl("explain", "run", "text.txt", "--out", "out").status == 130
     assert {path.name: path.read_bytes() for path in (workbench / "out").iterdir()} == before

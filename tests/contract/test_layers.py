@@ -22,7 +22,7 @@ LAYERS = [
     {"tasks"},
     {"training", "huggingface", "onnx"},
     {"cost"},
-    {"analysis", "server"},
+    {"analysis", "explain", "server"},
     {"cli"},
     {"__main__"},
 ]

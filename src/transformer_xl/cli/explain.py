@@ -54,11 +54,11 @@ def explain(
     if run.is_file() and file.is_dir():
         right = shlex.join(["txl", "explain", str(file), str(run)])
         raise ConfigError(f"'{run}' is a text and '{file}' a directory; the run comes first: {right}")
-    from transformer_xl.analysis.explain.explanation import explain as explain_text
-    from transformer_xl.analysis.explain.explanation import remembers
-    from transformer_xl.analysis.explain.page import check_output, write_explanation
     from transformer_xl.console import progress, warn
     from transformer_xl.data.text_files import kind_of_file
+    from transformer_xl.explain.explanation import explain as explain_text
+    from transformer_xl.explain.explanation import remembers
+    from transformer_xl.explain.page import check_output, write_explanation
     from transformer_xl.kernels.device import choose_precision
     from transformer_xl.process import keep_freed_memory
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.analysis.explain.models import make, reading
-from transformer_xl.analysis.explain import attention
-from transformer_xl.analysis.explain.explanation import best_passages, find_facts, remembers
+from tests.explain.models import make, reading
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
+from transformer_xl.explain import attention
+from transformer_xl.explain.explanation import best_passages, find_facts, remembers
 from transformer_xl.reading.evaluation import evaluate
 
 
@@ -70,7 +70,7 @@ def test_lengths_are_those_of_the_text_at_most():
 def test_preferred_tokens_are_the_likeliest(changes, monkeypatch):
     from tests.helpers import tiny_model
 
-    monkeypatch.setattr("transformer_xl.analysis.explain.explanation._SCORES_AT_ONCE", 13 * 3)  # chunks of three tokens
+    monkeypatch.setattr("transformer_xl.explain.explanation._SCORES_AT_ONCE", 13 * 3)  # chunks of three tokens
     model, ids = tiny_model(**changes), stream(14)
     facts = facts_of(model, ids, reading(model, tgt_len=13), top=4)
     p = model(torch.from_numpy(ids[None, :-1])).logits[0].softmax(-1).detach()

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from transformer_xl.analysis.explain.attention import AttentionWatch, Details, DistanceBins
-from transformer_xl.analysis.explain.token_text import text_of
 from transformer_xl.config.model import AttentionConfig, ModelConfig
 from transformer_xl.errors import CheckpointError, CorpusError
+from transformer_xl.explain.attention import AttentionWatch, Details, DistanceBins
+from transformer_xl.explain.token_text import text_of
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.softmax import check_ids

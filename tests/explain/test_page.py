@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.analysis.explain.models import make, reading
-from transformer_xl.analysis.explain import attention
-from transformer_xl.analysis.explain.explanation import explain
-from transformer_xl.analysis.explain.page import page, write_explanation
+from tests.explain.models import make, reading
+from transformer_xl.explain import attention
+from transformer_xl.explain.explanation import explain
+from transformer_xl.explain.page import page, write_explanation
 from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer
 
 HOSTILE = (
@@ -201,7 +201,7 @@ def test_a_page_grows_with_its_text_by_a_bounded_number_of_bytes():
 
 def test_parts_of_the_page_are_in_the_package():
     """They are data beside the code; a wheel takes along whatever lies in the folder."""
-    from transformer_xl.analysis.explain import page as module
+    from transformer_xl.explain import page as module
 
     for name in ("page.html", "page.css", "page.js"):
         assert (Path(module.__file__).parent / name).is_file()

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from transformer_xl.analysis.explain.explanation import Explanation
+from transformer_xl.explain.explanation import Explanation
 from transformer_xl.pictures import new_figure
 
 if TYPE_CHECKING:

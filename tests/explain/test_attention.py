@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.analysis.explain.models import ATTENTION, make
+from tests.explain.models import ATTENTION, make
 from tests.helpers import assert_close
 from tests.reference.loops import attend, embed, feed_forward, keys_and_values, layer_norm, score, sinusoid
-from transformer_xl.analysis.explain.attention import DetailStore, DistanceSums, SegmentDetails
+from transformer_xl.explain.attention import DetailStore, DistanceSums, SegmentDetails
 from transformer_xl.kernels.equation import hidden_keys
 
 KINDS = [*ATTENTION, "vanilla", "vanilla, pre_lnorm"]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from transformer_xl.analysis.explain.token_text import label, labels, text_of
+from transformer_xl.explain.token_text import label, labels, text_of
 from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, WordTokenizer
 
 

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from tests.analysis.explain.test_page import HOSTILE, Elements, explained
-from transformer_xl.analysis.explain.page import page
+from tests.explain.test_page import HOSTILE, Elements, explained
+from transformer_xl.explain.page import page
 
 UNSEEN = "\u00ad\u034f\u061c\u115f\u1160\u17b4\u180b\u180e\u200b\u2066\u3164\ufe00\uffa0\U000e0020\U000e0100\U000e01ef"
 SEEN_THROUGH_OTHERS = "👩\u200d👧 ❤\ufe0f ☎\ufe0e می\u200cخواهم"  # these join or choose what is seen

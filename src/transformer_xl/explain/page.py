@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.analysis.explain.explanation import Explanation
-from transformer_xl.analysis.explain.pictures import pictures
-from transformer_xl.analysis.explain.token_text import labels, text_of, without_surrogates
 from transformer_xl.errors import ConfigError
+from transformer_xl.explain.explanation import Explanation
+from transformer_xl.explain.pictures import pictures
+from transformer_xl.explain.token_text import labels, text_of, without_surrogates
 from transformer_xl.files import make_directory, replace_file
 from transformer_xl.pictures import require_matplotlib, save_picture
 
@@ -176,4 +176,4 @@ def _hash(text: str) -> str:
 
 
 def _part(name: str) -> str:
-    return (resources.files("transformer_xl") / "analysis" / "explain" / name).read_text(encoding="utf-8")
+    return (resources.files("transformer_xl") / "explain" / name).read_text(encoding="utf-8")
