@@ -277,6 +277,6 @@ print(f"largest difference of the scores after going back and reading again: {(a
 #
 # - Give it your own text: `txl train my.txt`, or `txl.train(corpus="my.txt")` here.
 # - `txl explain runs/notebook my.txt` writes a page that colors each byte by what memory gained.
-# - [docs/generating.md](../docs/generating.md), [docs/decoding.md](../docs/decoding.md) and
-#   [docs/memory.md](../docs/memory.md) say more of writing, sessions and memories; [docs/design.md](../docs/design.md)
+# - [docs/generating.md](../docs/generating.md), [Decoder](../docs/generating.md#decoder) and
+#   [docs/models.md](../docs/models.md#memory) say more of writing, sessions and memories; [docs/design.md](../docs/design.md)
 #   shows the code.

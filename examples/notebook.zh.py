@@ -251,4 +251,4 @@ print(f"largest difference of the scores after going back and reading again: {(a
 # - 换成你自己的文本：在命令行用 `txl train my.txt`，在这里用 `txl.train(corpus="my.txt")`。
 # - `txl explain runs/notebook my.txt` 会生成一个网页，按记忆带来的收益给每个字节着色。
 # - 想知道模型内部怎样运作，请读[逐行读懂 Transformer-XL](../docs/annotated/zh.md)；术语见[术语表](../docs/glossary.md)。
-# - 关于文本生成、会话和各种记忆，详见英文文档 [docs/generating.md](../docs/generating.md)、[docs/decoding.md](../docs/decoding.md) 和 [docs/memory.md](../docs/memory.md)；代码结构见 [docs/design.md](../docs/design.md)。
+# - 关于文本生成、会话和各种记忆，详见英文文档 [docs/generating.md](../docs/generating.md)、[Decoder](../docs/generating.md#decoder) 和 [docs/models.md](../docs/models.md#memory)；代码结构见 [docs/design.md](../docs/design.md)。

@@ -163,7 +163,7 @@ def test_the_document_reads_on_as_the_model_does(
 ) -> None:
     model, path = exported(variant)
     model = deepcopy(model).eval()
-    text = (Path(__file__).parents[1] / "docs" / "onnx.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[1] / "docs" / "huggingface.md").read_text(encoding="utf-8").partition("## ONNX\n")[2]
     monkeypatch.chdir(path.parent)
     names: dict[str, Any] = {}
     exec(text.partition("```python\n")[2].partition("```")[0], names)

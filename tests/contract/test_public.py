@@ -108,11 +108,21 @@ def test_documents_name_no_command_or_recipe_that_does_not_exist():
         assert set(re.findall(r"txl train ([a-z0-9]+-[a-z0-9-]+)", text)) <= set(recipe_names()), document
 
 
+def headings(page: Path) -> set[str]:
+    """Return what a link can name in a page: its headings, without code, in lower case and with hyphens."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", re.sub(r"\]\(.*?\)", "", title).lower()).strip().replace(" ", "-") for title in titles}
+
+
 def test_relative_links_of_documents_lead_somewhere():
-    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for link in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]:
+        for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+            file, _, part = link.partition("#")
+            page = document.parent / file if file else document
             if "://" not in link:
-                assert (document.parent / link).exists(), f"{document.name}: {link}"
+                assert page.exists(), f"{document.name}: {link}"
+                assert not part or page.suffix != ".md" or part in headings(page), f"{document.name}: {link}"
 
 
 @pytest.mark.parametrize("missing", ["transformers", "accelerate"])

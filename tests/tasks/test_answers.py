@@ -162,7 +162,7 @@ def test_the_best_spans_are_those_that_loops_find(data: st.DataObject) -> None:
 
 
 def test_starts_belong_to_their_own_ends() -> None:
-    """The pairs of transformers 4.35.2 are those of another start; see docs/xlnet.md."""
+    """The pairs of transformers 4.35.2 are those of another start; see docs/models.md."""
     layout = WindowLayout(Layout(BYTES, "lstm"), tgt_len=100, doc_stride=10, max_query_len=10)
     windows = layout.windows(Question("1", "who?", "Ann met Bo.", is_labelled=False))
     starts, ends = np.array([5, 13]), np.array([[7, 14], [14, 7]])  # of "Ann" and of "Bo"

@@ -104,7 +104,7 @@ def ablate(
 
     A time budget becomes a number of steps: the time of a step is measured first,
     for all variants in turn, and each variant gets as many steps as fit. So
-    other load on the machine changes no result. See docs/ablations.md.
+    other load on the machine changes no result. See docs/analysis.md.
 
     Args:
         recipes: names (txl recipes) or TOML files, of any kind of model.

@@ -52,7 +52,7 @@ def train(
         txl train --resume --out runs/mine       # resume a stopped run
         txl train wt103-base --dry-run           # what it needs; trains nothing
 
-    With eight processes (docs/distributed.md):
+    With eight processes (docs/scaling.md):
         torchrun --nproc-per-node 8 -m transformer_xl train wt103-base
 
     Args:

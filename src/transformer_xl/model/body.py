@@ -21,7 +21,7 @@ class TransformerXLBody(nn.Module):
 
     Agents that learn from windows of steps but act step by step should set `same_length=True`: each step then sees exactly
     `mem_len` steps before it, in a window as in a single step, so both give the same numbers. That does not hold for the kinds
-    of attention that count positions from the end of a window (`vaswani`, `al_rfou`). See docs/agents.md.
+    of attention that count positions from the end of a window (`vaswani`, `al_rfou`). See docs/models.md.
 
     Args:
         config: sizes and options; those of vocabulary, embedding and softmax are ignored.
