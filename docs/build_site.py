@@ -1,7 +1,8 @@
 """Build the site: `make site`. Its pages are those of the repository, in the same places, so that links work in both.
 
-What is not written by hand is made here: the reference of commands from the command line itself, and that of Python from the
-docstrings of public names. Nothing is loaded from a network, neither now nor by a reader, and a page works as a file, too.
+What is not written by hand is made here: the reference of commands from the command line itself, that of Python from the
+docstrings of public names, and the list of recipes from their files. Nothing is loaded from a network, neither now nor by a
+reader, and a page works as a file, too.
 """
 
 import html
@@ -19,6 +20,7 @@ from urllib.parse import unquote
 
 import transformer_xl
 from transformer_xl.cli import app
+from transformer_xl.config.recipes import load_recipe, recipe_names
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "build" / "site"
@@ -47,6 +49,8 @@ def main() -> None:
         copy(path, OUT / path.relative_to(ROOT), r"^( +Example):$", r"\1s:")  # as the style of Google spells it
     (OUT / "pages" / "docs" / "commands.md").write_text(commands(), encoding="utf-8")
     (OUT / "pages" / "docs" / "api.md").write_text(names(), encoding="utf-8")
+    with (OUT / "pages" / "docs" / "recipes.md").open("a", encoding="utf-8") as page:
+        page.write(recipes())
     shutil.copytree(ROOT / "docs" / "theme", OUT / "theme")
     shutil.copy(ROOT / "docs" / "site.toml", OUT / "zensical.toml")
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=OUT, check=True)
@@ -161,6 +165,16 @@ def copy(path: Path, place: Path, pattern: str, instead: str) -> None:
 def commands() -> str:
     """Return the help of all commands as one page."""
     return re.sub(r"\A# txl\n", "# Commands\n", app.generate_docs())
+
+
+def recipes() -> str:
+    """Return a section for each recipe: what it is, where it comes from, and its file."""
+    page = "\n## All recipes\n"
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        text = (ROOT / "src" / "transformer_xl" / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+        page += f"\n### `{name}`\n\n{recipe.description}\n\n```toml\n{text}```\n"
+    return page
 
 
 def names() -> str:

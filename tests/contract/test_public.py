@@ -189,6 +189,11 @@ def test_search_of_the_site_knows_chinese_and_works_in_a_file(tmp_path: Path, mo
     assert r'new Blob(["\"use strict\""])' in (tmp_path / "iframe-worker.js").read_text(encoding="utf-8")
 
 
+def test_the_site_shows_every_recipe():
+    page = runpy.run_path(str(ROOT / "docs" / "build_site.py"))["recipes"]()
+    assert re.findall("^### `(.+)`$", page, flags=re.MULTILINE) == recipe_names()
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("notebook", "The outputs are those of one run"), ("notebook.zh", "页中的输出来自一次运行")]
 )
