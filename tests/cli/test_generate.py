@@ -24,7 +24,7 @@ from tests import forked
 from tests.cli.conftest import Txl, pipe_of, train_once
 from tests.forked import Child
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.cli.arriving import open_pipe
+from transformer_xl.cli.lines import open_pipe
 from transformer_xl.cli.printers import BeamPrinter
 from transformer_xl.cli.prompts import Prompt
 from transformer_xl.console import Bar

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples
-from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes, segments, windows
+from transformer_xl.batch import NOT_SCORED
+from transformer_xl.reading.segments import Cut, Lanes, segments, windows
 from transformer_xl.world import World
 
 TEXT = np.arange(1000, 1400).astype(np.uint16)  # a token tells its place

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -57,15 +58,12 @@ def convert(
     from transformer_xl.checkpoint.run_directory import RunDirectory
 
     if to != "native" or RunDirectory(source).holds_run:
-        foreign_only = {"--kind": kind, "--vocabulary": vocabulary, "--moses": moses, "--set": set_}
-        where = f"--to {to}" if to != "native" else f"the run '{source}'"
-        for option, value in foreign_only.items():
+        for option, value in {"kind": kind, "vocabulary": vocabulary, "moses": moses, "set": set_}.items():
             if value is not None:
-                raise ConfigError(f"{option} is for checkpoints of other programs; leave it out with {where}")
-        if to == "onnx":
-            _write_onnx(source, destination, 128 if tgt_len is None else tgt_len, json_=json_)
-        else:
-            _write_checkpoint(source, destination, to, tgt_len, json_=json_)
+                where = f"--to {to}" if to != "native" else f"the run '{source}'"
+                raise ConfigError(f"--{option} is for checkpoints of other programs; leave it out with {where}")
+        write = _write_onnx if to == "onnx" else partial(_write_checkpoint, kind=to)
+        write(source, destination, tgt_len=tgt_len, json_=json_)
         return
     from transformer_xl.config.recipes import parse_override
     from transformer_xl.config.run import merge
@@ -75,24 +73,13 @@ def convert(
     for override in set_ or []:
         settings = merge(settings, parse_override(override.removeprefix("model.")))
     with progress("converting", unit="bytes") as bar:
-        written = 0
 
         def advance(done: int, total: int) -> None:
-            nonlocal written
-            if not written:
-                bar.begin("converting", total)
-            bar.advance(done - written)
-            written = done
+            bar.total = total
+            bar.advance(done - bar.done)
 
-        converted = convert_checkpoint(
-            source,
-            destination,
-            kind=kind,
-            vocabulary=vocabulary,
-            moses=moses,
-            settings=settings,
-            on_progress=advance,
-        )
+        given = {"kind": kind, "vocabulary": vocabulary, "moses": moses, "settings": settings}
+        converted = convert_checkpoint(source, destination, **given, on_progress=advance)
     _print_converted(converted, destination, json_=json_)
 
 
@@ -125,25 +112,28 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
         print(f"fine-tuned: {config.head.kind}{' as ' if labels else ''}{', '.join(labels)}")
     for note in converted.notes:
         say(f"note: {note}")
+    where, advice = shlex.quote(str(destination)), ""
     if tokenizer is None:
         warn(f"no vocabulary, so '{destination}' has no tokenizer; {vocabulary_hint(converted.kind, config)}")
-        print(f"written to {destination}")
-        return
-    if tokenizer.loses:
+    elif config.head is not None:
+        advice = f"; try: txl predict {where} FILE"
+    elif config.predicts != "token":
+        advice = f"; try, in Python: model, tokenizer = transformer_xl.load({str(destination)!r})"
+    else:
+        segments = "" if converted.tgt_len is None else f" --tgt-len {converted.tgt_len}"  # as it was trained
+        advice = f"; try: txl eval {where} --file TEXT{segments}, txl generate {where} --prompt TEXT"
+    if tokenizer is not None and tokenizer.loses:
         print(f"not kept of a text: {tokenizer.loses}")
-    if config.head is not None:
-        print(f"written to {destination}; try: txl predict {shlex.quote(str(destination))} FILE")
-        return
-    if config.predicts != "token":
-        print(f"written to {destination}; try, in Python: model, tokenizer = transformer_xl.load({str(destination)!r})")
-        return
-    where = shlex.quote(str(destination))
-    segments = "" if converted.tgt_len is None else f" --tgt-len {converted.tgt_len}"  # as it was trained
-    print(f"written to {destination}; try: txl eval {where} --file TEXT{segments}, txl generate {where} --prompt TEXT")
+    print(f"written to {destination}{advice}")
 
 
 def _write_checkpoint(
-    source: str, destination: Path, kind: Literal["native", "huggingface", "authors"], tgt_len: int | None, *, json_: bool
+    source: str,
+    destination: Path,
+    *,
+    kind: Literal["native", "huggingface", "authors"],
+    tgt_len: int | None,
+    json_: bool,
 ) -> None:
     from transformer_xl.conversion.export import export
 
@@ -157,13 +147,13 @@ def _write_checkpoint(
     print(f"{exported.n_parameters:,} parameters written to {destination}")
 
 
-def _write_onnx(source: str, destination: Path, tgt_len: int, *, json_: bool) -> None:
+def _write_onnx(source: str, destination: Path, *, tgt_len: int | None, json_: bool) -> None:
     from transformer_xl.conversion.export import load_model
     from transformer_xl.onnx import describe, export_onnx
 
     if destination.exists():
         raise CheckpointError(f"'{destination}' exists already; choose another destination, or remove it")
-    model = load_model(source)[0]
+    model, tgt_len = load_model(source)[0], tgt_len or 128
     export_onnx(model, destination, tgt_len=tgt_len)
     facts = describe(model, tgt_len)
     if json_:

@@ -87,19 +87,14 @@ def prepare(
     # the corpus has the name that training gives it, so that training finds what is prepared here
     data = DataConfig(corpus=absolute_corpus(corpus), documents=documents, directory=str(search) if search else None)
     asked = TokenizerConfig(kind=tokenizer or "byte", vocab_size=vocab_size)
-    told = {name: value for name, value in {"kind": tokenizer, "vocab_size": vocab_size}.items() if value is not None}
-    overrides = [f"tokenizer.{name}={value}" for name, value in told.items()]
+    given = {"kind": tokenizer, "vocab_size": vocab_size}
+    overrides = [f"tokenizer.{name}={value}" for name, value in given.items() if value is not None]
     settings = choose_tokenizer(RunConfig(data=data, tokenizer=asked), overrides).tokenizer
     prepared = encode(data, settings, n_workers=workers)
-    counts = {
-        name: {
-            "tokens": len(split.ids),
-            "characters": split.n_characters,
-            "bytes": split.n_bytes,
-            "documents": len(split.document_starts),
-        }
-        for name, split in prepared.splits.items()
-    }
+    counts = {}
+    for name, split in prepared.splits.items():
+        sizes = {"tokens": len(split.ids), "characters": split.n_characters, "bytes": split.n_bytes}
+        counts[name] = {**sizes, "documents": len(split.document_starts)}
     vocab_size = prepared.tokenizer.vocab_size
     if json_:
         print(json.dumps({"directory": str(prepared.directory), "vocab_size": vocab_size, "splits": counts}))

@@ -52,11 +52,7 @@ class Adapting:
     cache_weight: float | None = None
     cache_theta: float | None = None
 
-    def __bool__(self) -> bool:
-        return self.dynamic is not None or self.cache is not None
-
-    def check(self, reading: ReadingChoice, temperature: object) -> None:
-        """Refuse settings that say nothing without others, and what adapts beside what does not go with it."""
+    def __post_init__(self) -> None:
         for what, add in (
             ("dynamic", "dynamic evaluation; add --dynamic rms or --dynamic sgd"),
             ("cache", "a cache; add --cache 2000"),
@@ -64,15 +60,9 @@ class Adapting:
             of_it = [name for name, value in vars(self).items() if name.startswith(f"{what}_") and value is not None]
             if of_it and getattr(self, what) is None:
                 raise ConfigError(f"--{of_it[0].replace('_', '-')} is for {add}")
-        _ = self.settings
-        if self.dynamic and (reading.batch_size or 1) > 1:
-            raise ConfigError(
-                f"--dynamic reads from beginning to end in one lane; leave --batch-size ({reading.batch_size}) out"
-            )
-        if temperature is not None and self:
-            raise ConfigError(f"--temperature is for a model that stays as it is; leave it or {self.in_words} out")
-        if isinstance(temperature, float) and not 0 < temperature < math.inf:
-            raise ConfigError(f"--temperature ({temperature:g}) must be above 0 and finite; 1 leaves the scores as they are")
+
+    def __bool__(self) -> bool:
+        return self.dynamic is not None or self.cache is not None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -140,7 +130,6 @@ def evaluate(
         quiet: show no progress, only warnings and the score.
         json_: print one JSON object.
     """
-    adapting.check(reading, temperature)
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.world import joined
 
@@ -150,13 +139,16 @@ def evaluate(
                 check_file(per_token, option="per-token")
             opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first), any_model=True)
         keep_freed_memory()
-        job = _Job(opened, world, choice, reading, temperature, adapting, compare_memory, per_token, quiet, json_)
         config = opened.any_model.config
         predicts = config.predicts if config.predicts == "target" else opened.config.predicts
-        score, accepts, why = _KINDS["task" if config.head else predicts]
+        score, accepted, why = _KINDS["task" if config.head else predicts]
+        how = {**vars(reading), **vars(adapting), "compare_memory": compare_memory or None}
+        how |= {"per_token": per_token, "temperature": temperature}
         with world.agreed():
-            job.refuse_all_but(accepts, why)
-        score(job)
+            for name, value in how.items():
+                if accepted is not None and value is not None and name not in {*accepted, "batch_size", "precision"}:
+                    raise ConfigError(f"--{name.replace('_', '-')} {why.format(run=run)}")
+        score(_Job(opened, world, choice, reading, temperature, adapting, compare_memory, per_token, quiet, json_))
 
 
 @dataclass(frozen=True)
@@ -178,17 +170,9 @@ class _Job:
     def run(self) -> str:
         return self.opened.source
 
-    def refuse_all_but(self, accepted: Collection[str] | None, why: str) -> None:
-        """Refuse the options that a kind of run cannot have, at the first that is given."""
-        given: dict[str, object] = {**vars(self.options), "per_token": self.per_token}
-        given |= {"compare_memory": self.compare_memory or None, **vars(self.adapting), "temperature": self.temperature}
-        for name, value in given.items():
-            if accepted is not None and value is not None and name not in {*accepted, "batch_size", "precision"}:
-                raise ConfigError(f"--{name.replace('_', '-')} {why.format(run=self.run)}")
-
     def reading(self, precision: Any) -> "Reading":
         """Return how the run is read."""
-        lanes = 1 if self.adapting.dynamic else self.options.batch_size
+        lanes = 1 if self.adapting.dynamic and self.options.batch_size is None else self.options.batch_size
         reading = self.opened.reading(**{**vars(self.options), "precision": precision, "batch_size": lanes})
         if self.compare_memory and not reading.mem_len:
             raise ConfigError(f"--compare-memory: '{self.run}' is read without memory (mem_len 0) already; leave it out")
@@ -328,9 +312,7 @@ def _score_stream(job: _Job) -> None:
     opened, world, adapting, divisor = job.opened, job.world, job.adapting, job.temperature
     with world.agreed():
         precision = precision_of_learning if adapting.dynamic else precision_of_segments
-        reading = job.reading(precision(job.options.precision, opened.device))
-        if adapting.dynamic and not world.alone:
-            raise ConfigError(f"--dynamic reads in one process, not in {world.size}; start txl eval without torchrun")
+        reading, how = job.reading(precision(job.options.precision, opened.device)), adapting.settings
         text = job.choice.text(opened)
         training_text = _other_text(job, "train", _TRAINING_TOKENS) if adapting.dynamic == "rms" else None
         chosen_on = _other_text(job, "valid") if divisor == "auto" else None
@@ -344,30 +326,26 @@ def _score_stream(job: _Job) -> None:
             how |= {"per_token": job.per_token is not None, "on_tokens": bar.advance, "world": world}
             return score_stream(opened.model, text.ids, reading, **sizes, **how)
 
-    how: dict[str, Any] = {}  # beside what the reading says
     if chosen_on is not None:
-        divisor = best_temperature(measure(reading, "choosing the temperature", chosen_on, temperature=TEMPERATURES).nats_at)
+        tried = measure(reading, "choosing the temperature", chosen_on, temperature=TEMPERATURES, **how)
+        divisor = best_temperature(tried.nats_at)
     if divisor is not None:
-        how = {"temperature": (divisor, 1.0)}
-    plain = score = measure(reading, **how)
-    job.check_finite(score, reading)
-    if adapting:
-        begin = time.perf_counter()
-        how = adapting.settings
-        if training_text is not None:
-            how["dynamic"] = replace(how["dynamic"], mean_squares=_mean_squares(job, training_text, reading))
-        score = measure(reading, f"scoring with {adapting.in_words}", **how)
-        score = replace(score, seconds=time.perf_counter() - begin)
+        how["temperature"] = (divisor, 1.0)
+    begin = time.perf_counter()
+    if training_text is not None:
+        how["dynamic"] = replace(how["dynamic"], mean_squares=_mean_squares(job, training_text, reading))
+    score = measure(reading, f"scoring with {adapting.in_words}" if adapting else "scoring", **how)
+    score = replace(score, seconds=time.perf_counter() - begin) if adapting else score
+    plain = measure(reading) if adapting else score
+    job.check_finite(plain, reading)
     without = measure(reading.without_memory(), "scoring without memory", **how) if job.compare_memory else None
     if not world.first:
         return
     if job.per_token is not None and score.token_nats is not None:
         write_token_nats(job.per_token, text.ids, score.token_nats, opened.tokenizer)
-    comparisons = [_worth_of_memory(job, score, without)] if without else []
-    if isinstance(divisor, float):
-        comparisons.insert(0, _worth_of_temperature(score, divisor, chosen_on))
-    if adapting:
-        comparisons.insert(0, _worth_of_adapting(adapting, score, plain, **how))
+    comparisons = [_worth_of_adapting(adapting, score, plain, **how)] if adapting else []
+    comparisons += [_worth_of_temperature(score, divisor, chosen_on)] if isinstance(divisor, float) else []
+    comparisons += [_worth_of_memory(job, score, without)] if without else []
     _print_stream(job, text, reading, score, comparisons)
 
 

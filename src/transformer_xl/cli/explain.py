@@ -1,7 +1,6 @@
 """`txl explain`."""
 
 import json
-import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from transformer_xl.cli.options import FloatPrecision, Json, Natural, Opening, Positive
-from transformer_xl.console import say
-from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.console import progress, say, warn
 
 _Top = Annotated[int, Parameter(validator=Number(gte=1, lte=100))]
 """Likely tokens that a page shows of each token: it stores them all."""
@@ -51,11 +49,6 @@ def explain(
         opening: how the run is opened.
         json_: print totals as one JSON object.
     """
-    if run.is_file() and file.is_dir():
-        right = shlex.join(["txl", "explain", str(file), str(run)])
-        raise ConfigError(f"'{run}' is a text and '{file}' a directory; the run comes first: {right}")
-    from transformer_xl.console import progress, warn
-    from transformer_xl.data.text_files import kind_of_file
     from transformer_xl.explain.explanation import explain as explain_text
     from transformer_xl.explain.explanation import remembers
     from transformer_xl.explain.page import check_output, write_explanation
@@ -65,8 +58,6 @@ def explain(
     out = Path(f"{file.name}.explained") if out is None else out
     check_output(out)
     opened = opening.open(run)
-    if opened.tokenizer.counts != "id" and kind_of_file(file) == "binary":
-        raise CorpusError(f"'{file}' is not text but binary; explain shows text")
     text = opened.text(file=file)
     chosen, _ = choose_precision(precision, opened.device)
     reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len)
@@ -75,19 +66,9 @@ def explain(
     n_read = (min(len(text.ids), most) - 1) * (2 if remembers(opened.model, reading) else 1)
     keep_freed_memory()
     with progress("reading", n_read) as bar:
-        explanation = explain_text(
-            opened.model,
-            opened.tokenizer,
-            text.ids,
-            reading,
-            name=file.name,
-            run=run.resolve().name,
-            top=top,
-            most=most,
-            n_characters=text.n_characters,
-            precision=chosen,
-            on_tokens=bar.advance,
-        )
+        named = {"name": file.name, "run": run.resolve().name, "n_characters": text.n_characters}
+        how = {"top": top, "most": most, "precision": chosen, "on_tokens": bar.advance}
+        explanation = explain_text(opened.model, opened.tokenizer, text.ids, reading, **named, **how)
     path = write_explanation(explanation, out)
     figures = explanation.totals
     if json_:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_xl.cli.arriving import open_pipe
+from transformer_xl.cli.lines import STDIN, open_pipe
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
 from transformer_xl.generation.seeds import check_seed
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from transformer_xl.tokenizers.base import Tokenizer
-
-STDIN = Path("-")
-"""The name of standard input."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ is only told. Three tables without names are read: lines of text (or of a text a
 four columns, and Yelp's two; for files of CoNLL, see `conll.py`.
 """
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Never
@@ -192,3 +193,13 @@ def _first(known: Sequence[str], lower: Mapping[str, str]) -> str | None:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(map(shown, names[:_MOST_NAMED])) + (", …" if len(names) > _MOST_NAMED else "")
+
+
+def with_columns_of(text: bytes, task: TaskConfig, *, is_csv: bool) -> TaskConfig:
+    """Return a task without the columns that were told for other texts, if the first line of a table does not have them."""
+    line = text.partition(b"\n")[0].decode("utf-8-sig", "replace").rstrip("\r")
+    cells = next(csv.reader([line]), []) if is_csv else line.split("\t")
+    names = {cell.strip() for cell in cells} | set(map(str, range(1, len(cells) + 1)))
+    if line.lstrip().startswith(("{", "[")) or names.issuperset(filter(None, (task.text, task.pair))):
+        return task
+    return task.model_copy(update={"text": None, "pair": None})

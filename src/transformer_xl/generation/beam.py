@@ -99,19 +99,7 @@ def beam_search(
         >>> [[len(hypothesis.tokens) for hypothesis in of_prompt] for of_prompt in found]
         [[5, 5], [5, 5], [5, 5]]
     """
-    if beams < 1:
-        raise ConfigError(f"beams ({beams}) must be at least 1")
-    if not 1 <= n <= beams:
-        raise ConfigError(f"n ({n}) must be between 1 and beams ({beams}), because no more hypotheses are found")
-    if not -30 <= length_penalty <= 30:  # beyond, powers of long texts are no numbers any more
-        raise ConfigError(f"length_penalty ({length_penalty}) must be between -30 and 30; 0 compares plain log-probabilities")
-    if not (whole := Bounds(0, whole=True)).contain(max_new_tokens):
-        raise ConfigError(f"max_new_tokens ({max_new_tokens!r}) must be {whole}")
-    if beams > decoder.batch_size:
-        raise ConfigError(
-            f"beams ({beams}) need as many rows, and the decoder has {decoder.batch_size}; open it with "
-            f"Decoder(model, batch_size={beams}), or a multiple of {beams} for several texts side by side"
-        )
+    _check_sizes(decoder, beams, n, max_new_tokens, length_penalty)
     vocab_size = decoder.model.config.vocab_size or 0
     Stopping(tokens=stop_tokens).check(vocab_size)
     stop, banned = (torch.tensor(sorted(set(ids)), dtype=torch.int64) for ids in (stop_tokens, banned_tokens))
@@ -133,6 +121,23 @@ def beam_search(
         if interrupted():
             break
     return found
+
+
+def _check_sizes(decoder: Decoder, beams: int, n: int, max_new_tokens: int, length_penalty: float) -> None:
+    """Refuse numbers out of range."""
+    if beams < 1:
+        raise ConfigError(f"beams ({beams}) must be at least 1")
+    if not 1 <= n <= beams:
+        raise ConfigError(f"n ({n}) must be between 1 and beams ({beams}), because no more hypotheses are found")
+    if not -30 <= length_penalty <= 30:  # beyond, powers of long texts are no numbers any more
+        raise ConfigError(f"length_penalty ({length_penalty}) must be between -30 and 30; 0 compares plain log-probabilities")
+    if not (whole := Bounds(0, whole=True)).contain(max_new_tokens):
+        raise ConfigError(f"max_new_tokens ({max_new_tokens!r}) must be {whole}")
+    if beams > decoder.batch_size:
+        raise ConfigError(
+            f"beams ({beams}) need as many rows, and the decoder has {decoder.batch_size}; open it with "
+            f"Decoder(model, batch_size={beams}), or a multiple of {beams} for several texts side by side"
+        )
 
 
 def _checked(ids: Ids, number: int, vocab_size: int) -> Tensor:

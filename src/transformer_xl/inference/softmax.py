@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from transformer_xl.batch import NOT_SCORED
 from transformer_xl.inference.frozen import Matrix, Product, freeze, freeze_vector, product
 from transformer_xl.kernels.device import InferencePrecision, activation_dtype, at_least_fp32
 from transformer_xl.kernels.graphs import sent
@@ -18,9 +19,6 @@ from transformer_xl.model.softmax import Embedding, TokenSoftmax, check_ids
 
 _CHUNK_ELEMENTS = 1 << 25
 """Scores held at once when a text is scored, 128 MB in fp32."""
-
-_NOT_SCORED = -100
-"""The label of tokens that are not scored, the same as in torch."""
 
 
 class FrozenCluster(NamedTuple):
@@ -107,7 +105,7 @@ class FrozenSoftmax:
 
     def check(self, label_X: Tensor) -> None:
         """Refuse labels outside the vocabulary, other than -100, with a TokenizerError."""
-        check_ids(label_X[label_X != _NOT_SCORED], vocab_size=self.borders[-1])
+        check_ids(label_X[label_X != NOT_SCORED], vocab_size=self.borders[-1])
 
     def nll(self, h_XD: Tensor, label_X: Tensor, *, checked: bool = False) -> Tensor:
         """Return nats (X,) of each token's label, in chunks of tokens; 0 where the label is -100.
@@ -167,7 +165,7 @@ class FrozenSoftmax:
         n_chunk = max(1, _CHUNK_ELEMENTS // n_score)
         chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
         nats_X = torch.cat([nats(h, label) for h, label in chunks], dim=-1)
-        return nats_X.masked_fill(sent(label_X, h_XD.device) == _NOT_SCORED, 0.0)
+        return nats_X.masked_fill(sent(label_X, h_XD.device) == NOT_SCORED, 0.0)
 
 
 def _of_labels(score_XV: Tensor, label_X: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_xl.batch import NOT_SCORED
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.room import check_room
-from transformer_xl.reading.segments import NOT_SCORED
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.batch import Rows
+from transformer_xl.batch import NOT_SCORED, Rows
 from transformer_xl.errors import ConfigError, CorpusError, TrainingError
 from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.base import LanguageModel, check_reads_on
@@ -28,7 +28,7 @@ from transformer_xl.model.call import Execution
 from transformer_xl.model.room import check_room
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.reading import Reading
-from transformer_xl.reading.segments import NOT_SCORED, Lanes
+from transformer_xl.reading.segments import Lanes
 from transformer_xl.reading.stream import CarriedState, check_alike, scoring
 
 DynamicRule = Literal["sgd", "rms"]

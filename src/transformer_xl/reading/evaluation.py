@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from transformer_xl.batch import NOT_SCORED
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.files import whole_file
 from transformer_xl.kernels.device import precision_of_segments
@@ -25,7 +26,7 @@ from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.cache import Cache, CacheRows
 from transformer_xl.reading.dynamic import Dynamic, LearningState, precision_of_learning
 from transformer_xl.reading.reading import Reading
-from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
+from transformer_xl.reading.segments import Cut, Lanes
 from transformer_xl.reading.stream import Stream, in_order, open_stream, scoring
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.world import World
@@ -171,13 +172,8 @@ def evaluate(
         given = ", ".join(sorted(unknown)) or f"a value of type {type(reading).__name__}"
         raise TypeError(f"evaluate got {given}; how to read is a Reading or attributes of it: evaluate(model, ids, tgt_len=64)")
     check_reads_on(model)
-    ids, reading, everyone = np.asarray(token_ids), replace(reading, **options), world or World()
-    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
-        raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
+    ids, reading, everyone = _checked(token_ids, model), replace(reading, **options), world or World()
     n_predicted = len(ids) - 1
-    if n_predicted < 1:
-        raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
-    check_ids(ids, vocab_size=model.config.vocab_size or 0)
     temperatures = tuple(map(float, temperature if isinstance(temperature, Sequence) else [temperature]))
     _check_temperatures(temperatures, model, adapts=dynamic is not None or cache is not None)
     _check_alone(model, everyone, reading.batch_size, dynamic=dynamic is not None, cache=cache is not None)
@@ -202,6 +198,17 @@ def evaluate(
     kept = None if token_nats is None else token_nats.numpy()
     nats_at = dict(zip(temperatures, totals, strict=True))
     return Score(totals[0], n_predicted, n_characters or n_predicted, n_bytes, seconds, kept, nats_at=nats_at)
+
+
+def _checked(token_ids: np.ndarray | torch.Tensor, model: LanguageModel) -> np.ndarray:
+    """Return ids (N,) of the model's vocabulary, N ≥ 2."""
+    ids = np.asarray(token_ids)
+    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
+        raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
+    if len(ids) < 2:
+        raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
+    check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    return ids
 
 
 def divided(model: LanguageModel, world: World) -> World:

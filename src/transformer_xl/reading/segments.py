@@ -15,10 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_xl.batch import NOT_SCORED
 from transformer_xl.world import World, parts
-
-NOT_SCORED = -100
-"""The label of tokens that are not scored, torch's `ignore_index`."""
 
 
 @dataclass(frozen=True)

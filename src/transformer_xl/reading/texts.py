@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transformer_xl.batch import NOT_SCORED
 from transformer_xl.data.labels import Example
 from transformer_xl.errors import CorpusError, TrainingError
 from transformer_xl.kernels.device import InferencePrecision, precision_of_segments
@@ -24,7 +25,7 @@ from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.evaluation import Score, divided, over_processes
 from transformer_xl.reading.reading import Reading
-from transformer_xl.reading.segments import NOT_SCORED, Cut, cut, segments_in_parts
+from transformer_xl.reading.segments import Cut, cut, segments_in_parts
 from transformer_xl.reading.stream import Stream, in_order, open_stream, scoring
 from transformer_xl.world import World
 

@@ -124,19 +124,21 @@ def prediction_file(path: Path, origin: Mapping[str, str], *, resume: bool) -> I
             yield file, n_kept
 
 
-def origin_of(
-    source: str | Path, model: SequenceModel, texts: Path | None, *, json: bool, precision: str, batch_size: int
-) -> dict[str, str]:
+def origin_of(source: str | Path, model: SequenceModel, texts: Path | None, computed: str, *, json: bool) -> dict[str, str]:
     """Return what a file of predictions comes from: names for people, and checksums of model and texts.
 
-    `texts` of None are standard input, which cannot be compared; `batch_size` decides how sums are rounded.
+    `texts` of None are standard input, which cannot be compared; `computed` names the options that decide the lines, also the
+    number of texts side by side, because it decides how sums are rounded.
     """
     content = {"name": "standard input"} if texts is None else {"name": str(texts), "sha256": _content_sha256(texts)}
-    own = {f"texts_{name}": value for name, value in content.items()}
     is_words = model.config.head is not None and model.config.head.kind == "tokens"
-    lines = "json" if json else "conll" if is_words else "tsv"
-    how = {"lines": lines, "computed": f"--precision {precision} --batch-size {batch_size}"}
-    return {"model_name": str(source), "model_sha256": model_sha256(model), **own, **how}
+    return {
+        "model_name": str(source),
+        "model_sha256": model_sha256(model),
+        **{f"texts_{name}": value for name, value in content.items()},
+        "lines": "json" if json else "conll" if is_words else "tsv",
+        "computed": computed,
+    }
 
 
 def _content_sha256(texts: Path) -> str:

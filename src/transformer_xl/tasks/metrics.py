@@ -108,12 +108,15 @@ class Sameness:
     """Notices a model that says the same of every text, as one does that has learned nothing of what tells texts apart."""
 
     def __init__(self) -> None:
-        self._n = 0
+        self._n = self.n_empty = 0
         self._first: Prediction | None = None
         self._are_same = self._are_labels_same = True
 
     def add(self, prediction: Prediction) -> None:
         """Count a prediction; numbers are the same if their first three digits are, labels of words if all words get one."""
+        if prediction.example.is_empty:
+            self.n_empty += 1
+            return
         self._first = self._first or prediction
         self._n += 1
         example, first = prediction.example, self._first.example

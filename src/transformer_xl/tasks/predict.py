@@ -6,7 +6,6 @@ which they came. So memory does not grow with their number. An answer does not d
 Rows of documents are read in order, those of several documents side by side, with a memory of the rows before in each.
 """
 
-import csv
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from transformer_xl.checkpoint.open_run import Opened, Which
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
+from transformer_xl.data.columns import with_columns_of
 from transformer_xl.data.entities import as_bio, name_entities, scheme_of
 from transformer_xl.data.examples import read_examples, suffix_of
 from transformer_xl.data.labelled import Layout, Row, batch_of
@@ -131,7 +131,7 @@ def read_texts(
         examples = (question.example for question in read_squad(source, labelled=labelled))
     else:
         is_csv = isinstance(source, Path) and not source.is_dir() and suffix_of(source) == ".csv"
-        task = task if head.kind == "tokens" else _with_columns(task, first, is_csv=is_csv)
+        task = task if head.kind == "tokens" else with_columns_of(first, task, is_csv=is_csv)
         task = _in_documents(task, head, document)
         how = {"labelled": labelled, "reads_labels": labelled, "keeps_empty": not labelled, "known_labels": head.labels}
         examples = read_examples(source, task, **how)
@@ -147,16 +147,6 @@ def _in_documents(task: TaskConfig, head: HeadConfig, document: str | None) -> T
     if document is not None and not head.in_documents:
         raise ConfigError(f"--document '{document}': the model reads each text alone; leave it out")
     return task if document is None else task.model_copy(update={"document": document})
-
-
-def _with_columns(task: TaskConfig, first: bytes, *, is_csv: bool) -> TaskConfig:
-    """Return a task without the columns that were told for other texts if the first line of a table does not have them."""
-    line = first.partition(b"\n")[0].decode("utf-8-sig", "replace").rstrip("\r")
-    cells = next(csv.reader([line]), []) if is_csv else line.split("\t")
-    names = {cell.strip() for cell in cells} | set(map(str, range(1, len(cells) + 1)))
-    if line.lstrip().startswith(("{", "[")) or names.issuperset(filter(None, (task.text, task.pair))):
-        return task
-    return task.model_copy(update={"text": None, "pair": None})
 
 
 def head_of(model: Any, source: object = "the model") -> HeadConfig:
