@@ -21,7 +21,6 @@ from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.config.model import HeadConfig, TransformerXLConfig
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.labels import Example
-from transformer_xl.errors import CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.tasks.metrics import TaskScore
 from transformer_xl.tasks.predict import read_texts
@@ -62,14 +61,6 @@ def test_lines_of_all_kinds_of_files_are_those_of_python(txl: Txl, model: Callab
     assert json.loads(typed.out)["probability"] == pytest.approx(alone.probability, abs=1e-5)
 
 
-def test_what_python_gives_texts_as(model: Callable[[str], TaskModel]) -> None:
-    given = (model("classification"), BYTES)
-    one, pair, example = transformer_xl.predict(given, iter(["a", ("a", "b"), Example("a", "b", id="x")]))
-    (alone,) = transformer_xl.predict("mood", "a")
-    assert alone.probabilities == pytest.approx(one.probabilities, abs=1e-6)
-    assert pair.probabilities == pytest.approx(example.probabilities, abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("kind", "row", "found"),
     [
@@ -96,31 +87,33 @@ def test_lines_of_other_heads(txl: Txl, model: Callable[[str], TaskModel], kind:
 
 
 def test_a_file_that_is_gone_on_with_is_the_same_to_the_last_byte(txl: Txl, model: Callable[[str], TaskModel]) -> None:
-    """Wherever it was torn; and what comes from another model or other texts, or has other lines, is refused."""
+    """Wherever it was torn; what comes from another model or other texts, was computed otherwise, or is damaged, is refused."""
     model("classification")
     command = ("predict", "mood", "lines.txt", "--batch-size", "3", "--out", "found.jsonl")
-    assert f"{N} texts in " in txl(*command).err
+    assert f"{N} lines in " in txl(*command).err
     out = Path("found.jsonl")
     whole = out.read_bytes()
-    assert txl(*command).complaint == "--out 'found.jsonl' is there already; go on with it by --resume, or choose another"
+    assert "is there already; go on with it by --resume" in txl(*command).complaint
     for n in (0, 1, len(whole) // 3, len(whole) - 1, len(whole)):
         out.write_bytes(whole[:n])
         n_kept = whole[:n].count(b"\n")
         after = f" after {n_kept} that were there" if n_kept else ""
         assert f"written to 'found.jsonl'{after}\n" in txl(*command, "--resume").err
         assert out.read_bytes() == whole
-    Path("lines.txt").write_text("other\n")
-    assert txl(*command, "--resume").complaint == (
-        "'found.jsonl' comes from the texts 'lines.txt', which was another then; choose another --out"
-    )
+    assert "--batch-size 3" in txl(*command, "--resume", "--batch-size", "7").complaint
     refused = txl("predict", "mood", "texts.tsv", "--out", "found.jsonl", "--resume")
     assert refused.complaint == "'found.jsonl' comes from the texts 'lines.txt', not 'texts.tsv'; choose another --out"
     model("multilabel")
-    assert txl(*command, "--resume").complaint == (
-        "'found.jsonl' comes from the model 'mood', which was another then; choose another --out"
-    )
+    assert "comes from the model 'mood', which was another then" in txl(*command, "--resume").complaint
+    Path("lines.txt").write_text("other\n")
+    model("classification")
+    assert "comes from the texts 'lines.txt', which was another then" in txl(*command, "--resume").complaint
     Path("found.jsonl.origin.json").unlink()
     assert "'found.jsonl.origin.json'" in txl(*command, "--resume").complaint
+    for name, line in (("torn.jsonl", b'{"text": \n'), ("torn.tsv", b"\xff\n")):
+        assert txl(*command[:-1], name).status == 0
+        Path(name).write_bytes(line + Path(name).read_bytes())
+        assert txl(*command[:-1], name, "--resume").complaint.startswith(f"'{name}', line 1 cannot be read: ")
 
 
 @pytest.mark.parametrize("kind", ["classification", "documents"])
@@ -141,16 +134,6 @@ def test_rows_before_a_character_that_the_vocabulary_lacks_are_written(txl: Txl,
         assert list(line["probabilities"].values()) == pytest.approx(list(other["probabilities"].values()), abs=1e-4)
     assert answer.complaint.startswith("'texts.tsv' line 5: character '\u6df1' (U+6DF1) is not in the tokenizer's alphabet of")
     assert "add it by txl train TEXT --from RUN --grow" in answer.complaint
-
-
-def test_a_line_that_cannot_be_read_is_named(txl: Txl, model: Callable[[str], TaskModel]) -> None:
-    model("classification")
-    for name, line in (("found.jsonl", b'{"text": \n'), ("found.tsv", b"\xff\n")):
-        command = ("predict", "mood", "lines.txt", "--out", name)
-        assert txl(*command).status == 0
-        lines = Path(name).read_bytes().splitlines(keepends=True)
-        Path(name).write_bytes(b"".join([lines[0], line, *lines[2:]]))
-        assert txl(*command, "--resume").complaint.startswith(f"'{name}', line 2 cannot be read: ")
 
 
 def test_answers_have_their_place(txl: Txl, workbench: Path) -> None:
@@ -226,9 +209,8 @@ class TestProcess:
             assert child.wait() == 130, err
         n = out.read_bytes().count(b"\n")
         assert 0 < n < 4 * N
-        assert err.decode().splitlines()[-1] == (
-            f"interrupted; {n:,} texts are in 'found.tsv'; go on with the same command and --resume"
-        )
+        last = f"interrupted; {n:,} lines are in 'found.tsv'; go on with the same command and --resume"
+        assert err.decode().splitlines()[-1] == last
         assert txl(*command, "found.tsv", "--resume").status == txl(*command, "whole.tsv").status == 0
         assert out.read_bytes() == Path("whole.tsv").read_bytes()
 
@@ -293,38 +275,28 @@ def test_a_directory_is_texts_of_many_lines(txl: Txl, model: Callable[[str], Tas
         assert each["probability"] == pytest.approx(alone.probability, abs=1e-5)
     assert txl("predict", "mood", "documents", "--out", "found.tsv").status == 0
     Path("documents/one.txt").write_text("another")
-    assert txl("predict", "mood", "documents", "--out", "found.tsv", "--resume").complaint.startswith(
-        "'found.tsv' comes from the texts 'documents', which was another then"
-    )
-
-
-def test_lines_are_gone_on_with_as_they_were_computed(txl: Txl, model: Callable[[str], TaskModel]) -> None:
-    model("classification")
-    command = ("predict", "mood", "lines.txt", "--out", "found.tsv", "--precision", "fp32")
-    assert txl(*command).status == 0
-    assert txl(*command, "--resume", "--batch-size", "7").complaint == (
-        "'found.tsv' was begun with '--precision fp32 --batch-size 32', not --precision fp32 --batch-size 7; give the same"
-    )
+    refused = txl("predict", "mood", "documents", "--out", "found.tsv", "--resume").complaint
+    assert "'documents', which was another then" in refused
 
 
 @pytest.mark.parametrize(
-    ("told", "content", "text", "pair"),
+    ("told", "content", "text"),
     [
-        ({"text": "2"}, "7\ta b\n", "a b", None),  # by number, which is in no cell
-        ({"text": "2", "label": ("3",)}, "7\ta b\tgood\n", "a b", None),
-        ({"text": "view"}, "a review\n", "a review", None),  # a part of the line, and no cell
-        ({"text": "view"}, "id\tview\n7\ta b\n", "a b", None),
-        ({"text": "2"}, "a b\n", "a b", None),  # of another file than that of the training
+        ({"text": "2"}, "7\ta b\n", "a b"),  # by number, which is in no cell
+        ({"text": "2", "label": ("3",)}, "7\ta b\tgood\n", "a b"),
+        ({"text": "view"}, "a review\n", "a review"),  # a part of the line, and no cell
+        ({"text": "view"}, "id\tview\n7\ta b\n", "a b"),
+        ({"text": "2"}, "a b\n", "a b"),  # of another file than that of the training
     ],
 )
 def test_columns_that_were_told_are_looked_for(
-    told: dict[str, str], content: str, text: str, pair: str | None, model: Callable[[str], TaskModel]
+    told: dict[str, str], content: str, text: str, model: Callable[[str], TaskModel]
 ) -> None:
     opened = open_run(str(model("classification") and "mood"), any_model=True)
     task = TaskConfig.model_validate({"kind": "classification", "label": (), **told})
     opened = replace(opened, config=opened.config.model_copy(update={"task": task}))
     (example,) = read_texts(iter([content.encode()]), opened)
-    assert (example.text, example.pair, example.label) == (text, pair, None)
+    assert (example.text, example.pair, example.label) == (text, None, None)
 
 
 def save_of_documents() -> None:
@@ -337,6 +309,7 @@ def save_of_documents() -> None:
 def test_rows_of_documents_are_read_in_their_column(txl: Txl, workbench: Path) -> None:
     """Or each file of a directory is a document."""
     save_of_documents()
+    Path("lines.txt").write_text("Is it so?\n")
     rows = [("a", "one"), ("a", "two and more"), ("b", "three"), ("b", "four"), ("b", "five")]
     Path("rows.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in [("talk", "text"), *rows]))
     Path("files").mkdir()
@@ -358,53 +331,34 @@ def test_rows_of_documents_are_read_in_their_column(txl: Txl, workbench: Path) -
             assert list(line["probabilities"].values()) == pytest.approx(right.probabilities, abs=1e-5)
     assert json.loads(txl("predict", "talks", "--text", "one", "--json", "--precision", "fp32").out)["label"] == alone[0].label
 
-    said = txl("predict", "talks", "rows.tsv").complaint
-    assert said == "the model reads rows of documents; name their column by --document, or 'files' if each file is one"
-    assert "'rows.tsv' has no column 'tlak'" in txl("predict", "talks", "rows.tsv", "--document", "tlak").complaint
     objects = "".join(json.dumps({"dialogue": name, "text": text}) + "\n" for name, text in rows)
     Path("rows.jsonl").write_text(objects)
-    said = txl("predict", "talks", "rows.jsonl", "--document", "talk").complaint
-    assert said == (
-        "'rows.jsonl' has no column 'talk' of documents; name theirs by --document (known: dialogue, text), or give --document "
-        "files: all of it is one document"
-    )
-    Path("lines.txt").write_text("Is it so?\n")
-    said = txl("predict", "talks", "lines.txt", "--document", "talk").complaint
-    assert said == (
-        "'lines.txt' has no column 'talk' of documents; name theirs by --document, or give --document files: all of it is one "
-        "document"
-    )
     Path("mixed.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in [("talk", "text"), *rows, rows[0]]))
-    assert (
-        "'mixed.tsv' line 7: document 'a' goes on here" in txl("predict", "talks", "mixed.tsv", "--document", "talk").complaint
-    )
     save(task_model("classification"), BYTES, "mood")
-    said = txl("predict", "mood", "rows.tsv", "--document", "talk").complaint
-    assert said == "--document 'talk': the model reads each text alone; leave it out"
+    for command, complaint in {
+        "talks rows.tsv": "the model reads rows of documents; name their column by --document, or 'files'",
+        "talks rows.tsv --document tlak": "'rows.tsv' has no column 'tlak'",
+        "talks rows.jsonl --document talk": "'rows.jsonl' has no column 'talk' of documents; name theirs by --document (known: ",
+        "talks lines.txt --document talk": "'lines.txt' has no column 'talk' of documents; name theirs by --document, or",
+        "talks mixed.tsv --document talk": "'mixed.tsv' line 7: document 'a' goes on here",
+        "mood rows.tsv --document talk": "--document 'talk': the model reads each text alone; leave it out",
+    }.items():
+        assert complaint in txl("predict", *command.split()).complaint, command
 
 
 def test_mistakes(txl: Txl, model: Callable[[str], TaskModel]) -> None:
     model("classification")
-    assert (
-        txl("predict", "mood", "lines.txt", "--text", "a").complaint
-        == "--text is read instead of a file; leave 'lines.txt' out"
-    )
-    assert txl("predict", "mood", "--pair", "a").complaint.startswith(
-        "--pair goes with --text; in a file, a tab stands between"
-    )
-    assert txl("predict", "mood", "--text", " ").complaint == "--text is empty; give a text"
-    with pytest.raises(CorpusError, match=r"^the text '  ' is empty; give one, or leave it out$"):
-        list(transformer_xl.predict("mood", ["a", "  "]))
-    assert txl("predict", "mood", "lines.txt", "--out", "found.tsv").status == 0
-    Path("found.tsv").write_text(Path("found.tsv").read_text() + "x\n")
-    assert txl("predict", "mood", "lines.txt", "--out", "found.tsv", "--resume").complaint == (
-        "'found.tsv' has 41 lines, more than there are texts (40); choose another --out"
-    )
     Path("empty").mkdir()
     Path("names.tsv").write_text("sentence\tlabel\n")
-    for source in ("empty", "names.tsv"):
-        for out in ((), ("--out", "none.tsv")):
-            assert txl("predict", "mood", source, *out).complaint == f"'{source}' holds no text; give another file"
+    for command, complaint in {
+        "lines.txt --text a": "--text is read instead of a file; leave 'lines.txt' out",
+        "--pair a": "--pair goes with --text; in a file, a tab stands between",
+        "lines.txt --resume": "--resume goes on with a file; name it with --out",
+        "lines.txt --out no/x.tsv": "--out 'no/x.tsv': the directory",
+        "empty": "'empty' holds no text; give another file",
+        "names.tsv --out none.tsv": "'names.tsv' holds no text; give another file",
+    }.items():
+        assert txl("predict", "mood", *command.split()).complaint.startswith(complaint), command
 
 
 def test_scores_of_a_fine_tuned_model(txl: Txl, model: Callable[[str], TaskModel]) -> None:
@@ -421,7 +375,6 @@ def test_scores_of_a_fine_tuned_model(txl: Txl, model: Callable[[str], TaskModel
     assert line["accuracy"] == expected.metrics["accuracy"]
     assert txl("eval", "mood").complaint == "'mood' has no file of its own to test on; give one with labels by --file"
     assert txl("eval", "mood", "--file", "lines.txt").complaint.startswith("'lines.txt': which column holds the label?")
-    refused = txl("eval", "mood", "--file", "texts.tsv", "--mem-len", "3")
-    assert refused.complaint == "--mem-len is for models that predict tokens; 'mood' is fine-tuned and reads whole texts"
-    refused = txl("eval", "mood", "--file", "texts.tsv", "--temperature", "1.1")
-    assert refused.complaint.startswith("--temperature is for models that predict tokens; 'mood' is fine-tuned")
+    for option in ("--mem-len 3", "--temperature 1.1", "--compare-memory", "--cache 9", "--per-token nats.tsv"):
+        refused = txl("eval", "mood", "--file", "texts.tsv", *option.split()).complaint
+        assert refused == f"{option.split()[0]} is for models that predict tokens; 'mood' is fine-tuned and reads whole texts"
