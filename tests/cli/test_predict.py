@@ -338,7 +338,7 @@ def test_rows_of_documents_are_read_in_their_column(txl: Txl, workbench: Path) -
     for command, complaint in {
         "talks rows.tsv": "the model reads rows of documents; name their column by --document, or 'files'",
         "talks rows.tsv --document tlak": "'rows.tsv' has no column 'tlak'",
-        "talks rows.jsonl --document talk": "'rows.jsonl' has no column 'talk' of documents; name theirs by --document (known: ",
+        "talks rows.jsonl --document talk": "'rows.jsonl' has no column 'talk' of documents; name theirs by --document (known",
         "talks lines.txt --document talk": "'lines.txt' has no column 'talk' of documents; name theirs by --document, or",
         "talks mixed.tsv --document talk": "'mixed.tsv' line 7: document 'a' goes on here",
         "mood rows.tsv --document talk": "--document 'talk': the model reads each text alone; leave it out",
