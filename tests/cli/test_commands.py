@@ -364,12 +364,12 @@ def test_corpus_prepare_lines(txl: Txl, workbench: Path) -> None:
         ("eval gone", "'gone' "),
         (
             "eval run --dynamic sgd --batch-size 2",
-            "from beginning to end in one lane; leave --batch-size (2) out",
+            "dynamic evaluation reads from beginning to end in one lane; set batch_size (2) to 1",
         ),
-        ("eval run --temperature 0", "--temperature (0) must be above 0 and finite; 1 leaves the scores as they are"),
+        ("eval run --temperature 0", "temperature (0.0, 1.0) must be above 0 and finite; 1 changes nothing"),
         (
             "eval run --temperature 1.1 --cache 9",
-            "--temperature is for a model that stays as it is; leave it or the cache out",
+            "a temperature is for a model without dynamic evaluation and without a cache; leave one of them out",
         ),
         ("eval run --dynamic-lr 0.1", "--dynamic-lr is for dynamic evaluation; add --dynamic rms or --dynamic sgd"),
         ("eval run --cache-theta 1", "--cache-theta is for a cache; add --cache 2000"),
