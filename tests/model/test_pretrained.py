@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers import tiny_model
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.config.model import read_config
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.errors import CheckpointError
-from transformer_xl.model.pretrained import fitting_blueprint, read_config
+from transformer_xl.model.pretrained import fitting_blueprint
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.tensor_file import TensorFile
 from transformer_xl.tokenizers.kinds import train_tokenizer
@@ -343,7 +344,8 @@ def test_a_hub_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
 BLUEPRINT = """
 import sys
 import torch
-from transformer_xl.model.pretrained import blueprint, read_config
+from transformer_xl.config.model import read_config
+from transformer_xl.model.pretrained import blueprint
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.config.model import TransformerXLConfig
 before = set(sys.modules)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore, averaged_weights
+from transformer_xl.config.model import read_config
 from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError, beside, one_line
 from transformer_xl.files import locked, make_directories, replace_file, stray_name
@@ -32,7 +33,6 @@ from transformer_xl.model.pretrained import (
     build,
     manifest_of,
     open_model,
-    read_config,
     resolve,
 )
 from transformer_xl.tokenizers.kinds import Tokenizer, load_tokenizer, read_tokenizer

@@ -3,8 +3,9 @@
 import io
 import os
 import sys
+from typing import Any, Literal
 
-from cyclopts import App, CycloptsError, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, UnknownOptionError, UnusedCliTokensError
 
 from transformer_xl.cli import (
     ablate,
@@ -15,6 +16,7 @@ from transformer_xl.cli import (
     explain,
     finetune,
     generate,
+    info,
     plan,
     plot,
     predict,
@@ -56,23 +58,67 @@ Common uses:
     help_format="plaintext",
     config=check_values,
 )
-app.command(train.train)
-app.command(finetune.finetune)
-app.command(evaluate.evaluate, name="eval")
-app.command(score.score)
-app.command(explain.explain)
-app.command(generate.generate)
-app.command(predict.predict)
-app.command(translate.translate)
-app.command(serve.serve)
-app.command(convert.convert)
-app.command(corpus.app)
-app.command(bench.app)
-app.command(plan.plan)
-app.command(ablate.ablate)
-app.command(plot.plot)
-app.command(recipes.recipes)
-app.command(recipes.settings)
+
+
+def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
+    """Print a script that completes commands, options, recipes and files in a shell.
+
+    Common uses:
+        source <(txl completion bash)  # in ~/.bashrc
+        txl completion zsh > ~/.zfunc/_txl  # with fpath+=~/.zfunc before compinit
+        txl completion fish > ~/.config/fish/completions/txl.fish
+
+    Args:
+        shell: bash, zsh or fish.
+    """
+    script = app.generate_completion(shell=shell)
+    print(script.replace("complete -F", "complete -o default -F"))  # bash: a file where nothing else is known
+
+
+_GROUPS: dict[str, dict[str, Any]] = {
+    "Train": {
+        "train": train.train,
+        "finetune": finetune.finetune,
+        "corpus": corpus.app,
+        "recipes": recipes.recipes,
+        "settings": recipes.settings,
+        "plan": plan.plan,
+    },
+    "Use": {
+        "generate": generate.generate,
+        "serve": serve.serve,
+        "predict": predict.predict,
+        "translate": translate.translate,
+        "score": score.score,
+    },
+    "Understand": {
+        "info": info.info,
+        "eval": evaluate.evaluate,
+        "explain": explain.explain,
+        "ablate": ablate.ablate,
+        "plot": plot.plot,
+        "bench": bench.app,
+    },
+    "Convert": {"convert": convert.convert},
+    "This program": {"completion": completion},
+}
+_USAGE = {"train": "[RECIPE or TEXT]", "finetune": "[RUN]", "settings": "[RECIPE]", "plan": "[RECIPE]"}
+"""What stands for an argument that may be left out, where cyclopts writes [ARGS]."""
+
+
+def _register() -> None:
+    for place, (title, commands) in enumerate(_GROUPS.items()):
+        group = Group(title, sort_key=place)
+        for order, (name, command) in enumerate(commands.items()):
+            app.command(command, name=name)
+            app[name].group, app[name].sort_key = group, order
+    for name, argument in _USAGE.items():
+        app[name].usage = f"Usage: txl {name} [OPTIONS] {argument}"
+    for name in ("--help", "--version"):
+        app[name].group = app["completion"].group
+
+
+_register()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -4,8 +4,9 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import Annotated
 
-from transformer_xl.cli.options import Flag, Json, Natural, Overrides, Repeated
+from transformer_xl.cli.options import TASKS, Flag, Json, Natural, Overrides, Repeated
 from transformer_xl.process import is_reporter
 
 
@@ -13,7 +14,7 @@ def finetune(
     run: str | None = None,
     /,
     *,
-    task: str | None = None,
+    task: Annotated[str | None, TASKS] = None,
     data: str | None = None,
     out: Path | None = None,
     text: str | None = None,

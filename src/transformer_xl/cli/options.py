@@ -40,6 +40,22 @@ Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 FloatPrecision = Literal["auto", "fp32", "bf16", "fp16"]
 """The same for commands that cannot round weights to int8."""
 
+
+def _recipes(context: object) -> list[str]:
+    from transformer_xl.config.recipes import recipe_names
+
+    return recipe_names()
+
+
+def _tasks(context: object) -> list[str]:
+    from transformer_xl.config.recipes import task_names
+
+    return task_names()
+
+
+RECIPES, TASKS = Parameter(completer=_recipes), Parameter(completer=_tasks)
+"""Of an argument whose value may be the name of a recipe, or of a task: what a shell completes."""
+
 _LARGEST = 2**63 - 1  # no library can hold more
 
 Natural = Annotated[int, Parameter(validator=Number(gte=0, lte=_LARGEST))]

@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from transformer_xl.cli.options import Above0, Json, Overrides, Positive
+from transformer_xl.cli.options import RECIPES, Above0, Json, Overrides, Positive
 
 _Share = Annotated[float, Parameter(validator=Number(gt=0, lte=1))]
 
 
 def plan(
-    recipe: str = "quickstart",
+    recipe: Annotated[str, RECIPES] = "quickstart",
     /,
     *,
     gpus: Positive = 1,

@@ -1,9 +1,9 @@
 """`txl recipes` and `txl settings`: what can be trained, and what can be set."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
-from transformer_xl.cli.options import Json, Overrides
+from transformer_xl.cli.options import RECIPES, Json, Overrides
 from transformer_xl.console import table
 
 
@@ -39,7 +39,7 @@ def recipes(*, json_: Json = False) -> None:
     print("\nTrain one with txl train RECIPE; txl settings RECIPE shows its settings.")
 
 
-def settings(recipe: str | None = None, /, *, set_: Overrides = None, json_: Json = False) -> None:
+def settings(recipe: Annotated[str | None, RECIPES] = None, /, *, set_: Overrides = None, json_: Json = False) -> None:
     """List all settings, with their defaults or a recipe's values, and what they mean.
 
     Common uses:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import Flag, Imports, Overrides, Repeated, import_kinds
+from transformer_xl.cli.options import RECIPES, Flag, Imports, Overrides, Repeated, import_kinds
 from transformer_xl.console import printable, say
 from transformer_xl.errors import ConfigError, beside, did_you_mean
 from transformer_xl.process import is_reporter
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    recipe: str | None = None,
+    recipe: Annotated[str | None, RECIPES] = None,
     /,
     *,
     corpus: str | None = None,

@@ -5,12 +5,14 @@ Modules get plain arguments; only the code that builds a model sees these classe
 
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from transformer_xl.config.settings import Natural, Positive, Probability, Section
-from transformer_xl.errors import ConfigError, did_you_mean, shown
+from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, shown
+from transformer_xl.untrusted import read_json_object
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2"]
 """Names of the non-linearities of a feed-forward network."""
@@ -453,3 +455,23 @@ def model_config(values: Mapping[str, Any]) -> ModelConfig:
             f"kind of model {shown(kind)} is not registered ({near}); if it is your own, import its module first (--import)"
         )
     return KINDS[kind](**own)
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read a model's `config.json`."""
+    values = read_json_object(path)
+    if not is_native(values):
+        raise CheckpointError(
+            f"'{path}' describes a model of another program, or of a kind that is not registered "
+            f"({shown(values.get('model_type'))}); if it is your own, import its module first; otherwise use txl convert"
+        )
+    try:
+        return model_config({"kind": values.pop("model_type"), **values})
+    except ConfigError as error:
+        raise CheckpointError(f"'{path}': {error}") from None
+
+
+def is_native(values: Mapping[str, Any]) -> bool:
+    """Return whether a `config.json` is one of ours; Hugging Face calls its own XLNet by the same name."""
+    kind = values.get("model_type")
+    return isinstance(kind, str) and kind in KINDS and "ff_activation" not in values

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
-from transformer_xl.config.model import TransformerXLConfig, XLNetConfig
+from transformer_xl.config.model import TransformerXLConfig, XLNetConfig, read_config
 from transformer_xl.config.run import TrainConfig
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface, pytorch, xlnet_huggingface
@@ -20,7 +20,7 @@ from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
 from transformer_xl.files import write_file
 from transformer_xl.hub import CARD_FILE, model_card
 from transformer_xl.model.build import make_model
-from transformer_xl.model.pretrained import CONFIG_FILE, TOKENIZER_FILE, open_model, read_config
+from transformer_xl.model.pretrained import CONFIG_FILE, TOKENIZER_FILE, open_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.config.model import AttentionConfig
+from transformer_xl.config.model import AttentionConfig, is_native
 from transformer_xl.config.run import merge
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.programs import HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Contents, Kind, read_any
@@ -15,7 +15,7 @@ from transformer_xl.conversion.readers.tensor_bundle import refuse_first_format
 from transformer_xl.conversion.readers.tensors import ForeignTensor
 from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
-from transformer_xl.model.pretrained import CONFIG_FILE, is_native
+from transformer_xl.model.pretrained import CONFIG_FILE
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.untrusted import read_json_object
 

@@ -6,10 +6,9 @@ from typing import Any, ClassVar, Self
 import transformers
 from transformers import PreTrainedConfig
 
-from transformer_xl.config.model import AttentionConfig, TransformerXLConfig, XLNetConfig
+from transformer_xl.config.model import AttentionConfig, TransformerXLConfig, XLNetConfig, is_native
 from transformer_xl.conversion.key_maps.xlnet_huggingface import PROBLEMS
 from transformer_xl.errors import ConfigError, did_you_mean
-from transformer_xl.model.pretrained import is_native
 
 _WRITTEN_BY_TRANSFORMERS = frozenset({
     "_commit_hash", "_name_or_path", "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id",

@@ -10,13 +10,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from transformer_xl.config.model import KINDS, ModelConfig, model_config
+from transformer_xl.config.model import ModelConfig, read_config
 from transformer_xl.errors import CheckpointError, ConfigError, beside, one_line, shown
 from transformer_xl.files import FileRecord, make_directories, record_of, replace_file, whole_file, write_file
 from transformer_xl.hub import CARD_FILE, download, model_card, upload
 from transformer_xl.manifest import MANIFEST_FILE, Manifest, encode_manifest, read_manifest
 from transformer_xl.tensor_file import TensorFile, TensorSpec, encode_tensors
-from transformer_xl.untrusted import read_json_object
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -129,26 +128,6 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
             f"'{source}' is neither a directory nor a hub id that can be read ({error}; for a hub id "
             f"check spelling and network); give a run or an exported directory{models}"
         ) from None
-
-
-def read_config(path: Path) -> ModelConfig:
-    """Read a model's `config.json`."""
-    values = read_json_object(path)
-    if not is_native(values):
-        raise CheckpointError(
-            f"'{path}' describes a model of another program, or of a kind that is not registered "
-            f"({shown(values.get('model_type'))}); if it is your own, import its module first; otherwise use txl convert"
-        )
-    try:
-        return model_config({"kind": values.pop("model_type"), **values})
-    except ConfigError as error:
-        raise CheckpointError(f"'{path}': {error}") from None
-
-
-def is_native(values: Mapping[str, Any]) -> bool:
-    """Return whether a `config.json` is one of ours; Hugging Face calls its own XLNet by the same name."""
-    kind = values.get("model_type")
-    return isinstance(kind, str) and kind in KINDS and "ff_activation" not in values
 
 
 def config_values(config: ModelConfig) -> dict[str, Any]:

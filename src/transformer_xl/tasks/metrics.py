@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -157,6 +157,17 @@ _MAIN = {
 _WORDS = {"micro_f1": "micro F1", "macro_f1": "macro F1", "f1": "F1", "exact": "exact match", "mse": "mean squared error"}
 
 
+def metrics_in_words(metrics: Mapping[str, float]) -> str:
+    """Return metrics by name on one line.
+
+    Example:
+        >>> metrics_in_words({"exact": 0.5, "nats": 0.25})
+        'exact match 0.500, nats 0.2500'
+    """
+    digits = {"mse": 4, "nats": 4}
+    return ", ".join(f"{_WORDS.get(name, name)} {value:z.{digits.get(name, 3)}f}" for name, value in metrics.items())
+
+
 @dataclass(frozen=True)
 class TaskScore:
     """How right predictions are.
@@ -233,10 +244,8 @@ class TaskScore:
 
     def in_words(self) -> str:
         """Return the metrics on one line."""
-        digits = {"mse": 4, "nats": 4}
-        figures = [f"{_WORDS.get(name, name)} {value:z.{digits.get(name, 3)}f}" for name, value in self.metrics.items()]
         unit = "word" if self.kind == "tokens" else "text"
-        return f"{', '.join(figures)} ({self.n:,} {unit}{'s' * (self.n != 1)})"
+        return f"{metrics_in_words(self.metrics)} ({self.n:,} {unit}{'s' * (self.n != 1)})"
 
 
 class Tally(ABC):

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
+from transformer_xl.config.model import read_config
 from transformer_xl.config.recipes import apply_overrides
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import in_bytes
@@ -22,7 +23,7 @@ from transformer_xl.model.adapters import add_adapters
 from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.build import completed, count_parameters, make_blueprint, make_model
 from transformer_xl.model.growth import with_rows
-from transformer_xl.model.pretrained import CONFIG_FILE, RUNS, read_config, resolve
+from transformer_xl.model.pretrained import CONFIG_FILE, RUNS, resolve
 from transformer_xl.model.room import check_room
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.process import restarts
