@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.explain.models import make, reading
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
+from transformer_xl.errors import CheckpointError, CorpusError, TokenizerError
 from transformer_xl.explain import attention
 from transformer_xl.explain.explanation import best_passages, find_facts, remembers
 from transformer_xl.reading.evaluation import evaluate
@@ -81,11 +81,6 @@ def test_preferred_tokens_are_the_likeliest(changes, monkeypatch):
     np.testing.assert_allclose(np.exp(-facts.nats), own[:, 0], rtol=1e-4)
 
 
-def test_more_alternatives_than_words():
-    model = make("paper")
-    assert facts_of(model, stream(9), reading(model), top=99).top_ids.shape == (8, 13)
-
-
 def looked(model, ids, how, place):
     """Weights (L, N, keys) by which the token at `place` was predicted, and the places of the keys."""
     view, mems = how.view(model), how.view(model).init_mems(1)
@@ -153,16 +148,11 @@ def test_attention_by_distance_is_the_mean_over_queries():
     assert 0.05 < far.sum() / 6 < 0.95
 
 
-def test_progress_counts_every_token_of_both_readings():
-    model, counts = make("paper"), []
-    facts_of(model, stream(30), reading(model), on_tokens=counts.append)
-    assert sum(counts) == 2 * 29
-
-
-def test_the_mode_of_the_model_is_restored():
-    model = make("paper").train()
-    facts_of(model, stream(9), reading(model))
-    assert model.training
+def test_progress_counts_every_token_of_both_readings_and_the_mode_of_the_model_is_restored():
+    model, counts = make("paper").train(), []
+    facts = facts_of(model, stream(30), reading(model), top=99, on_tokens=counts.append)
+    assert sum(counts) == 2 * 29 and model.training
+    assert facts.top_ids.shape == (29, 13)  # no more than there are words
 
 
 def test_what_cannot_be_read():
@@ -171,10 +161,6 @@ def test_what_cannot_be_read():
         facts_of(model, stream(1), reading(model))
     with pytest.raises(TokenizerError, match="99"):
         facts_of(model, np.array([1, 99]), reading(model))
-    with pytest.raises(ConfigError, match="tgt_len \\(0\\)"):
-        facts_of(model, stream(9), reading(model, tgt_len=0))
-    with pytest.raises(ConfigError, match="vanilla model has no memory"):
-        facts_of(make("vanilla"), stream(9), reading(make("vanilla"), mem_len=3))
     with torch.no_grad():
         model.softmax.bias[3] = float("nan")
     with pytest.raises(CheckpointError, match="no finite probabilities"):

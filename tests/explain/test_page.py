@@ -3,12 +3,9 @@
 import base64
 import hashlib
 import json
-import random
 import re
 import zlib
 from html.parser import HTMLParser
-from pathlib import Path
-from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
@@ -18,7 +15,7 @@ from tests.explain.models import make, reading
 from transformer_xl.explain import attention
 from transformer_xl.explain.explanation import explain
 from transformer_xl.explain.page import page, write_explanation
-from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u2028\u2029\u202e}{{data}}{{policy}}'\"`${1}-->\0"
@@ -69,7 +66,7 @@ def stored(text):
     return about, arrays
 
 
-def test_what_is_stored_is_what_was_found():
+def test_what_is_stored_is_what_was_found(tmp_path):
     text = "naïve text, twice: naïve text, twice\n" * 3
     found = explained(text)
     facts, (about, arrays) = found.facts, stored(page(found))
@@ -90,6 +87,8 @@ def test_what_is_stored_is_what_was_found():
     np.testing.assert_allclose((arrays["weights"].reshape(shape) / 255.0) ** 2, facts.details.weights, atol=0.004)
     np.testing.assert_allclose(arrays["mass"].reshape(facts.distances.mass.shape), facts.distances.mass, atol=1e-6)
     np.testing.assert_allclose(arrays["share"].reshape(2, 3), facts.distances.memory_share, atol=1e-6)
+    written = write_explanation(found, tmp_path / "out")
+    assert written.read_text(encoding="utf-8") == page(found)
     assert (about["keys"], about["top"], about["tgt_len"], about["mem_len"]) == (shape[2], k, 4, 5)
     assert about["totals"]["loss"] == pytest.approx(float(facts.nats.mean()), rel=1e-5)
     assert about["totals"]["n_characters"] == len(text) - 1
@@ -141,37 +140,6 @@ def test_kinds_without_memory_or_attention_say_so():
     assert about["remembers"] and about["state"] and about["keys"] == 0 and "weights" not in arrays and "mass" not in arrays
 
 
-def prose(n_bytes):
-    """So many bytes of Python's own manual, its paragraphs in a random order and with a few words exchanged for others."""
-    paragraphs = [part for topic in topics.values() for part in topic.encode().split(b"\n\n")]
-    words = sorted({word for part in paragraphs for word in part.split(b" ")})
-    chance, found, size = random.Random(0), [], 0
-    while size < n_bytes:
-        own = [chance.choice(words) if chance.random() < 0.05 else word for word in chance.choice(paragraphs).split(b" ")]
-        found.append(b" ".join(own))
-        size += len(found[-1]) + 2
-    return b"\n\n".join(found)[:n_bytes].decode("utf-8", "ignore")
-
-
-MEGABYTE = pytest.param(1_000_000, id="a megabyte", marks=[pytest.mark.faults, pytest.mark.long, pytest.mark.timeout(1200)])
-
-
-@pytest.mark.parametrize("n", [3_000, MEGABYTE])
-def test_a_page_holds_a_whole_long_text(n, tmp_path):
-    """From a text to the page on the disk: some 12 bytes for each of the text, and attention in a room of its own."""
-    text, model = prose(n), make("paper", vocab_size=256)
-    ids = ByteTokenizer().encode(text)
-    found = explain(model, ByteTokenizer(), ids, reading(model, tgt_len=256, mem_len=256), name="prose")
-    path = write_explanation(found, tmp_path / "out")
-    size = path.stat().st_size
-    print(f"{len(ids):,} bytes of text: a page of {size:,}")
-    about, arrays = stored(path.read_text(encoding="utf-8"))
-    assert arrays["text"].tobytes().decode() == text and len(arrays["tokens"]) == len(ids) >= n - 3
-    np.testing.assert_allclose(arrays["nats"] * about["nats_step"], found.facts.nats, atol=0.0005)
-    n_byte = about["detailed"] * 6 * (3 * attention.KEYS + 1)
-    assert n_byte <= attention.BYTES and size < 15 * len(ids) + n_byte
-
-
 def test_a_page_grows_with_its_text_by_a_bounded_number_of_bytes():
     """Attention has a room of its own."""
     rng = np.random.default_rng(0)
@@ -197,19 +165,3 @@ def test_a_page_grows_with_its_text_by_a_bounded_number_of_bytes():
     assert len(text) - room * 6 * 25 * 4 / 3 < 30 * n  # 30 MB for a million tokens; random numbers cannot be compressed
     about, arrays = stored(text)
     assert len(arrays["tokens"]) == n and about["detailed"] == room
-
-
-def test_parts_of_the_page_are_in_the_package():
-    """They are data beside the code; a wheel takes along whatever lies in the folder."""
-    from transformer_xl.explain import page as module
-
-    for name in ("page.html", "page.css", "page.js"):
-        assert (Path(module.__file__).parent / name).is_file()
-
-
-def test_characters_outside_the_plane_are_counted_as_scripts_count():
-    text = "a😀b" * 5
-    model, tokenizer = make("paper"), CharTokenizer("ab😀" + "cdefghijkl", byte_fallback=False)
-    found = explain(model, tokenizer, tokenizer.encode(text), reading(model))
-    _, arrays = stored(page(found))
-    assert arrays["lengths"].tolist() == [1, 2, 1] * 5
