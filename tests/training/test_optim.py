@@ -10,22 +10,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers import tiny_model
 from tests.training import helpers
-from tests.training.helpers import MODEL, TRAIN, resumed_losses
-from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import OptimConfig, RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.training.optim import OPTIMIZERS, Optimizers, Schedule, clipped
 
+KINDS = get_args(OptimConfig.model_fields["optimizer"].annotation)
+of_every_kind = pytest.mark.parametrize("kind", KINDS)
 
-def names_of(optimizer: torch.optim.Optimizer, model: nn.Module, *, decayed: bool | None = None) -> set[str]:
+
+def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> set[str]:
+    owned = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    return {name for name, parameter in model.named_parameters() if parameter in owned}
+
+
+def setting(key: str, optimizers: Optimizers, model: nn.Module) -> dict[str, float]:
+    """Return the rate or the decay of each parameter."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    groups = [g for g in optimizer.param_groups if decayed is None or (g["weight_decay"] > 0) == decayed]
-    return {names[parameter] for group in groups for parameter in group["params"]}
-
-
-def names_in(group: dict[str, Any], model: nn.Module) -> list[str]:
-    owned = {id(parameter) for parameter in group["params"]}
-    return [name for name, parameter in model.named_parameters() if id(parameter) in owned]
+    groups = [group for part in optimizers.parts for group in part.param_groups]
+    return {names[parameter]: group[key] for group in groups for parameter in group["params"]}
 
 
 def step(model: nn.Module, optimizers: Optimizers, rate: float = 1.0) -> None:
@@ -35,8 +37,9 @@ def step(model: nn.Module, optimizers: Optimizers, rate: float = 1.0) -> None:
 
 
 @pytest.mark.parametrize("shape", [{}, {"d_embed": 6, "tie_weight": False, "untie_r": True, "final_norm": True}])
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
+@of_every_kind
 def test_every_parameter_is_in_exactly_one_optimizer_and_moves(kind: Any, shape: dict[str, Any]) -> None:
+    assert set(OPTIMIZERS) == set(KINDS)
     model = tiny_model(**shape)
     optimizers = Optimizers(model, OptimConfig(optimizer=kind, lr=0.1, weight_decay=0.1))
     owned = [p for part in optimizers.parts for group in part.param_groups for p in group["params"]]
@@ -46,21 +49,12 @@ def test_every_parameter_is_in_exactly_one_optimizer_and_moves(kind: Any, shape:
     assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
 
 
-def test_muon_takes_the_matrices_of_the_layers_and_nothing_else() -> None:
+def test_muon_takes_the_matrices_of_the_layers_and_has_a_rate_of_its_own() -> None:
     model = tiny_model(d_embed=6, tie_weight=False)
-    muon, adamw = Optimizers(model, OptimConfig(optimizer="muon")).parts
+    muon, adamw = Optimizers(model, OptimConfig(optimizer="muon", lr=0.3)).parts
     assert isinstance(muon, torch.optim.Muon)
     kinds = ("attention.qkv_net", "attention.r_net", "attention.o_net", "feed_forward.inner", "feed_forward.outer")
     assert names_of(muon, model) == {f"layers.{i}.{kind}.weight" for i in range(2) for kind in kinds}
-    assert {"embedding.weight", "embedding.projection.weight", "softmax.weight", "softmax.projection.weight"} <= names_of(
-        adamw, model
-    )
-    assert {"r_w_bias", "r_r_bias", "softmax.bias", "layers.0.attention.layer_norm.weight"} <= names_of(adamw, model)
-
-
-def test_muon_has_two_rates() -> None:
-    model = tiny_model()
-    muon, adamw = Optimizers(model, OptimConfig(optimizer="muon", lr=0.3)).parts
     assert (muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"]) == (0.3, 0.3)
     optimizers = Optimizers(model, OptimConfig(optimizer="muon", lr=0.3, adamw_lr=0.1))
     step(model, optimizers, rate=0.5)
@@ -68,39 +62,31 @@ def test_muon_has_two_rates() -> None:
     assert [g["lr"] for part in optimizers.parts for g in part.param_groups] == [0.15, 0.05, 0.05]
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
-def test_only_matrices_decay(kind: Any) -> None:
-    model = tiny_model()
-    parts = Optimizers(model, OptimConfig(optimizer=kind, weight_decay=0.1)).parts
-    decayed = set().union(*(names_of(part, model, decayed=True) for part in parts))
-    assert decayed == {name for name, p in model.named_parameters() if p.dim() == 2}
-    assert "embedding.weight" in decayed
-    assert not decayed & {"r_w_bias", "r_r_bias", "softmax.bias"}
-
-
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
 @pytest.mark.parametrize(
     "layout", [{"d_embed": 6, "tie_weight": False}, {"attention": "shaw", "max_klen": 9, "cutoffs": (4, 8)}]
 )
-def test_decay_of_the_layers_alone_or_of_everything(kind: Any, layout: dict[str, Any]) -> None:
+@of_every_kind
+def test_matrices_decay_or_the_layers_alone_or_everything(kind: Any, layout: dict[str, Any]) -> None:
+    """What the model itself holds, such as slopes of positions, is no matrix, whatever its shape."""
     model = tiny_model(**layout)
-    for decayed in ("layers", "all"):
-        parts = Optimizers(model, OptimConfig(optimizer=kind, weight_decay=0.1, decayed=decayed)).parts
-        names = set().union(*(names_of(part, model, decayed=True) for part in parts))
-        inside = {name for name, p in model.named_parameters() if name.startswith("layers.") and p.dim() == 2}
-        everything = {name for name, _ in model.named_parameters()}
-        # what muon orthogonalizes are the matrices of the layers
-        assert names == (inside if decayed == "layers" else everything)
+    model.slopes = nn.Parameter(torch.zeros(2, 2))
+    matrices = {name for name, p in model.named_parameters() if p.dim() == 2 and "." in name}
+    layers = {name for name in matrices if name.startswith("layers.")}
+    assert layers < matrices
+    everything = {name for name, _ in model.named_parameters()}
+    for settings, expected in (({}, matrices), ({"decayed": "layers"}, layers), ({"decayed": "all"}, everything)):
+        optimizers = Optimizers(model, OptimConfig(optimizer=kind, weight_decay=0.1, **settings))
+        assert {name for name, decay in setting("weight_decay", optimizers, model).items() if decay > 0} == expected
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
+@of_every_kind
 def test_the_embedding_has_a_rate_of_its_own(kind: Any) -> None:
     model = tiny_model(cutoffs=(4, 8), div_val=2, tie_weight=False)
     config = OptimConfig(optimizer=kind, lr=0.5, adamw_lr=0.25 if kind == "muon" else None, embedding_lr_ratio=2.0)
     optimizers = Optimizers(model, config)
     step(model, optimizers, rate=0.1)
     step(model, optimizers, rate=0.1)
-    rates = {name: g["lr"] for part in optimizers.parts for g in part.param_groups for name in names_in(g, model)}
+    rates = setting("lr", optimizers, model)
     common = 0.025 if kind == "muon" else 0.05
     for name, rate in rates.items():
         expected = 2 * common if name.startswith("embedding.") else common
@@ -129,10 +115,6 @@ def test_adam_is_fused_where_it_can_be_and_computes_the_same(kind: Any) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_every_optimizer_that_settings_name_can_be_made() -> None:
-    assert set(OPTIMIZERS) == set(get_args(OptimConfig.model_fields["optimizer"].annotation))
-
-
 def test_what_a_checkpoint_could_not_hold_is_refused() -> None:
     model = tiny_model()
     optimizers = Optimizers(model, OptimConfig(optimizer="sgd"))
@@ -140,13 +122,6 @@ def test_what_a_checkpoint_could_not_hold_is_refused() -> None:
     optimizers.parts[0].state[model.get_parameter("layers.0.attention.o_net.weight")]["age"] = 1
     with pytest.raises(TypeError, match=r"SGD keeps age of layers\.0\.attention\.o_net\.weight as 1; keep it as a tensor"):
         optimizers.state_tensors()
-
-
-def test_position_parameters_do_not_decay_whatever_their_shape() -> None:
-    model = tiny_model()
-    model.slopes = nn.Parameter(torch.zeros(2, 2))
-    decayed = names_of(Optimizers(model, OptimConfig(weight_decay=0.1)).parts[0], model, decayed=True)
-    assert "slopes" not in decayed and "layers.0.attention.o_net.weight" in decayed
 
 
 def test_no_fused_update_is_asked_of_a_device_that_may_lack_it() -> None:
@@ -176,23 +151,7 @@ def test_a_run_may_go_on_without_momentum() -> None:
         Optimizers(tiny_model(), OptimConfig(optimizer="sgd", momentum=momentum)).load_state_tensors(state)
 
 
-SMALL = {name: MODEL[name] for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")}
-
-
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("name", ["ptb", "wt2"])
-def test_a_regularized_run_resumes_bit_by_bit(name: str, accumulate: int) -> None:
-    """The recipes' regularization and optimizer at reduced size; a model of other weights and random state takes over."""
-    recipe = load_recipe(name)
-    changes: dict[str, Any] = {
-        "model": recipe.model.model_dump() | SMALL | {"dropweight": 0.1, "cutoffs": [4] if name == "wt2" else []},
-        "optim": recipe.optim.model_dump() | {"lr": 0.01, "warmup_steps": 3},
-        "train": TRAIN | {"accumulate": accumulate},
-    }
-    assert all(map(math.isfinite, resumed_losses(4, 5, **changes)))
-
-
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
+@of_every_kind
 def test_state_is_named_by_parameter_and_comes_back(kind: Any) -> None:
     model = tiny_model()
     config = OptimConfig(optimizer=kind, lr=0.1)
@@ -230,16 +189,15 @@ def test_layers_have_rates_that_fall_towards_the_embedding(kind: Any) -> None:
     """Section A.4 of XLNet's paper: layer m of L has the rate l · αᴸ⁻ᵐ; embeddings have the lowest."""
     model = _Tuned(helpers.tiny_model(kind="xlnet", n_layer=3, final_norm=True))
     optimizers = Optimizers(model, OptimConfig(optimizer=kind, lr=0.1, weight_decay=0.01, layer_lr_decay=0.5))
-    rates = {name: g["lr"] for part in optimizers.parts for g in part.param_groups for name in names_in(g, model)}
-    for name, rate in rates.items():
+    for name, rate in setting("lr", optimizers, model).items():
         factors = {"backbone.layers.0": 0.25, "backbone.layers.1": 0.5, "backbone.embedding": 0.125, "backbone.mask_emb": 0.125}
         factor = next((factor for begin, factor in factors.items() if name.startswith(begin)), 1.0)
         assert rate == pytest.approx(0.1 * factor), name
-    decayed = set().union(*(names_of(part, model, decayed=True) for part in optimizers.parts))
+    decayed = {name for name, decay in setting("weight_decay", optimizers, model).items() if decay}
     assert decayed == {name for name, p in model.named_parameters() if p.dim() == 2}
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
+@of_every_kind
 def test_what_is_stacked_over_layers_has_each_layers_rate(kind: Any) -> None:
     """Each layer's part moves by its factor of what it would have moved; moments are those of an undivided rate."""
     moved, states = [], []
@@ -279,23 +237,11 @@ def test_the_authors_decay_scales_gradients_of_layers_alone() -> None:
         torch.testing.assert_close(before[name] - parameter, torch.full_like(parameter, factor), rtol=1e-5, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("on", ["rate", "gradient"])
-@pytest.mark.parametrize("kind", ["transformer_xl", "xlnet"])
-def test_a_run_with_rates_by_layer_resumes_bit_by_bit(kind: str, on: str) -> None:
-    changes: dict[str, Any] = {
-        "model": {"kind": kind, "untie_r": True},
-        "optim": {"lr": 0.01, "layer_lr_decay": 0.7, "layer_lr_decay_on": on},
-        "train": {"tgt_len": 12} if kind == "xlnet" else {},
-    }
-    resumed_losses(3, 3, **changes)
-
-
-KINDS = ("adamw", "adam", "sgd", "muon", "lamb")
-BY_LAYER: dict[str, dict[str, Any]] = {
-    "alike": {},
-    "by rate": {"layer_lr_decay": 0.5},
-    "by gradient": {"layer_lr_decay": 0.5, "layer_lr_decay_on": "gradient"},
-}
+by_layer = pytest.mark.parametrize(
+    "settings",
+    [{}, {"layer_lr_decay": 0.5}, {"layer_lr_decay": 0.5, "layer_lr_decay_on": "gradient"}],
+    ids=["alike", "by rate", "by gradient"],
+)
 
 
 class Updated:
@@ -319,13 +265,14 @@ class Updated:
         }
 
 
-@pytest.mark.parametrize("settings", BY_LAYER.values(), ids=BY_LAYER)
-@pytest.mark.parametrize("kind", KINDS)
+@by_layer
+@of_every_kind
 def test_numbers_on_the_device_do_what_numbers_do(kind: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that the device forbids makes states and changes nothing, the first one and one between others."""
     monkeypatch.setattr("transformer_xl.training.muon.choose_precision", lambda *_: ("fp32", ""))
     plain, on_device, warmed = (Updated(kind, **settings) for _ in range(3))
     before = warmed.tensors()
-    for _ in range(2):  # what precedes a capture makes states and changes nothing
+    for _ in range(2):  # as what precedes a capture
         warmed.step(torch.tensor(1.0), torch.ones(()), spoilt=True)
     made = warmed.tensors()
     assert all(torch.equal(made[name], tensor) for name, tensor in before.items())
@@ -334,6 +281,9 @@ def test_numbers_on_the_device_do_what_numbers_do(kind: str, settings: dict[str,
         plain.step(rate, seed=seed)
         on_device.step(torch.tensor(rate), seed=seed)
         warmed.step(torch.tensor(rate), torch.zeros(()), seed=seed)
+        before = warmed.tensors()
+        warmed.step(torch.tensor(rate), torch.ones(()), spoilt=True)
+        assert [name for name, tensor in warmed.tensors().items() if not torch.equal(tensor, before[name])] == []
     expected = plain.tensors()
     for each in (on_device, warmed):
         assert each.tensors().keys() == expected.keys() == made.keys()
@@ -341,20 +291,6 @@ def test_numbers_on_the_device_do_what_numbers_do(kind: str, settings: dict[str,
             assert tensor.dtype == expected[name].dtype
             tolerance = 0.0 if kind in ("adam", "adamw") else 1e-6
             torch.testing.assert_close(tensor, expected[name], rtol=tolerance, atol=tolerance, msg=name)
-
-
-@pytest.mark.parametrize("settings", BY_LAYER.values(), ids=BY_LAYER)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_the_device_forbids_changes_nothing(kind: str, settings: dict[str, Any]) -> None:
-    each = Updated(kind, **settings)
-    each.step(torch.tensor(0.5), torch.zeros(()))
-    before = each.tensors()
-    each.step(torch.tensor(0.5), torch.ones(()), spoilt=True)
-    after = each.tensors()
-    assert after.keys() == before.keys()
-    assert [name for name, tensor in after.items() if not torch.equal(tensor, before[name])] == []
-    each.step(torch.tensor(0.5), torch.zeros(()))  # nothing remembers that step
-    assert all(tensor.isfinite().all() for tensor in each.tensors().values())
 
 
 class Reads(TorchDispatchMode):
@@ -372,8 +308,8 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("settings", BY_LAYER.values(), ids=BY_LAYER)
-@pytest.mark.parametrize("kind", KINDS)
+@by_layer
+@of_every_kind
 def test_a_step_with_tensors_never_waits_and_learning_rates_stay_where_they_are(kind: str, settings: dict[str, Any]) -> None:
     each, rate, found_inf = Updated(kind, **settings), torch.tensor(0.5), torch.ones(())
     each.step(rate, found_inf)
@@ -412,27 +348,25 @@ def shape(step: int, progress: float, **settings: Any) -> float:
     return Schedule(OptimConfig(**settings)).factor(step, progress)
 
 
+LOW = {"min_lr_ratio": 0.1}
+COSINE_OF_A_QUARTER = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4))
+
+
 @pytest.mark.parametrize(
-    ("kind", "points"),
+    ("settings", "factors"),
     [
-        ("constant", {0.0: 1.0, 0.5: 1.0, 1.0: 1.0}),
-        ("linear", {0.0: 1.0, 0.5: 0.55, 1.0: 0.1, 1.2: 0.1}),
-        ("cosine", {0.0: 1.0, 0.5: 0.55, 0.25: 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)), 1.0: 0.1, 7.0: 0.1}),
-        ("plateau", {0.0: 1.0, 1.0: 1.0}),
+        ({"schedule": "constant"}, {(999, 0.0): 1.0, (999, 0.5): 1.0, (999, 1.0): 1.0}),
+        ({"schedule": "linear", **LOW}, {(999, 0.0): 1.0, (999, 0.5): 0.55, (999, 1.0): 0.1, (999, 1.2): 0.1}),
+        ({"schedule": "cosine", **LOW}, {(999, 0.25): COSINE_OF_A_QUARTER, (999, 0.5): 0.55, (999, 7.0): 0.1}),
+        ({"schedule": "plateau", **LOW}, {(999, 0.0): 1.0, (999, 1.0): 1.0}),
+        ({"schedule": "inv_sqrt", "warmup_steps": 100}, {(99, 0.0): 1.0, (399, 0.0): 0.5, (9999, 0.0): 0.1}),
+        ({"schedule": "inv_sqrt", "warmup_steps": 100, "min_lr_ratio": 0.2}, {(9999, 0.0): 0.2}),
+        ({"schedule": "inv_sqrt"}, {(3, 0.0): 0.5}),
     ],
 )
-def test_schedules_of_progress(kind: str, points: dict[float, float]) -> None:
-    for progress, expected in points.items():
-        assert shape(1000, progress, schedule=kind, min_lr_ratio=0.1) == pytest.approx(expected), progress
-
-
-def test_inverse_square_root_begins_where_warm_up_ends() -> None:
-    settings = {"schedule": "inv_sqrt", "warmup_steps": 100}
-    assert shape(99, 0.0, **settings) == 1.0
-    assert shape(399, 0.0, **settings) == 0.5
-    assert shape(9999, 0.0, **settings) == pytest.approx(0.1)
-    assert shape(9999, 0.0, min_lr_ratio=0.2, **settings) == 0.2
-    assert shape(3, 0.0, schedule="inv_sqrt") == 0.5
+def test_shapes_of_schedules(settings: dict[str, Any], factors: dict[tuple[int, float], float]) -> None:
+    """By (steps before, share of the budget)."""
+    assert {at: shape(*at, **settings) for at in factors} == pytest.approx(factors)
 
 
 @pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "plateau"])
@@ -443,21 +377,16 @@ def test_warm_up_is_linear_and_never_zero(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["cosine", "linear"])
 def test_decay_begins_beneath_warm_up_or_after_it(kind: str) -> None:
-    settings = {"schedule": kind, "warmup_steps": 100, "min_lr_ratio": 0.1}
-    half = 0.1 + 0.9 * 0.5  # of both shapes in their middle
-    assert shape(550, 0.55, decay_after_warmup=True, **settings) == pytest.approx(half)
-    assert shape(500, 0.5, **settings) == pytest.approx(half)
-    assert [shape(step, step / 1000, decay_after_warmup=True, **settings) for step in (0, 49, 99, 100, 1000)] == pytest.approx(
-        [0.01, 0.5, 1.0, 1.0, 0.1]
-    )
-    assert shape(99, 0.099, **settings) < 0.99
-    assert shape(2000, 2.0, decay_after_warmup=True, **settings) == pytest.approx(0.1)
-    without = {**settings, "warmup_steps": 0}
-    for step in (0, 300, 1000):
-        assert shape(step, step / 1000, decay_after_warmup=True, **without) == shape(step, step / 1000, **without)
-    longer = {**settings, "warmup_steps": 4000}  # than the whole run
-    assert shape(999, 0.999, decay_after_warmup=True, **longer) == pytest.approx(0.25)
-    assert shape(1000, 1.0, decay_after_warmup=True, **longer) == pytest.approx(0.25, rel=1e-2)
+    def factors(*steps: int, **settings: Any) -> list[float]:
+        common = {"schedule": kind, "warmup_steps": 100, **LOW}
+        return [shape(step, step / 1000, **common | settings) for step in steps]
+
+    after = {"decay_after_warmup": True}
+    assert factors(0, 49, 99, 100, 550, 1000, 2000, **after) == pytest.approx([0.01, 0.5, 1.0, 1.0, 0.55, 0.1, 0.1])
+    assert factors(500) == pytest.approx([0.55]) and factors(99)[0] < 0.99
+    assert factors(0, 300, 1000, warmup_steps=0, **after) == factors(0, 300, 1000, warmup_steps=0)
+    longer = factors(999, 1000, warmup_steps=4000, **after)  # than the whole run
+    assert longer == pytest.approx([0.25, 0.25], rel=1e-2)
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -9,14 +9,23 @@ import pytest
 import torch
 
 from tests.checkpoint.helpers import never
-from tests.training.helpers import OPTIM, bits, differing, memories, saved, tiny_trainer
+from tests.training.helpers import MODEL, OPTIM, bits, differing, memories, saved, tiny_trainer
 from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import OptimConfig
-from transformer_xl.errors import ConfigError
 from transformer_xl.training.trainer import Trainer, checkpoint_bytes
 
 N_STEPS = 7  # an epoch has six
 ROWS = {"kind": "classification", "labels": ["a", "b"], "tgt_len": 5, "in_documents": True}
+
+
+def of_recipe(name: str, model: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """The regularization and the optimizer of a recipe, at reduced size."""
+    recipe = load_recipe(name)
+    sizes = {key: MODEL[key] for key in MODEL if key != "dropout"}
+    return {"model": recipe.model.model_dump() | sizes | model, "optim": recipe.optim.model_dump() | OPTIM, "train": train}
+
+
 CASES: dict[str, dict[str, Any]] = {
     "adamw": {"optim": {"optimizer": "adamw", "weight_decay": 0.1}},
     "adam": {"optim": {"optimizer": "adam"}},
@@ -65,6 +74,14 @@ CASES: dict[str, dict[str, Any]] = {
             "attention": "equation",
         },
     },
+    "rates-by-layer": {"model": {"untie_r": True}, "optim": {"layer_lr_decay": 0.7}},
+    "gradients-by-layer": {
+        "model": {"kind": "xlnet", "untie_r": True},
+        "optim": {"layer_lr_decay": 0.7, "layer_lr_decay_on": "gradient"},
+        "train": {"tgt_len": 12},
+    },
+    "recipe-wt2": of_recipe("wt2", {"dropweight": 0.1, "cutoffs": [4]}),
+    "recipe-ptb": of_recipe("ptb", {"dropweight": 0.1, "cutoffs": []}, accumulate=2),
     "everything": {
         "precision": "bf16",
         "model": {"dropout": 0.2, "dropatt": 0.1, "d_embed": 4, "untie_r": True, "pre_lnorm": True, "same_length": True},
@@ -95,10 +112,17 @@ def test_a_resumed_run_is_the_uninterrupted_run(case: str, tmp_path: Path) -> No
     resumed = tiny_trainer(seed=100, **CASES[case])  # as a new process begins: other weights, other random state
     read_on(resumed, 1)
     resumed.restore(store.load_newest(on_damaged=never))
+    assert resumed.seconds == stopped.seconds > 0
     losses += read_on(resumed, N_STEPS)
 
     assert losses == expected
     assert differing(bits(resumed), bits(whole)) == []
+
+    optim = OptimConfig(**(OPTIM | CASES[case].get("optim", {})))
+    assert whole.average.count or whole.config.average == "none"
+    stored = saved(whole).model | saved(whole).training
+    n_byte = sum(tensor.nbytes for name, tensor in stored.items() if not name.startswith("random."))
+    assert checkpoint_bytes(whole.model, train=whole.config, optim=optim) == n_byte, "what is known before the first step"
 
 
 @pytest.mark.parametrize("case", ["everything", "all-at-once", "rows-of-documents"])
@@ -117,15 +141,6 @@ def test_every_step_can_be_the_last_before_a_stop(case: str) -> None:
         assert differing(bits(resumed), after) == [], checkpoint.step
 
 
-def test_seconds_go_on_too() -> None:
-    trainer = tiny_trainer()
-    trainer.train_step()
-    checkpoint = saved(trainer)
-    resumed = tiny_trainer()
-    resumed.restore(checkpoint)
-    assert resumed.seconds == trainer.seconds > 0
-
-
 @pytest.mark.parametrize("model", [{}, {"head": {**ROWS, "dropout": 0.0}}])
 def test_groups_of_lanes_give_the_loss_of_all_lanes_at_once(model: dict[str, Any]) -> None:
     changes: dict[str, Any] = {"model": model, "train": {"reset_at_documents": True}, "optim": {"clip": 0.1}}
@@ -141,25 +156,6 @@ def test_groups_of_lanes_give_the_loss_of_all_lanes_at_once(model: dict[str, Any
             assert (other.tokens, other.rate) == (one.tokens, one.rate)
 
 
-def test_penalties_are_added_to_the_mean_loss_of_a_token() -> None:
-    """In groups of lanes, too, and whatever share of the tokens is scored."""
-    reference, stream = tiny_trainer(), tiny_trainer().stream
-    segment = next(stream)
-    reference.model.train()
-    out = reference.model(segment.ids, mems=reference.mems[0], labels=segment.labels)
-    (*_, states), _ = reference.model.hidden_states(segment.ids, mems=reference.mems[0])  # pyright: ignore[reportCallIssue]
-    penalty = 0.2 * states.square().mean() + 0.1 * states.diff(dim=1).square().mean()
-    (out.nll[:, 2:].mean() + penalty).backward()
-    expected = torch.cat([p.grad.flatten() for p in reference.model.parameters() if p.grad is not None])
-    for accumulate in (1, 2):
-        train = {"loss": "half", "accumulate": accumulate, "activation_penalty": 0.2, "temporal_penalty": 0.1}
-        trainer = tiny_trainer(train=train, optim={"clip": None})
-        result = trainer.train_step()
-        found = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
-        assert result.nats == pytest.approx(out.nll[:, 2:].sum().item(), rel=1e-5)
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
-
-
 def test_a_rate_by_length_is_in_proportion_to_what_a_step_reads() -> None:
     """Of 32 tokens of each lane, a step reads five; the last of an epoch reads what is left."""
     trainer = tiny_trainer(optim={"lr_by_length": True, "warmup_steps": 0, "schedule": "constant"}, train={"tbptt_segments": 2})
@@ -171,32 +167,20 @@ def test_a_rate_by_length_is_in_proportion_to_what_a_step_reads() -> None:
     assert len(set(rates)) > 2 and max(rates) > 1
 
 
-@pytest.mark.parametrize("model", [{"kind": "vanilla", "intermediate_losses": True}, {"kind": "xlnet"}])
-@pytest.mark.parametrize("name", ["activation_penalty", "temporal_penalty"])
-def test_a_model_that_learns_from_other_losses_is_refused_penalties(model: dict[str, Any], name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"train.{name} \(0.1\).* needs a model without losses besides that of the next token"
-    ):
-        tiny_trainer(model=model, train={name: 0.1, "tgt_len": 12})
-
-
-def test_memory_continues_the_lane_and_is_emptied_where_an_epoch_begins() -> None:
-    trainer = tiny_trainer()
-    ages = []
-    for _ in range(8):
+@pytest.mark.parametrize(
+    ("resets", "ages"),
+    [
+        (False, [[5] * 4, *[[7] * 4] * 5, [5] * 4, [7] * 4]),  # 6 segments an epoch, mem_len 7
+        # documents begin at tokens 0, 13, 50 and 97, lanes at 0, 32, 64 and 96; so at lane offsets 0 and 13, 18, none, 1
+        (True, [[5, 5, 5, 4], [7, 7, 7, 7], [2, 7, 7, 7], [7, 2, 7, 7]]),
+    ],
+)
+def test_memory_continues_the_lane_and_is_emptied_where_an_epoch_or_a_document_begins(resets: bool, ages: list[Any]) -> None:
+    trainer, found = tiny_trainer(train={"reset_at_documents": resets}), []
+    for _ in ages:
         trainer.train_step()
-        ages.append(memories(trainer)[0].n_valid.tolist())
-    assert ages == [[5] * 4, *[[7] * 4] * 5, [5] * 4, [7] * 4]  # 6 segments an epoch, mem_len 7
-
-
-def test_memory_is_emptied_where_a_document_begins() -> None:
-    """Documents begin at tokens 0, 13, 50 and 97; lanes at 0, 32, 64 and 96, so at lane offsets 0 and 13, 18, none, 1."""
-    trainer = tiny_trainer(train={"reset_at_documents": True})
-    ages = []
-    for _ in range(4):
-        trainer.train_step()
-        ages.append(memories(trainer)[0].n_valid.tolist())
-    assert ages == [[5, 5, 5, 4], [7, 7, 7, 7], [2, 7, 7, 7], [7, 2, 7, 7]]
+        found.append(memories(trainer)[0].n_valid.tolist())
+    assert found == ages
 
 
 def test_memory_goes_on_from_row_to_row_and_is_emptied_where_a_document_begins() -> None:
@@ -220,6 +204,7 @@ def test_memory_goes_on_from_row_to_row_and_is_emptied_where_a_document_begins()
         ({"max_steps": 10}, 0.3),
         ({"max_steps": None, "max_tokens": 120}, 0.5),
         ({"max_steps": None, "max_epochs": 0.75}, 2 / 3),
+        ({"max_steps": None, "max_minutes": 2.0}, 0.25),
         ({"max_steps": 10, "max_tokens": 120, "max_epochs": 2.0}, 0.5),
     ],
 )
@@ -227,19 +212,8 @@ def test_progress_is_that_of_the_nearest_budget(limits: dict[str, Any], expected
     trainer = tiny_trainer(train=limits)
     for _ in range(3):
         trainer.train_step()
-    assert trainer.progress == pytest.approx(expected)
-
-
-def test_a_budget_in_minutes_counts_seconds_of_steps() -> None:
-    trainer = tiny_trainer(train={"max_steps": None, "max_minutes": 2.0})
     trainer.seconds = 30.0
-    assert trainer.progress == 0.25
-
-
-def test_a_model_that_does_not_fit_is_refused() -> None:
-    checkpoint = saved(tiny_trainer())
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        tiny_trainer(model={"d_inner": 10}).restore(checkpoint)
+    assert trainer.progress == pytest.approx(expected)
 
 
 def test_the_step_reads_what_the_stream_gives() -> None:
@@ -252,15 +226,3 @@ def test_the_step_reads_what_the_stream_gives() -> None:
     result = trainer.train_step()
     assert result.nats == pytest.approx(expected, abs=1e-4)
     assert (result.tokens, result.skipped, trainer.tokens) == (20, False, 20)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_bytes_of_a_checkpoint_are_known_before_the_first_step(case: str) -> None:
-    trainer = tiny_trainer(**CASES[case])
-    optim = OptimConfig(**(OPTIM | CASES[case].get("optim", {})))
-    expected = checkpoint_bytes(trainer.model, train=trainer.config, optim=optim)
-    while not (trainer.step and (trainer.average.count or trainer.config.average == "none")):
-        trainer.train_step()
-    checkpoint = saved(trainer)
-    stored = checkpoint.model | checkpoint.training
-    assert expected == sum(tensor.nbytes for name, tensor in stored.items() if not name.startswith("random."))
