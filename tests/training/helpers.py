@@ -23,6 +23,7 @@ from transformer_xl.data.streams import EndlessStream, SegmentStream
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.model.build import make_model
 from transformer_xl.model.memory import Mems
+from transformer_xl.tokenizers.kinds import ByteTokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.trainer import StepResult, Trainer
 from transformer_xl.world import World
@@ -70,6 +71,25 @@ sample_tokens = 2
 batch_size = 2
 max_tokens = 150
 """
+
+TASK = """
+[task]
+kind = "classification"
+
+[optim]
+lr = 1e-2
+clip = 1.0
+schedule = "linear"
+warmup_share = 0.1
+
+[train]
+batch_size = 16
+tgt_len = 32
+max_epochs = 8
+precision = "fp32"
+checkpoint_interval = 5
+"""
+TUNED_SIZES: dict[str, Any] = {"vocab_size": 256, "n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 32}
 
 
 def random_ids() -> np.ndarray:
@@ -212,6 +232,24 @@ def write_text(path: Path, n_words: int = 500) -> Path:
 def write_recipe(path: Path) -> Path:
     path.write_text(RECIPE, encoding="utf-8")
     return path
+
+
+def write_bench(home: Path, **model: Any) -> Path:
+    """A model of bytes with random weights as `base`, a task as `quick.toml`, and an empty directory `data`."""
+    torch.manual_seed(0)
+    make_model(model_config({**TUNED_SIZES, **model})).save_pretrained(home / "base", tokenizer=ByteTokenizer())
+    (home / "quick.toml").write_text(TASK)
+    (home / "data").mkdir()
+    return home
+
+
+def fail(why: str) -> Callable[..., Any]:
+    """What fails instead of doing anything, as a power cut."""
+
+    def act(*_: object, **__: object) -> None:
+        raise RuntimeError(why)
+
+    return act
 
 
 def entries(directory: Path) -> list[dict[str, Any]]:

@@ -11,42 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.helpers import Lines, differing, entries, run_bits, stop_at, tiny_trainer
+from tests.training.helpers import TASK, Lines, differing, entries, fail, run_bits, stop_at, tiny_trainer, write_bench
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
-from transformer_xl.config.model import model_config
 from transformer_xl.conversion.export import export
 from transformer_xl.data.labels import Example
 from transformer_xl.data.task_texts import read_task
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
-from transformer_xl.model.build import make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.tasks.metrics import TaskScore
 from transformer_xl.tasks.predict import predictions
-from transformer_xl.tokenizers.kinds import ByteTokenizer
 from transformer_xl.training.finetune import FineTuning, TaskOutcome, finetune
 from transformer_xl.training.run import train
 from transformer_xl.world import World
 
-TASK = """
-[task]
-kind = "classification"
-
-[optim]
-lr = 1e-2
-clip = 1.0
-schedule = "linear"
-warmup_share = 0.1
-
-[train]
-batch_size = 16
-tgt_len = 32
-max_epochs = 8
-precision = "fp32"
-checkpoint_interval = 5
-"""
-SIZES = {"vocab_size": 256, "n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 32, "dropout": 0.1}
-
 Tune = Callable[..., TaskOutcome]
+RESUMED: dict[str, Any] = {"source": None, "task": None, "data": None, "resume": True}
 
 
 def write_texts(path: Path, n: int, *, seed: int, labels: tuple[str, str] = ("good", "bad")) -> Path:
@@ -62,17 +41,18 @@ def write_texts(path: Path, n: int, *, seed: int, labels: tuple[str, str] = ("go
     return path
 
 
+def write_lines(path: Path, n: int, label: Callable[[int], str]) -> Path:
+    """Texts of one letter, again and again."""
+    path.write_text("\n".join(json.dumps({"text": "a" * (i % 9 + 1), "label": label(i)}) for i in range(n)))
+    return path
+
+
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with random weights, texts, and a task."""
-    home = tmp_path_factory.mktemp("finetune")
-    torch.manual_seed(0)
-    make_model(model_config({**SIZES, "mem_len": 32})).save_pretrained(home / "base")
-    ByteTokenizer().save(home / "base" / "tokenizer.json")
-    (home / "data").mkdir()
+    home = write_bench(tmp_path_factory.mktemp("finetune"), mem_len=32, dropout=0.1)
     for seed, (name, n) in enumerate({"train": 160, "dev": 40, "test": 20}.items()):
         write_texts(home / "data" / f"{name}.tsv", n, seed=seed)
-    (home / "quick.toml").write_text(TASK)
     return home
 
 
@@ -125,8 +105,7 @@ def test_labels_of_words_that_hang_on_the_word_before_are_learned(bench: Path, t
         (tmp_path / "data" / f"{name}.conll").write_text("\n".join(rows))
     task = tmp_path / "words.toml"
     task.write_text(TASK.replace('"classification"', '"tokens"').replace("tgt_len = 32", "tgt_len = 16"))
-    shown = Lines()
-    ended = finetune(bench / "base", task=str(task), data=tmp_path / "data", out=tmp_path / "run", display=shown)
+    ended = finetune(bench / "base", task=str(task), data=tmp_path / "data", out=tmp_path / "run", display=(shown := Lines()))
     assert ended.valid and ended.test and ended.valid.main_name == "f1"
     assert ended.valid.main > 0.95 and ended.test.metrics["accuracy"] > 0.95
     assert any(re.search(r"always saying 'O' would be right for \d\d\.\d% of the words", line) for line in shown.said)
@@ -163,19 +142,15 @@ def test_a_run_that_was_stopped_and_killed_has_the_bits_of_one_left_alone(tune: 
     settings += ["train.accumulate=2", "train.average=ema", "optim.layer_lr_decay=0.7"]
     whole = tune("whole", *settings)
 
-    def kill() -> None:
-        raise RuntimeError("killed")
-
     with pytest.raises(RuntimeError, match="killed"):
-        tune("parts", *settings, display=Lines({6: kill}))
+        tune("parts", *settings, display=Lines({6: fail("killed")}))
     assert RunDirectory(tmp_path / "parts").store().steps()[-1] == 4
-    resumed = {"source": None, "task": None, "data": None, "resume": True}
     shown = stop_at(9)
-    stopped = tune("parts", display=shown, **resumed)
+    stopped = tune("parts", display=shown, **RESUMED)
     assert shown.said[-1] == f"SIGINT: saved step 9; go on with: txl finetune --resume --out {tmp_path / 'parts'}"
     assert (stopped.stopped_by, stopped.finished, stopped.step, stopped.valid) == (signal.SIGINT, False, 9, None)
     shown = Lines()
-    ended = tune("parts", display=shown, **resumed)
+    ended = tune("parts", display=shown, **RESUMED)
     assert any(line.startswith("resumed at step 9, 56% of the budget") for line in shown.said)
     found = {name: value for name, value in ended.as_dict().items() if name not in ("directory", "seconds", "pictures")}
     assert found == {name: value for name, value in whole.as_dict().items() if name in found}
@@ -188,15 +163,12 @@ def test_a_run_that_was_killed_before_it_saved_anything_has_the_same_bits(
     settings = ("train.max_steps=4", "train.max_epochs=none", "train.seed=1")  # other weights than those of the base
     tune("whole", *settings)
 
-    def kill(*_: object, **__: object) -> None:
-        raise RuntimeError("killed")
-
     with monkeypatch.context() as patch:
-        patch.setattr("transformer_xl.training.start.save", kill)
+        patch.setattr("transformer_xl.training.start.save", fail("killed"))
         with pytest.raises(RuntimeError, match="killed"):
             tune("parts", *settings)
     assert RunDirectory(tmp_path / "parts").holds_run
-    tune("parts", source=None, task=None, data=None, resume=True)
+    tune("parts", **RESUMED)
     assert differing(run_bits(tmp_path / "parts"), run_bits(tmp_path / "whole")) == []
 
 
@@ -208,14 +180,13 @@ def test_patience_ends_a_run_and_more_patience_goes_on(tune: Tune, tmp_path: Pat
     assert (ended.finished, ended.step, ended.best_step) == (True, 8, 2)
     assert any("because 3 validations in a row brought nothing better" in line for line in shown.said)
     assert ended.valid and ended.valid.remark.startswith("all 40 texts got the same, '") and ended.valid.remark in shown.warned
-    resumed = {"source": None, "task": None, "data": None, "resume": True}
     log = (tmp_path / "run" / "metrics.jsonl").read_text()
-    again = tune("run", **resumed, display=(told := Lines()))
+    again = tune("run", **RESUMED, display=(told := Lines()))
     how = f"--resume --out {tmp_path / 'run'} --set task.patience=6"
     assert any(each.startswith("finished already: 8 steps") and each.endswith(f"txl finetune {how}") for each in told.said)
     assert (again.step, again.valid and again.valid.as_dict()) == (8, ended.valid and ended.valid.as_dict())
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == log
-    longer = tune("run", "task.patience=4", **resumed)
+    longer = tune("run", "task.patience=4", **RESUMED)
     assert (longer.finished, longer.step) == (True, 10)
 
 
@@ -255,7 +226,7 @@ def test_a_signal_while_the_best_weights_are_scored_ends_only_the_scoring(
     assert (ended.finished, ended.step, ended.valid, ended.stopped_by) == (True, 2, None, signal.SIGTERM)
     how = f"score it with: txl finetune --resume --out {tmp_path / 'run'}"
     assert display.said[-1] == f"SIGTERM: saved step 2, which is not scored; {how}"
-    assert tune("run", source=None, task=None, data=None, resume=True).valid
+    assert tune("run", **RESUMED).valid
 
 
 def test_scores_that_are_no_numbers_end_a_run(tune: Tune) -> None:
@@ -296,9 +267,7 @@ def test_a_taught_model_is_taught_on_with_its_head_only_for_the_same_labels(
     ],
 )
 def test_other_kinds_of_labels(label: Callable[[int], str], kind: str, files: set[str], tune: Tune, tmp_path: Path) -> None:
-    lines = [json.dumps({"text": "a" * (i % 9 + 1), "label": label(i)}) for i in range(80)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
-    ended = tune("run", f"task.kind={kind}", "train.max_steps=3", data=tmp_path / "texts.jsonl")
+    ended = tune("run", f"task.kind={kind}", "train.max_steps=3", data=write_lines(tmp_path / "texts.jsonl", 80, label))
     assert {path.name for path in ended.pictures} == files | {"loss.png"}
     assert ended.valid and ended.valid.n == 8  # a tenth was held out
     assert ended.test is None
@@ -306,20 +275,15 @@ def test_other_kinds_of_labels(label: Callable[[int], str], kind: str, files: se
 
 def test_rare_classes_count_as_much_as_frequent_ones(tune: Tune, tmp_path: Path) -> None:
     """One text of ten is `good`, and no text says which: balanced, about as many get either class."""
-    lines = [json.dumps({"text": "a" * (i % 9 + 1), "label": "good" if i % 10 == 0 else "bad"}) for i in range(200)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
-    found = []
+    data, found = write_lines(tmp_path / "texts.jsonl", 200, lambda i: "bad" if i % 10 else "good"), []
     for settings in ((), ("task.class_weights=balanced",)):
-        shown = Lines()
-        tune(f"run{len(settings)}", *settings, "train.max_epochs=4", data=tmp_path / "texts.jsonl", display=shown)
+        tune(f"run{len(settings)}", *settings, "train.max_epochs=4", data=data, display=(shown := Lines()))
         model, tokenizer = load(tmp_path / f"run{len(settings)}")
         found.append([each.probabilities[1] for each in predictions(model, tokenizer, [Example("a" * n) for n in (2, 5, 8)])])
         notes = [line for line in shown.said if line.startswith("weights of the classes")]
         assert notes == ["weights of the classes (balanced): bad 0.556, good 5"] * len(settings)
     plain, balanced = found
     assert all(0.02 < p < 0.25 for p in plain) and all(0.3 < p < 0.7 for p in balanced), found
-    with pytest.raises(ConfigError, match=r"task: class_weights \(balanced\) is for classification and labels"):
-        tune("number", "task.kind=regression", "task.class_weights=balanced")
 
 
 def test_the_rate_is_the_same_whether_epochs_or_steps_are_the_budget(tmp_path: Path) -> None:
@@ -340,16 +304,13 @@ def test_the_rate_is_the_same_whether_epochs_or_steps_are_the_budget(tmp_path: P
 def test_whether_there_is_an_answer_chooses_weights_and_threshold(averaged: bool, tune: Tune, tmp_path: Path) -> None:
     """In questions of SQuAD 2.0; the threshold that was best is kept with the model."""
     answer = {"text": "Ann", "answer_start": 0}
-    asked = [
-        {"id": f"{i}", "question": "who?", "is_impossible": bool(i % 2), "answers": [] if i % 2 else [answer]} for i in range(8)
-    ]
-    articles = [
-        {
-            "title": f"{n}",
-            "paragraphs": [{"context": f"Ann went {n}.", "qas": [{**each, "id": f"{n} {each['id']}"} for each in asked]}],
-        }
-        for n in range(10)
-    ]
+    articles = []
+    for n in range(10):
+        asked = [
+            {"id": f"{n} {i}", "question": "who?", "is_impossible": bool(i % 2), "answers": [] if i % 2 else [answer]}
+            for i in range(8)
+        ]
+        articles.append({"title": f"{n}", "paragraphs": [{"context": f"Ann went {n}.", "qas": asked}]})
     (tmp_path / "squad.json").write_text(json.dumps({"version": "2.0", "data": articles}))
     settings = ["task.kind=span", "task.doc_stride=8", "task.max_query_len=8", "train.max_steps=4", "train.eval_interval=2"]
     ended = tune("run", *settings, *(["train.average=ema"] if averaged else []), data=tmp_path / "squad.json")
@@ -380,66 +341,50 @@ def test_a_model_without_memory_reads_beginnings_and_says_so(tune: Tune) -> None
     assert said in shown.said
 
 
-def refuse(tune: Tune, kind: type[Exception], message: str, *overrides: str, **more: Any) -> None:
-    with pytest.raises(kind, match=message):
-        tune("run", *overrides, **more)
-
-
 def test_what_is_refused(tune: Tune, bench: Path, tmp_path: Path, taught: tuple[Path, TaskOutcome, Lines]) -> None:
-    out, _, _ = taught
-    refuse(
-        tune, ConfigError, r"^model.n_layer \(3\) differs from that of '.*base' \(2\), whose weights would", "model.n_layer=3"
-    )
-    refuse(tune, ConfigError, r"^model.kind \(lstm\) differs from that of '.*base' \(transformer_xl\)", "model.kind=lstm")
-    refuse(tune, ConfigError, r"^unknown task 'clasification'; did you mean 'classification'\?$", task="clasification")
-    refuse(tune, ConfigError, r"^which model is to learn the task\? give a run", source=None)
-    refuse(tune, ConfigError, r"^--task is missing, such as --task classification; docs", task=None)
-    refuse(tune, ConfigError, r"^--data is missing: a file of texts with labels, or", data=None)
-    refuse(tune, FileNotFoundError, r"dat'$", data=bench / "dat")
-    refuse(tune, CheckpointError, r"^'nope' is not a directory of a model", source="nope")
-    refuse(tune, ConfigError, r"^train.varlen \(True\) does not go with task.kind \(classification\)", "train.varlen=true")
-    write_texts(tmp_path / "dev.tsv", 9, seed=1, labels=("good", "god"))
-    message = r"^'.*dev.tsv' line \d+: label 'god' is unknown; did you mean 'good'\?$"
-    refuse(tune, CorpusError, message, f"task.valid={tmp_path / 'dev.tsv'}")
+    def refuse(kind: type[Exception], message: str, *overrides: str, **more: Any) -> None:
+        with pytest.raises(kind, match=message):
+            tune("run", *overrides, **more)
+
+    refuse(ConfigError, r"^model.n_layer \(3\) differs from that of '.*base' \(2\), whose weights", "model.n_layer=3")
+    refuse(ConfigError, r"^model.kind \(lstm\) differs from that of '.*base' \(transformer_xl\)", "model.kind=lstm")
+    refuse(ConfigError, r"^unknown task 'clasification'; did you mean 'classification'\?$", task="clasification")
+    refuse(ConfigError, "^which model is to learn the task", source=None)
+    refuse(ConfigError, "^--task is missing", task=None)
+    refuse(ConfigError, "^--data is missing", data=None)
+    refuse(FileNotFoundError, r"dat'$", data=bench / "dat")
+    refuse(CheckpointError, "^'nope' is not a directory of a model", source="nope")
+    refuse(ConfigError, r"^train.varlen \(True\) does not go with task.kind \(classification\)", "train.varlen=true")
+    refuse(ConfigError, r"class_weights \(balanced\) is for", "task.kind=regression", "task.class_weights=balanced")
+    dev = write_texts(tmp_path / "dev.tsv", 9, seed=1, labels=("good", "god"))
+    refuse(CorpusError, r"^'.*dev.tsv' line \d+: label 'god' is unknown; did you mean 'good'\?$", f"task.valid={dev}")
     assert not (tmp_path / "run").exists(), "nothing is left of a run that could not start"
+
+    out = taught[0]
     with pytest.raises(CheckpointError, match=r"is fine-tuned; go on with txl finetune --resume --out "):
         train(out=out, resume=True, display=Lines())
     with pytest.raises(CheckpointError, match=r"^task.summary \('mean'\) differs from that of the run"):
         finetune(out=out, resume=True, overrides=["task.summary=mean"], display=Lines())
-    with pytest.raises(
-        CheckpointError, match=r"^'.*' began with '.*base', not 'models/x'; leave it out, or choose another --out$"
-    ):
+    with pytest.raises(CheckpointError, match=r"^'.*' began with '.*base', not 'models/x'; leave it out"):
         finetune("models/x", out=out, resume=True, display=Lines())
 
 
-def test_a_run_is_not_validated_on_other_texts_than_before(tune: Tune, tmp_path: Path) -> None:
-    """Their scores could not be compared; where they lie makes no difference."""
-    first, moved, other = (tmp_path / f"{name}.tsv" for name in ("first", "moved", "other"))
-    for path, seed in ((first, 1), (moved, 1), (other, 2)):
-        write_texts(path, 9, seed=seed)
-    tune("run", f"task.valid={first}", display=stop_at(5))
-    resumed = {"out": tmp_path / "run", "resume": True}
-    with pytest.raises(CheckpointError, match="or to validate on is not the one that the run in"):
-        finetune(overrides=[f"task.valid={other}"], display=Lines(), **resumed)
-    assert finetune(overrides=[f"task.valid={moved}", "train.max_epochs=1"], display=Lines(), **resumed).finished
-
-
-def test_texts_with_other_labels_are_not_gone_on_with(tune: Tune, tmp_path: Path) -> None:
-    tune(data=write_texts(tmp_path / "texts.tsv", 60, seed=5), display=stop_at(2))
-    other = write_texts(tmp_path / "other.tsv", 60, seed=5, labels=("good", "rare"))
-    message = (
-        r"is not the one that the run has read so far, because their labels differ: 'bad', 'good' and 'good', 'rare'; restore"
-    )
-    with pytest.raises(CheckpointError, match=message):
-        tune(source=None, task=None, data=other, resume=True)
-
-
-def test_other_texts_are_not_gone_on_with(tune: Tune, tmp_path: Path) -> None:
-    data = write_texts(tmp_path / "texts.tsv", 60, seed=5)
-    tune(data=data, display=stop_at(2))
-    write_texts(data, 60, seed=6)
-    with pytest.raises(
-        CheckpointError,
-        match=r"^the text to learn from or to validate on is not the one that the run in '.*' has read so far; rest",
-    ):
-        tune(source=None, task=None, data=None, resume=True)
+def test_a_run_goes_on_with_its_own_texts_only(tune: Tune, tmp_path: Path) -> None:
+    """Scores of others could not be compared; where they lie makes no difference."""
+    learned, valid = (write_texts(tmp_path / f"{name}.tsv", 60, seed=5) for name in ("learned", "valid"))
+    sound = learned.read_bytes()
+    tune("run", f"task.valid={valid}", data=learned, display=stop_at(2))
+    others = "^the text to learn from or to validate on is not the one that"
+    other = write_texts(tmp_path / "other.tsv", 60, seed=6)
+    with pytest.raises(CheckpointError, match=others):
+        tune("run", f"task.valid={other}", **RESUMED)
+    write_texts(learned, 60, seed=6)
+    with pytest.raises(CheckpointError, match=others):
+        tune(**RESUMED)
+    write_texts(learned, 60, seed=5, labels=("good", "rare"))
+    write_texts(valid, 60, seed=5, labels=("good", "rare"))
+    with pytest.raises(CheckpointError, match=f"{others} .* because their labels differ: 'bad', 'good' and 'good', 'rare'"):
+        tune(**RESUMED)
+    learned.write_bytes(sound)
+    (tmp_path / "moved.tsv").write_bytes(sound)  # equal to what is validated on
+    assert tune("run", f"task.valid={tmp_path / 'moved.tsv'}", "train.max_epochs=1", **RESUMED).finished

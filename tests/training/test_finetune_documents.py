@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.training.helpers import Lines, differing, run_bits, stop_at
+from tests.training.helpers import TUNED_SIZES, Lines, differing, fail, run_bits, stop_at, write_bench
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config.model import model_config
 from transformer_xl.config.run import TokenizerConfig
@@ -15,28 +14,11 @@ from transformer_xl.data.task_texts import read_task
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.build import make_model
 from transformer_xl.tasks.predict import predict
-from transformer_xl.tokenizers.kinds import ByteTokenizer, train_tokenizer
+from transformer_xl.tokenizers.kinds import train_tokenizer
 from transformer_xl.training.finetune import TaskOutcome, finetune
 
-TASK = """
-[task]
-kind = "classification"
-
-[optim]
-lr = 3e-3
-clip = 1.0
-schedule = "linear"
-warmup_share = 0.1
-
-[train]
-batch_size = 12
-tgt_len = 16
-max_epochs = 12
-precision = "fp32"
-checkpoint_interval = 5
-"""
-SIZES = {"vocab_size": 256, "n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 32, "dropout": 0.0}
 WORDS = "xyz"
+RESUMED: dict[str, Any] = {"source": None, "task": None, "data": None, "document": None, "resume": True}
 
 
 def documents(n: int, *, seed: int) -> list[list[tuple[str, str]]]:
@@ -58,19 +40,16 @@ def write(path: Path, n: int, *, seed: int) -> None:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with random weights, documents, and a task."""
-    home = tmp_path_factory.mktemp("documents")
-    torch.manual_seed(0)
-    make_model(model_config({**SIZES, "mem_len": 12})).save_pretrained(home / "base")
-    ByteTokenizer().save(home / "base" / "tokenizer.json")
-    (home / "data").mkdir()
+    home = write_bench(tmp_path_factory.mktemp("documents"), mem_len=12, dropout=0.0)
     for seed, (name, n) in enumerate({"train": 120, "dev": 20, "test": 20}.items()):
         write(home / "data" / f"{name}.tsv", n, seed=seed)
-    (home / "quick.toml").write_text(TASK)
     return home
 
 
 def tune(bench: Path, out: Path, *overrides: str, **more: Any) -> TaskOutcome:
     asked: dict[str, Any] = {"source": bench / "base", "task": str(bench / "quick.toml"), "data": bench / "data"}
+    settings = ("optim.lr=3e-3", "train.batch_size=12", "train.tgt_len=16", "train.max_epochs=12")
+    overrides = overrides if more.get("resume") else (*settings, *overrides)
     return finetune(out=out, overrides=overrides, **{**asked, "document": "talk", "display": Lines(), **more})
 
 
@@ -96,22 +75,18 @@ def test_a_run_that_was_stopped_and_killed_has_the_bits_of_one_left_alone(kind: 
     base = bench / "base"
     if kind == "xlnet":
         tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=40), ["ax ay az\n" * 20])
-        sizes = {**SIZES, "vocab_size": tokenizer.vocab_size, "mem_len": 12, "kind": "xlnet", "dropatt": 0.1}
+        kind_and_sizes = {**TUNED_SIZES, "kind": "xlnet", "vocab_size": tokenizer.vocab_size, "mem_len": 12}
         base = tmp_path / "xlnet"
-        make_model(model_config(sizes)).save_pretrained(base)
+        make_model(model_config({**kind_and_sizes, "dropout": 0.0, "dropatt": 0.1})).save_pretrained(base)
         tokenizer.save(base / "tokenizer.json")
-
-    def kill() -> None:
-        raise RuntimeError("killed")
 
     asked: dict[str, Any] = {"source": base, "data": data}
     whole = tune(bench, tmp_path / "whole", *settings, **asked)
     with pytest.raises(RuntimeError, match="killed"):
-        tune(bench, tmp_path / "parts", *settings, **asked, display=Lines({6: kill}))
-    resumed = {"source": None, "task": None, "data": None, "document": None, "resume": True}
+        tune(bench, tmp_path / "parts", *settings, **asked, display=Lines({6: fail("killed")}))
     n = whole.step * 3 // 4  # within the second epoch
-    assert tune(bench, tmp_path / "parts", display=stop_at(n), **resumed).step == n
-    tune(bench, tmp_path / "parts", **resumed)
+    assert tune(bench, tmp_path / "parts", display=stop_at(n), **RESUMED).step == n
+    tune(bench, tmp_path / "parts", **RESUMED)
     assert differing(run_bits(tmp_path / "parts"), run_bits(tmp_path / "whole")) == []
 
 
