@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.helpers import assert_close
 from transformer_xl.errors import ConfigError, TokenizerError
-from transformer_xl.generation.scores import ROUNDING, Scores, by_cluster
+from transformer_xl.generation.scores import ROUNDING, Scores
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, Clusters
 
 BORDERS = (0, 4, 9, 13)
@@ -56,26 +56,14 @@ def test_all_tokens_are_those_of_the_head_and_the_tails(log_probabilities: Tenso
     assert (scores.batch_size, scores.vocab_size) == log_probabilities.shape
 
 
-def test_a_plain_softmax_is_all_head() -> None:
-    logits = torch.randn(2, 7) * 3
-    scores = Scores(logits)
-    assert torch.equal(scores.full(), logits)
-    assert scores.borders == (0, 7)
-    ids = torch.tensor([6, 0])
-    assert_close("nats", scores.log_probability(ids), logits.log_softmax(1)[[0, 1], ids], 1e-6)
-    values, top = scores.top(3)
-    assert torch.equal(top, logits.argsort(dim=1, descending=True)[:, :3])
-    assert_close("values", values, logits.log_softmax(1).gather(1, top), 1e-6)
-
-
 def test_scores_are_a_copy() -> None:
-    """The decoder's next step, or whoever is given all scores, may write over them."""
-    head = torch.zeros(1, 3, dtype=torch.bfloat16)
-    scores = Scores(head)
+    """Whoever is given all scores may write over them."""
+    weight = torch.nn.Parameter(torch.zeros(1, 2, dtype=torch.bfloat16))
+    scores = Scores(weight - 2, tails=weight[:, :1] - 1, compute_tail=lambda i, rows: (weight - 3)[rows], borders=(0, 2, 4))
     full = scores.full()
-    assert full.dtype == torch.float32
+    assert full.dtype == torch.float32 and not full.requires_grad
     full[:] = 7
-    assert torch.equal(scores.full(), torch.zeros(1, 3))
+    assert scores.full().tolist() == [[-2.0, -2.0, -3.0, -3.0]]
 
 
 def test_a_token_computes_its_own_tail_only_and_that_once() -> None:
@@ -92,25 +80,6 @@ def test_a_token_computes_its_own_tail_only_and_that_once() -> None:
     scores.compute(1, [0, 1, 3])
     assert calls[2:] == [(1, [1])]
     assert scores.computed == {(0, 2), (1, 0), (1, 3), (1, 1)}
-
-
-def test_gradients_and_the_model_are_left_alone() -> None:
-    weight = torch.nn.Parameter(torch.zeros(2, 2))
-    scores = Scores(weight - 2, tails=weight[:, :1] - 1, compute_tail=lambda i, rows: (weight - 3)[rows], borders=(0, 2, 4))
-    assert not scores.full().requires_grad
-
-
-@pytest.mark.parametrize("token", [13, -1])
-def test_ids_outside_the_vocabulary_are_refused(token: int) -> None:
-    with pytest.raises(TokenizerError, match=rf"token id {token} is outside the vocabulary \(13\); is this the model's"):
-        clustered(adaptive_logits()).log_probability(torch.tensor([token]))
-
-
-def test_a_token_is_asked_for_in_each_row() -> None:
-    scores = clustered(adaptive_logits(3))
-    assert torch.equal(scores.log_probability([1, 5, 9]), scores.log_probability(torch.tensor([1, 5, 9])))
-    with pytest.raises(ValueError, match=r"ids, \[1, 2\], must be 3, one for each row"):
-        scores.log_probability([1, 2])
 
 
 @pytest.mark.parametrize("rows", [[1, 2], [2, 0], [1]])
@@ -157,17 +126,6 @@ def test_only_tails_that_may_hold_one_of_the_likeliest_are_computed(
                 assert (tail, row) not in scores.computed
 
 
-def test_a_dominant_head_needs_no_tail() -> None:
-    log_probabilities = torch.tensor([[0.5, 0.2, 0.1, 0.1, *[0.01] * 5, *[0.0125] * 4]]).log()
-    scores = clustered(log_probabilities)
-    assert scores.top(2)[1].tolist() == [[0, 1]]
-    assert scores.computed == set()
-    scores.top(4)  # 0.1 for the fourth, 0.05 and 0.05 for the tails as a whole
-    assert scores.computed == set()
-    scores.top(5)
-    assert scores.computed == {(0, 0), (1, 0)}
-
-
 def test_of_several_tails_the_likeliest_is_computed_first() -> None:
     log_probabilities = torch.tensor([[0.05] * 4 + [0.02] * 5 + [0.61, 0.03, 0.03, 0.03]]).log()
     scores = clustered(log_probabilities)
@@ -175,19 +133,13 @@ def test_of_several_tails_the_likeliest_is_computed_first() -> None:
     assert scores.computed == {(1, 0)}
 
 
-@pytest.mark.parametrize("n", [0, 14])
-def test_more_tokens_than_there_are_cannot_be_the_likeliest(n: int) -> None:
-    with pytest.raises(ConfigError, match=rf"the {n} likeliest tokens of 13 were asked for; ask for 1 … 13"):
-        clustered(adaptive_logits()).top(n)
-
-
-def test_a_row_that_read_nothing_leaves_the_others_alone() -> None:
-    log_probabilities = adaptive_logits(2)
-    log_probabilities[0] = float("nan")
-    values, ids = clustered(log_probabilities).top(3)
-    assert values[0].isnan().all()
-    assert torch.equal(ids[1], log_probabilities[1].argsort(descending=True)[:3])
-
-
-def test_ids_by_the_cluster_they_belong_to() -> None:
-    assert by_cluster(BORDERS, [12, 4, -1, 3, 8, 13, 9, 0]) == {0: [0, 3], 1: [4, 8], 2: [9, 12]}
+def test_what_cannot_be_asked_for_is_refused() -> None:
+    scores = clustered(adaptive_logits())
+    for token in (13, -1):
+        with pytest.raises(TokenizerError, match=rf"token id {token} is outside the vocabulary \(13\)"):
+            scores.log_probability(torch.tensor([token]))
+    with pytest.raises(ValueError, match=r"ids, \[1, 2\], must be 1, one for each row"):
+        scores.log_probability([1, 2])
+    for n in (0, 14):
+        with pytest.raises(ConfigError, match=rf"the {n} likeliest tokens of 13"):
+            scores.top(n)
