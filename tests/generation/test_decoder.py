@@ -1,7 +1,7 @@
 """`Decoder`: every token sees exactly its predecessors of the memory, whatever way a text is fed, and rows are on their own."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tests.helpers import assert_close, examples, tiny_model
 from tests.inference.test_reader import graphs_only  # noqa: F401
-from tests.reference.loops import read_row
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation import fastest
 from transformer_xl.generation.decoder import Decoder
@@ -46,8 +45,6 @@ AGAIN: dict[str, dict[str, Any]] = {
     "al_rfou, no memory": {"attention": "al_rfou", "max_klen": 6, "n_head": 2, "d_head": 5, "mem_len": 0},
     "no memory": {"mem_len": 0},
 }
-WAYS = ("paper", "adaptive", "zero_first_memory", "shaw", "rotary, zeros", *AGAIN)
-"""Where it is rows that matter, and not what a token sees."""
 
 
 @cache
@@ -113,20 +110,6 @@ def test_no_cut_makes_a_difference(name: str, tgt_len: int, at: list[int]) -> No
             assert_close("scores", lists.scores.full(), expected, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["paper", "same_length", "zero_first_memory", "shaw", "rotary"])
-def test_a_second_transcription_of_the_paper_says_the_same(name: str) -> None:
-    """Loops over single positions that share no function with the package."""
-    model = model_of(name)
-    weights, config = {n: p.detach() for n, p in model.named_parameters()}, model.config
-    zeros = [torch.zeros(config.d_model)] * config.mem_len if config.zero_first_memory else []
-    memory: list[list[Tensor]] = [list(zeros) for _ in range(config.n_layer)]
-    decoder, expected = Decoder(model, tgt_len=4), torch.empty(0)
-    for piece in IDS[:, :12].split(3, dim=1):
-        for token in piece[0].tolist():
-            expected, memory = read_row([token], memory, weights, config)
-        assert_close("loops", decoder.feed(piece).log_softmax(-1), expected, 1e-5)
-
-
 @pytest.mark.parametrize(("options", "n_seen"), [({}, 5), ({"same_length": True}, 4), ({"mem_len": 1}, 1)])
 @pytest.mark.parametrize("size", [1, 4, 15])
 def test_memory_ends_exactly_where_it_should(options: dict[str, Any], n_seen: int, size: int) -> None:
@@ -156,67 +139,7 @@ def test_another_memory_than_in_training(name: str, mem_len: int) -> None:
         assert_close("scores", decoder.feed(piece), one_by_one(name, mem_len)[last : last + 1], 1e-5)
 
 
-def test_memory_keeps_its_size() -> None:
-    decoder = Decoder(tiny_model(), batch_size=2, tgt_len=3)
-    assert decoder.kept is not None
-    sizes = {name: (x.shape, x.data_ptr()) for name, x in decoder.kept.memory.state_dict().items()}
-    for _ in range(30):
-        decoder.feed(torch.zeros(2, 3, dtype=torch.int64))
-        decoder.feed([[1] * 5, []])
-    assert {name: (x.shape, x.data_ptr()) for name, x in decoder.kept.memory.state_dict().items()} == sizes
-
-
 # rows
-
-
-@settings(max_examples=examples(40))
-@given(data=st.data())
-def test_rows_are_cut_independently(data: st.DataObject) -> None:
-    """Three rows read the same text, each in pieces of its own, some calls bringing nothing for some rows."""
-    name = data.draw(st.sampled_from(sorted(KEPT)))
-    decoder = Decoder(model_of(name), batch_size=3, tgt_len=data.draw(st.integers(1, 9)))
-    borders = st.lists(st.integers(0, 40), min_size=6, max_size=6)
-    pieces = [cut(IDS[0].tolist(), data.draw(borders)) for _ in range(3)]
-    n_read = [0, 0, 0]
-    for call in zip(*pieces, strict=True):
-        if not any(call):
-            continue
-        scores = decoder.feed(list(call))
-        for row, piece in enumerate(call):
-            n_read[row] += len(piece)
-            if n_read[row]:
-                assert_close(f"row {row}", scores[row], one_by_one(name)[n_read[row] - 1], 1e-5)
-            else:
-                assert scores[row].isnan().all()
-
-
-@pytest.mark.parametrize("name", ["paper", "adaptive", "shaw"])
-def test_numbers_of_a_list_depend_on_their_row_alone_to_the_last_bit(name: str) -> None:
-    """Whatever the others read, and however much of it: nothing, one token, or many."""
-    decoder, other = (Decoder(model_of(name), batch_size=3, tgt_len=4) for _ in range(2))
-    generator = torch.Generator().manual_seed(2)
-
-    def draw(longest: int) -> list[int]:
-        length = int(torch.randint(0, longest + 1, (), generator=generator))
-        return torch.randint(0, 13, (length,), generator=generator).tolist()
-
-    for turn in range(30):
-        own = draw(2) or [turn % 13]
-        one = decoder.feed([draw(6), own, draw(1)])[1]
-        assert torch.equal(one, other.feed([draw(1), own, draw(1)])[1]), turn
-
-
-@pytest.mark.parametrize("name", WAYS)
-def test_rows_of_a_tensor_do_not_see_each_other(name: str) -> None:
-    rows = torch.randint(0, 13, (3, 12))
-    together, other = (Decoder(model_of(name), batch_size=3, tgt_len=6) for _ in range(2))
-    alone = Decoder(model_of(name), tgt_len=6)
-    for first, last in ((0, 4), (4, 5), (5, 12)):
-        piece = rows[:, first:last]
-        scores = together.feed(piece)
-        changed = torch.cat([(piece[:1] + 1) % 13, piece[1:]])
-        assert torch.equal(scores[1:], other.feed(changed)[1:])
-        assert_close("alone", alone.feed(piece[1:2]), scores[1:2], 1e-5)
 
 
 @pytest.mark.parametrize("name", ["paper", "adaptive", "no memory", "vaswani"])
@@ -227,39 +150,6 @@ def test_rows_of_different_age_read_a_tensor_as_they_read_lists(name: str) -> No
         each.feed([[1, 2, 3], []])
     assert torch.equal(decoder.feed(rows), other.feed(rows.tolist()))
     assert same(state(decoder), state(other))
-
-
-def test_rows_that_read_nothing_keep_their_scores() -> None:
-    decoder = Decoder(tiny_model(), batch_size=3)
-    first = decoder.feed([[1, 2], [], [3]])
-    assert first[1].isnan().all() and first[[0, 2]].isfinite().all()
-    second = decoder.feed([[], [5], []])
-    assert torch.equal(second[[0, 2]], first[[0, 2]]) and second[1].isfinite().all()
-    third = decoder.step(torch.tensor([7, 8, 9]), active=torch.tensor([False, False, True])).full()
-    assert torch.equal(third[:2], second[:2]) and not torch.equal(third[2], second[2])
-    assert torch.equal(decoder.step(torch.tensor([1, 1, 1]), active=torch.zeros(3, dtype=torch.bool)).full(), third)
-
-
-@pytest.mark.parametrize("name", ["paper", "adaptive", "shaw, zeros", "no memory", "vaswani"])
-def test_rows_that_sit_out_a_step_have_not_read(name: str) -> None:
-    decoder, other = (Decoder(model_of(name), batch_size=3, tgt_len=6) for _ in range(2))
-    generator = torch.Generator().manual_seed(1)
-    for turn in range(20):
-        ids = torch.randint(0, 13, (3,), generator=generator)
-        active = torch.rand(3, generator=generator) < 0.6
-        wrong = torch.where(active, ids, torch.randint(0, 13, (3,), generator=generator))
-        one = decoder.step(wrong, active=active).full()
-        two = other.step(ids, active=active).full()
-        assert torch.equal(one.nan_to_num(9.0), two.nan_to_num(9.0)), turn
-        if turn % 10 == 9:
-            alone = Decoder(model_of(name), tgt_len=6)
-            alone.feed([[4] * 3])
-            sitting = torch.tensor([False, True, False])
-            decoder.reset(sitting)
-            other.reset(sitting)
-            for each in (decoder, other):
-                each.feed([[], [4] * 3, []])
-            assert_close("after a reset", decoder.scores.full()[1:2], alone.scores.full(), 1e-5)
 
 
 def test_scores_stay_what_they_were() -> None:
@@ -289,102 +179,52 @@ def test_of_a_long_piece_the_last_position_alone_is_kept_for_its_scores(name: st
 # reset
 
 
-@pytest.mark.parametrize("name", WAYS)
-def test_reset_rows_begin_anew_and_others_go_on(name: str) -> None:
-    model, rows = model_of(name), torch.randint(0, 13, (2, 12))
-    decoder, untouched, fresh = (Decoder(model, batch_size=2, tgt_len=6) for _ in range(3))
-    for each in (decoder, untouched):
-        each.feed(rows[:, :5])
-    decoder.reset(torch.tensor([True, False]))
-    assert decoder.scores.full()[0].isnan().all()
-    assert torch.equal(decoder.scores.full()[1], untouched.scores.full()[1])
-    for first, last in ((5, 6), (6, 9), (9, 12)):
-        after = decoder.feed(rows[:, first:last])
-        assert_close("reset row", after[:1], fresh.feed(rows[:, first:last])[:1], 1e-5)
-        assert_close("other row", after[1:], untouched.feed(rows[:, first:last])[1:], 1e-5)
-    decoder.reset()
-    assert same(state(decoder), state(Decoder(model, batch_size=2, tgt_len=6)))
-
-
 # what is refused
 
 
-@pytest.mark.parametrize("name", ["paper", "no memory"])
-@pytest.mark.parametrize("wrong", [13, -1, 2**40])
-def test_ids_outside_the_vocabulary_are_refused_and_nothing_read(name: str, wrong: int) -> None:
-    decoder = Decoder(model_of(name), batch_size=2, tgt_len=3)
-    decoder.feed([[1, 2, 3, 4], [5]])
-    before = state(decoder)
-    calls: list[Any] = [
-        [[1, 2, 3, 4, wrong], []],
-        [[1], [2, wrong, 3]],
-        [[], [wrong]],
-        torch.tensor([[1, 2, 3, 4], [1, 2, 3, wrong]]),
-        torch.tensor([[wrong], [1]]),
-    ]
-    for ids in calls:
-        with pytest.raises(TokenizerError, match=rf"token id {wrong} is outside the vocabulary \(13\)"):
-            decoder.feed(ids)
-        assert same(state(decoder), before)
-    with pytest.raises(TokenizerError, match=f"token id {wrong} is outside"):
-        decoder.step(torch.tensor([1, wrong]))
-    assert same(state(decoder), before)
-
-
-NO_IDS: list[Any] = [
-    torch.tensor([[1.0], [2.0]]),
-    torch.tensor([[True], [False]]),
-    [[1.0], [2]],
-    [["a"], ["b"]],
-    "ab",
-    [[[1]], [[2]]],
-    [1, 2],
-    [[1], None],
-    [[2**70], [1]],
-    torch.zeros(2, 0, dtype=torch.int64),
-    torch.zeros(3, 1, dtype=torch.int64),
-    torch.zeros(2, 1, 1, dtype=torch.int64),
-    [[], []],
-    [[1], [2], [3]],
+OUTSIDE = (13, -1, 2**40)
+IN_LISTS: list[Any] = [
+    *([[1, 2, 3, 4, wrong], []] for wrong in OUTSIDE),
+    *([[1], [2, wrong, 3]] for wrong in OUTSIDE),
+    *([[], [wrong]] for wrong in OUTSIDE),
+    *(torch.tensor([[1, 2, 3, 4], [1, 2, 3, wrong]]) for wrong in OUTSIDE),
+    *(torch.tensor([[wrong], [1]]) for wrong in OUTSIDE),
 ]
+NO_IDS: list[Any] = [
+    torch.tensor([[1.0], [2.0]]),  # would be rounded
+    torch.tensor([[True], [False]]),
+    *([[1.0], [2]], [["a"], ["b"]], "ab", [[[1]], [[2]]], [1, 2], [[1], None], [[2**70], [1]], [[], []], [[1], [2], [3]]),
+    *(torch.zeros(shape, dtype=torch.int64) for shape in ((2, 0), (3, 1), (2, 1, 1))),
+]
+NO_MASK: list[Any] = [[True], [True, False, True], [[True, False]], [0, 1], [1.0, 0.0]]  # indices, above all
+NO_MASK += [*map(torch.tensor, NO_MASK), ["a", "b"], "ab", True, [True, None]]
+OUTSIDE_ROW: list[Any] = [[1, wrong] for wrong in OUTSIDE]
+NO_ROW: list[Any] = [[1.0, 2.0], torch.tensor([1.0, 2.0]), "ab", [[1], [2]], [1, 2, 3]]
 
 
-@pytest.mark.parametrize("ids", NO_IDS, ids=repr)
-def test_what_is_no_list_of_ids_is_refused_and_nothing_read(ids: Any) -> None:
-    """Floats above all: they would be rounded."""
-    decoder = Decoder(model_of("paper"), batch_size=2)
-    decoder.feed([[1, 2, 3, 4], [5]])
-    before = state(decoder)
-    for read in (decoder.feed, decoder.read):
-        with pytest.raises(ValueError, match=r"^ids( of row \d)?, .*, must (be|have shape) "):
-            read(ids)
-    assert same(state(decoder), before)
-
-
-@pytest.mark.parametrize("ids", [[1.0, 2.0], torch.tensor([1.0, 2.0]), "ab", [[1], [2]], [1, 2, 3]])
-def test_what_is_no_id_of_each_row_is_refused_and_nothing_read(ids: Any) -> None:
-    decoder = Decoder(model_of("paper"), batch_size=2)
-    decoder.feed([[1, 2, 3, 4], [5]])
-    before = state(decoder)
-    with pytest.raises(ValueError, match=r"^ids, .*, must be (integers|2, one for each row)"):
-        decoder.step(ids)
-    assert same(state(decoder), before)
-
-
-NO_MASK: list[Any] = [[True], [True, False, True], [[True, False]], [0, 1], [1.0, 0.0]]
-
-
-@pytest.mark.parametrize("rows", [*NO_MASK, *map(torch.tensor, NO_MASK), ["a", "b"], "ab", True, [True, None]], ids=repr)
-def test_what_is_no_mask_of_rows_is_refused_and_nothing_done(rows: Any) -> None:
-    """Indices, above all: nothing must be forgotten, or read, in a row that was not meant."""
-    decoder = Decoder(model_of("paper"), batch_size=2)
-    decoder.feed([[1, 2, 3, 4], [5]])
-    before = state(decoder)
-    with pytest.raises(ValueError, match=r"^rows, .*, must be bool of shape \(2,\), True or False for each row$"):
-        decoder.reset(rows)
-    with pytest.raises(ValueError, match=r"^active, .*, must be bool of shape \(2,\)"):
-        decoder.step([1, 2], active=rows)
-    assert same(state(decoder), before)
+@pytest.mark.parametrize(
+    ("call", "values", "error", "match"),
+    [
+        (Decoder.read, IN_LISTS, TokenizerError, r"^token id \S+ is outside the vocabulary \(13\)"),
+        (Decoder.step, OUTSIDE_ROW, TokenizerError, r"^token id \S+ is outside the vocabulary \(13\)"),
+        (Decoder.read, NO_IDS, ValueError, r"^ids( of row \d)?, .*, must (be|have shape) "),
+        (Decoder.step, NO_ROW, ValueError, r"^ids, .*, must be (integers|2, one for each row)"),
+        (Decoder.reset, NO_MASK, ValueError, r"^rows, .*, must be bool of shape \(2,\)"),
+        (lambda decoder, mask: decoder.step([1, 2], active=mask), NO_MASK, ValueError, r"^active, .*, must be bool of shape"),
+    ],
+    ids=["ids", "ids of a step", "no ids", "no ids of a step", "no rows", "no active rows"],
+)
+def test_what_cannot_be_read_is_refused_and_nothing_done(
+    call: Callable[[Decoder, Any], Any], values: list[Any], error: type[Exception], match: str
+) -> None:
+    for name in ("paper", "no memory"):
+        decoder = Decoder(model_of(name), batch_size=2, tgt_len=3)
+        decoder.feed([[1, 2, 3, 4], [5]])
+        before = state(decoder)
+        for value in values:
+            with pytest.raises(error, match=match):
+                call(decoder, value)
+            assert same(state(decoder), before), value
 
 
 @pytest.mark.parametrize("name", ["paper", "vaswani"])
@@ -450,19 +290,6 @@ def test_where_positions_count_from_the_end_segments_are_read_as_in_training(nam
         assert torch.equal(lists.feed(piece.tolist()), actual)
 
 
-def test_a_reset_row_without_memory_sees_all_of_the_last_tokens_again() -> None:
-    model, rows = tiny_model(mem_len=0), torch.randint(0, 13, (2, 14))
-    decoder = Decoder(model, batch_size=2, tgt_len=6)
-    decoder.feed(rows[:, :5])
-    decoder.reset(torch.tensor([True, False]))
-    for at in range(5, 14):
-        decoder.feed(rows[:, at : at + 1])
-    with torch.no_grad():
-        expected = model(rows[:, 8:]).logits
-    assert expected is not None
-    assert_close("both rows", decoder.scores.full(), expected[:, -1], 1e-5)
-
-
 def test_a_table_of_positions_tells_how_long_segments_were() -> None:
     assert Decoder(model_of("al_rfou")).tgt_len == 6
     assert Decoder(model_of("paper")).tgt_len == Decoder(model_of("vaswani")).tgt_len == 64
@@ -483,14 +310,6 @@ def test_decoding_leaves_gradients_and_random_state_alone(name: str) -> None:
     assert not any(x.requires_grad for x in state(decoder))
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not model.training
-
-
-def test_a_decoder_says_what_it_is() -> None:
-    decoder = Decoder(model_of("paper"), batch_size=2, precision="bf16")
-    expected = f"Decoder(batch_size=2, mem_len=5, precision='bf16', compiled=False, n_bytes={decoder.n_bytes:_})"
-    assert repr(decoder) == expected and decoder.n_bytes > 1000
-    again = "Decoder(batch_size=1, mem_len=0, precision='fp32', compiled=False, n_bytes=0)"
-    assert repr(Decoder(model_of("no memory"))) == again
 
 
 def test_decoders_of_one_model_do_not_see_each_other() -> None:
@@ -530,15 +349,6 @@ def test_compiling_changes_nothing_that_was_read(monkeypatch: pytest.MonkeyPatch
         actual, expected = compiled.feed(ids), plain.feed(ids)
         assert torch.equal(actual.isnan(), expected.isnan())
         assert_close("compiled", actual.nan_to_num(0.0), expected.nan_to_num(0.0), 1e-5)
-
-
-def test_without_a_compiler_tokens_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fastest, "cannot_compile", lambda device: "no C++ compiler is found")
-    with pytest.raises(ConfigError, match=r"compile \(True\) cannot work here: no C\+\+ compiler is found; use compile='auto'"):
-        Decoder(model_of("paper"), compile=True)
-    decoder = Decoder(model_of("paper"), compile="auto", expected_tokens=10**9)
-    assert not decoder.compiled and "not compiled: no C++ compiler is found" in decoder.reason
-    assert_close("scores", decoder.feed(IDS), one_by_one("paper")[-1:], 1e-5)
 
 
 def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
