@@ -26,16 +26,6 @@ def test_a_seed_gives_the_same_text_twice() -> None:
     assert len(set(unseeded)) > 1
 
 
-def test_temperature_0_takes_the_likeliest() -> None:
-    model = tiny_model()
-    written = list(generate(model, torch.tensor([4, 5]), Sampling(temperature=0), max_new_tokens=6))
-    decoder, piece = Decoder(model), torch.tensor([[4, 5]])
-    for token in written:
-        assert token == int(decoder.feed(piece).argmax())
-        piece = torch.tensor([[token]])
-    assert written == list(generate(model, [4, 5], Sampling(temperature=0), max_new_tokens=6, seed=9))
-
-
 def test_tokens_come_as_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     for name in ("advance", "step"):
@@ -77,22 +67,10 @@ def test_every_option_of_the_sampling_has_its_effect() -> None:
     assert write(Sampling(repetition_penalty=1.4, repetition_window=3)) != write(Sampling(repetition_penalty=1.4))
 
 
-def test_a_penalty_may_look_at_all_tokens() -> None:
-    model = tiny_model(cutoffs=[4, 9])  # log-probabilities are negative, and become as good as impossible
-    everything, last = (Sampling(repetition_penalty=1e9, repetition_window=window) for window in (None, 2))
-    written = list(generate(model, [1, 2, 3], everything, max_new_tokens=10, seed=5))
-    assert len({1, 2, 3, *written}) == 13  # every token of the vocabulary once
-    assert len(set(generate(model, [1, 2, 3], last, max_new_tokens=10, seed=5))) < 10
-
-
 def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
     whole = write()
     stop = whole[10]
     assert write(stop_tokens=[stop]) == whole[: whole.index(stop)]
-
-
-def test_nothing_to_write() -> None:
-    assert write(max_new_tokens=0) == []
 
 
 def test_precision_and_compilation_may_be_left_to_the_machine() -> None:

@@ -172,26 +172,34 @@ def test_a_text_that_fails_ends_alone(bad: int) -> None:
     assert of(finish(scheduler), again) == expected[1]
 
 
-def test_a_row_that_failed_while_it_read_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
+def test_a_row_that_failed_while_it_read_is_empty(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     drafts = [Draft(TEXT[:30], seed=3, max_new_tokens=4) for _ in range(3)]
     decoder, advance, calls = decoder_of(), Decoder.advance, iter(range(99))
 
     def full(self: Decoder, row: int, ids: Any, **_: Any) -> None:
         advance(self, row, ids)
         if row == 1 and next(calls) == 2:
-            raise RuntimeError("out of memory")
+            raise error
 
-    expected = written(decoder_of(), drafts[2])
-    with monkeypatch.context() as patch:
-        patch.setattr(Decoder, "advance", full)
-        scheduler = Scheduler(decoder)
-        for draft in drafts[:2]:
-            scheduler.submit(draft)
-        events = finish(scheduler)
-    assert (str(drafts[1].error), *ended(drafts[1])) == ("out of memory", "failed", 8, 0)
-    assert of(events, drafts[0]) == expected
+    expected, events = written(decoder_of(), drafts[2]), []
+    monkeypatch.setattr(Decoder, "advance", full)
+    scheduler = Scheduler(decoder)
+    for draft in drafts[:2]:
+        scheduler.submit(draft)
+    for _ in range(2):
+        events += scheduler.tick()
+    if isinstance(error, Exception):
+        events += scheduler.tick()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            scheduler.tick()
+    why = (error, "failed") if isinstance(error, Exception) else (None, None)
+    assert (drafts[1].error, *ended(drafts[1])) == (*why, 8, 0)
+    assert scheduler.free_rows == [1, 2]
     assert decoder.scores.full()[1].isnan().all()
     assert_same_state(decoder.take(1), decoder_of().take(1))
+    assert of([*events, *finish(scheduler)], drafts[0]) == expected
 
 
 def fail(patch: pytest.MonkeyPatch, place: str, error: BaseException, *, at: int) -> None:
@@ -295,25 +303,6 @@ def test_write_raises_the_error_of_a_step_and_a_consumer_that_stops_loses_nothin
     assert_same_state(decoder.take(0), twin.take(0))
 
 
-def test_an_interrupt_while_a_prompt_is_read_ends_that_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = written(decoder_of(), good(), row=0)
-    decoder, advance = decoder_of(), Decoder.advance
-
-    def interrupted(self: Decoder, row: int, ids: Any, **_: Any) -> None:
-        advance(self, row, ids)
-        if row == 1:
-            raise KeyboardInterrupt
-
-    scheduler = Scheduler(decoder)
-    first, _ = (begin(scheduler, good(), row=row) for row in (0, 1))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Decoder, "advance", interrupted)
-        scheduler.tick()
-    assert scheduler.free_rows == [1, 2]
-    assert_same_state(decoder.take(1), decoder_of().take(1))
-    assert of(finish(scheduler), first) == expected
-
-
 def test_a_prompt_may_be_changed_once_a_draft_is_made_of_it() -> None:
     expected = written(decoder_of(), Draft(TEXT[:11], seed=3))
     prompt = torch.tensor(TEXT[:11])
@@ -322,59 +311,49 @@ def test_a_prompt_may_be_changed_once_a_draft_is_made_of_it() -> None:
     assert written(decoder_of(), draft) == expected
 
 
-def test_a_draft_is_written_once() -> None:
-    draft = good()
-    written(decoder_of(), draft)
-    with pytest.raises(ValueError, match="a draft is written once, and this one has begun"):
-        Scheduler(decoder_of()).submit(draft)
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
+    ({"prompt": []}, {}, TokenizerError, "the prompt is empty; give at least one token"),
+    ({"prompt": []}, {"go_on": True, "row": 1}, TokenizerError, "the prompt is empty"),  # the row has read nothing
+    ({"prompt": []}, {"state": "empty"}, TokenizerError, "the prompt is empty"),
+    ({}, {"n_read": 1}, ValueError, r"^n_read \(1\) must leave some .*, and needs a state"),
+    *(({"prompt": [1, 2]}, {"state": "empty", "n_read": n}, ValueError, "must leave some of the 2") for n in (-1, 2)),
+    ({"prompt": [1, 13]}, {}, TokenizerError, "token id 13 is outside the vocabulary"),
+    ({"prompt": [1.5]}, {}, ValueError, r"prompt, \[1.5\], must be integers"),
+    ({"prompt": [[1, 2]]}, {}, ValueError, "must be the token ids of one text"),
+    ({"sampling": Sampling(logit_bias={99: 1.0})}, {}, ConfigError, "outside the vocabulary"),
+    ({"stopping": Stopping(tokens=[13])}, {}, ConfigError, "stop token id 13 is outside the vocabulary"),
+    ({"stopping": Stopping(strings=["a"])}, {}, ConfigError, "a stop string .* needs the tokenizer"),
+    *(({}, {"row": row}, ValueError, r"^row .* is not free \(free: \[1, 2\]\)") for row in (0, 3, -1)),
+    *(({}, how, ValueError, "^go_on continues") for how in ({"go_on": True}, {"state": "full", "go_on": True, "row": 1})),
+    ({}, {"state": "other"}, ValueError, "it was read by another model"),
+    ({}, {"state": "longer"}, ValueError, "it is of another decoder: tgt_len"),
+]
 
 
-@pytest.mark.parametrize(
-    ("draft", "options", "error", "match"),
-    [
-        ({"prompt": []}, {}, TokenizerError, "the prompt is empty; give at least one token"),
-        ({"prompt": []}, {"go_on": True, "row": 1}, TokenizerError, "the prompt is empty"),  # the row has read nothing
-        ({"prompt": []}, {"state": "empty"}, TokenizerError, "the prompt is empty"),
-        ({}, {"n_read": 1}, ValueError, r"^n_read \(1\) must leave some .*, and needs a state"),
-        *(({"prompt": [1, 2]}, {"state": "empty", "n_read": n}, ValueError, "must leave some of the 2") for n in (-1, 2)),
-        ({"prompt": [1, 13]}, {}, TokenizerError, "token id 13 is outside the vocabulary"),
-        ({"prompt": [1.5]}, {}, ValueError, r"prompt, \[1.5\], must be integers"),
-        ({"prompt": [[1, 2]]}, {}, ValueError, "must be the token ids of one text"),
-        ({"prompt": [[1], [2, 3]]}, {}, ValueError, "must be integers"),
-        ({"sampling": Sampling(logit_bias={99: 1.0})}, {}, ConfigError, "outside the vocabulary"),
-        ({"stopping": Stopping(tokens=[13])}, {}, ConfigError, "stop token id 13 is outside the vocabulary"),
-        ({"stopping": Stopping(strings=["a"])}, {}, ConfigError, "a stop string .* needs the tokenizer"),
-        *(({}, {"row": row}, ValueError, r"^row .* is not free \(free: \[1, 2\]\)") for row in (0, 3, -1)),
-        *(({}, how, ValueError, "^go_on continues") for how in ({"go_on": True}, {"state": "full", "go_on": True, "row": 1})),
-        ({}, {"state": "other"}, ValueError, "it was read by another model"),
-        ({}, {"state": "longer"}, ValueError, "it is of another decoder: tgt_len"),
-    ],
-)
-def test_what_cannot_begin_is_refused_at_once_and_changes_nothing(
-    draft: dict[str, Any], options: dict[str, Any], error: type[Exception], match: str
-) -> None:
+def test_what_cannot_begin_is_refused_at_once_and_changes_nothing() -> None:
     decoders = {"empty": decoder_of(), "full": decoder_of(), "longer": decoder_of(tgt_len=8)}
     decoders["other"] = Decoder(tiny_model(), batch_size=3, tgt_len=4)
     feed(decoders["full"], 0, TEXT[:9])
-    if "state" in options:
-        options = {**options, "state": decoders[options["state"]].take(0)}
     scheduler = Scheduler(decoder_of())
     first, second = (Draft(TEXT[:11], seed=3, max_new_tokens=9) for _ in range(2))
     scheduler.submit(first)
     events = scheduler.tick()
-    with pytest.raises(error, match=match) as refused:
-        scheduler.submit(Draft(**{"prompt": [1], "seed": 0, **draft}), **options)
-    assert "\n" not in str(refused.value)
-    assert scheduler.free_rows == [1, 2]
-    scheduler.submit(second)
-    events += finish(scheduler)
-    assert of(events, first) == of(events, second) and len(of(events, first)) == 10
+    for draft, options, error, match in REFUSED:
+        if "state" in options:
+            options = {**options, "state": decoders[options["state"]].take(0)}
+        with pytest.raises(error, match=match):
+            scheduler.submit(Draft(**{"prompt": [1], "seed": 0, **draft}), **options)
+        assert scheduler.free_rows == [1, 2]
     with pytest.raises(TypeError, match=r"^a text to write is a Draft, not a list; give Draft\(token_ids, seed=0\)$"):
         scheduler.submit([1, 2])  # type: ignore
-    for _ in range(3):
-        scheduler.submit(good())
+    with pytest.raises(ValueError, match="a draft is written once, and this one has begun"):
+        scheduler.submit(first)
+    scheduler.submit(second)
+    scheduler.submit(good())
     with pytest.raises(ValueError, match="tick until a text ends"):
         scheduler.submit(good())
+    events += finish(scheduler)
+    assert of(events, first) == of(events, second) and len(of(events, first)) == 10
 
 
 def test_drafts_that_are_interrupted_while_one_is_read_end_and_no_other_begins() -> None:
@@ -420,9 +399,7 @@ def test_an_interrupted_draft_still_has_the_token_of_a_step() -> None:
 # --- cancelling, and rows that go on ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "n_ticks"), [*(("transformer_xl", n) for n in (0, 1, 3, 6, 9)), *((kind, n) for kind in KINDS[1:] for n in (1, 6))]
-)
+@pytest.mark.parametrize(("kind", "n_ticks"), [*(("transformer_xl", n) for n in (0, 1, 3)), *((kind, 6) for kind in KINDS)])
 def test_a_cancelled_text_leaves_its_row_with_what_was_read_and_shown(kind: str, n_ticks: int) -> None:
     decoder, twin = decoder_of(kind), decoder_of(kind)
     scheduler = Scheduler(decoder)
@@ -443,9 +420,10 @@ def test_a_cancelled_text_leaves_its_row_with_what_was_read_and_shown(kind: str,
     assert scheduler.cancel(other) is not None and scheduler.idle and scheduler.tick() == []
 
 
-@pytest.mark.parametrize(("kind", "n_first"), [*((kind, 6) for kind in KINDS), ("transformer_xl", 1), ("vaswani", 1)])
-def test_a_text_goes_on_from_a_state_with_the_same_bits(kind: str, n_first: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_goes_on_from_a_state_with_the_same_bits(kind: str) -> None:
     """In another scheduler, next to other texts."""
+    n_first = 6
     expected = written(decoder_of(kind), Draft(TEXT[:10], seed=5, max_new_tokens=20, likeliest=2), row=1)
 
     decoder = decoder_of(kind)
@@ -491,15 +469,6 @@ def test_the_last_token_is_read_only_if_it_is_to_be_remembered(remember: bool, m
     scheduler.submit(Draft([1, 2], seed=0, max_new_tokens=8, remember=remember))
     finish(scheduler)
     assert len(steps) == 7 + remember
-
-
-def test_events_say_what_was_read() -> None:
-    scheduler = Scheduler(decoder_of())
-    assert scheduler.idle and scheduler.free_rows == [0, 1, 2] and scheduler.tick() == []
-    one, two = (begin(scheduler, Draft(TEXT[:n], seed=0, max_new_tokens=most)) for n, most in ((9, 0), (1, 1)))
-    events = finish(scheduler)
-    assert [event for event in events if isinstance(event, Read)] == [(one, 4, ()), (two, 1, ()), (one, 4, ()), (one, 1, ())]
-    assert [ended(draft) for draft in (one, two)] == [("length", 9, 0), ("length", 1, 1)]
 
 
 def test_one_piece_a_tick_and_every_prompt_in_the_end() -> None:
