@@ -182,14 +182,6 @@ class _Job:
         """Show how far all processes are, together."""
         return progress(what, n_token // self.world.size, hidden=self.quiet or not self.world.first)
 
-    def compared(
-        self, measure: "Callable[[Reading, str], Score]", reading: "Reading", without: str
-    ) -> "tuple[Score, Score | None]":
-        """Return the score and, if it is asked for, that without memory."""
-        score = measure(reading, "scoring")
-        self.check_finite(score, reading)
-        return score, measure(reading.without_memory(), without) if self.compare_memory else None
-
     def check_finite(self, score: "Score", reading: "Reading") -> None:
         """Refuse a loss that is no number."""
         with self.world.agreed():
@@ -245,8 +237,8 @@ def _score_targets(job: _Job) -> None:
         assert isinstance(model, XLNet)
         if job.options.batch_size is not None:
             config = config.changed(eval={"batch_size": job.options.batch_size})
-        reading = job.reading(precision_of_targets(job.options.precision, job.opened.device))
-        text = job.choice.text(job.opened)
+        precision = precision_of_targets(job.options.precision, job.opened.device)
+        reading, text = replace(job.reading(precision), tgt_len=config.train.tgt_len), job.choice.text(job.opened)
 
     def measure(reading: "Reading", what: str) -> "Score":
         with job.world.agreed():
@@ -254,13 +246,11 @@ def _score_targets(job: _Job) -> None:
         with job.bar(what, stream.segments_per_epoch * stream.tokens_per_step) as bar:
             return score_targets(model, stream, reading, on_tokens=bar.advance, world=job.world)
 
-    score, without = job.compared(measure, reading, "scoring without memory")
-    read_as = replace(reading, tgt_len=config.train.tgt_len)
-    _print_parts(job, text, score, without, read_as, f"rows of {config.train.tgt_len:,}", "target")
+    _score_parts(job, text, reading, measure, f"rows of {reading.tgt_len:,}", "target")
 
 
 def _score_answers(job: _Job) -> None:
-    """Print how well a model predicts what follows the first tab of each document."""
+    """Print how well a model predicts what follows the first tab of each document; without memory, it has no questions."""
     from transformer_xl.kernels.device import precision_of_segments
     from transformer_xl.reading.texts import score_answers
 
@@ -275,16 +265,18 @@ def _score_answers(job: _Job) -> None:
             how: dict[str, Any] = {"separator": job.opened.tokenizer.tab, "on_tokens": bar.advance, "world": job.world}
             return score_answers(job.opened.model, text.ids, starts, reading, **how)
 
-    score, without = job.compared(measure, reading, "scoring without questions")
-    _print_parts(job, text, score, without, reading, "each document by itself", "answer token")
+    _score_parts(job, text, reading, measure, "each document by itself", "answer token")
 
 
-def _print_parts(
-    job: _Job, text: "Text", score: "Score", without: "Score | None", reading: "Reading", how: str, unit: str
+def _score_parts(
+    job: _Job, text: "Text", reading: "Reading", measure: "Callable[[Reading, str], Score]", how: str, unit: str
 ) -> None:
     """Print a score of only some tokens, as nats of each."""
     from transformer_xl.reading.reading import memory_in_words
 
+    score = measure(reading, "scoring")
+    job.check_finite(score, reading)
+    without = measure(reading.without_memory(), "scoring without memory") if job.compare_memory else None
     if not job.world.first:
         return
     if job.json:
@@ -345,17 +337,15 @@ def _score_stream(job: _Job) -> None:
         write_token_nats(job.per_token, text.ids, score.token_nats, opened.tokenizer)
     comparisons = [_worth_of_adapting(adapting, score, plain, **how)] if adapting else []
     comparisons += [_worth_of_temperature(score, divisor, chosen_on)] if isinstance(divisor, float) else []
-    comparisons += [_worth_of_memory(job, score, without)] if without else []
+    comparisons += [_worth_of_memory(score, without, opened.tokenizer.counts)] if without else []
     _print_stream(job, text, reading, score, comparisons)
 
 
 def _other_text(job: _Job, split: Literal["train", "valid"], limit: int | None = None) -> "Text":
     """Return another split of the run's corpus, for what is learned or chosen there."""
     if not job.opened.is_run and job.choice.corpus is None:
-        what, instead = ("--dynamic rms reads training text", "use --dynamic sgd")
-        if split == "valid":
-            what, instead = ("--temperature auto reads a validation split", "give a number")
-        raise ConfigError(f"{what}, and '{job.run}' is a model without a corpus; {instead}")
+        what = "--dynamic rms and --temperature auto read other splits of a corpus"
+        raise ConfigError(f"{what}, and '{job.run}' is a model without one; use --dynamic sgd, or give a number")
     return job.opened.text(split=split, corpus=job.choice.corpus, limit=limit)
 
 
@@ -374,12 +364,9 @@ class _Comparison(NamedTuple):
     heading: Sequence[str] = ()
 
 
-def _worth_of_memory(job: _Job, score: "Score", without: "Score") -> _Comparison:
-    unit = job.opened.tokenizer.counts
-    sentence = (
-        f"without memory {without.bpc:.4f} bits per {unit}, with it {score.bpc:.4f}: memory is worth "
-        f"{without.bpc - score.bpc:z.4f} bits per {unit} ({without.loss - score.loss:z.4f} nats per token)"
-    )
+def _worth_of_memory(score: "Score", without: "Score", unit: str) -> _Comparison:
+    worth = f"{without.bpc - score.bpc:z.4f} bits per {unit} ({without.loss - score.loss:z.4f} nats per token)"
+    sentence = f"without memory {without.bpc:.4f} bits per {unit}, with it {score.bpc:.4f}: memory is worth {worth}"
     return _Comparison({"without_memory": without.as_dict()}, sentence)
 
 
