@@ -204,15 +204,6 @@ def test_labels_without_names_are_numbered_and_can_be_named(tmp_path):
     assert "label" not in notes
 
 
-def test_a_model_without_memory_reads_longer_texts_once_it_has_one(tmp_path):
-    source = copy(SOURCE, tmp_path)
-    head, notes = converted_head(source, tmp_path / "short")
-    assert head.max_len == 512
-    remedy = "--set mem_len=384 --set head.max_len=none reads longer ones with memory"
-    assert f"reads 512 tokens of a text at most; {remedy}" in notes
-    assert "mem_len" not in converted_head(source, tmp_path / "long", mem_len=384, head={"max_len": None})[1]
-
-
 def test_one_score_is_a_number_unless_the_settings_say_a_choice(tmp_path):
     source = copy("xlnet_heads/choice", tmp_path)
     assert converted_head(source, tmp_path / "choice")[0].kind == "choice"
@@ -244,18 +235,11 @@ def test_a_head_that_ours_cannot_be_is_left_out_by_name(changes, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"id2label": {"0": "a", "1": "b", "2": "a"}},
-            "id2label must give each of its 3 labels, counted from 0, a name of its",
-        ),
-        ({"id2label": {"0": "a", "1": "b", "2": 7}}, r"id2label.2 \(7\) must be a valid string"),
-        (
-            {"id2label": {"0": "a", "1": "b"}},
-            r"'logits_proj.weight' of '\S+' has shape \(3, 6\), its settings call for \(2, 6\)",
-        ),
-        ({"id2label": None, "num_labels": 10**9}, r"the number of labels \(1,000,000,000\) must be at most 100,000"),
-        ({"summary_use_proj": "x"}, r"summary_use_proj \('x'\) must be a valid boolean"),
-        ({"summary_last_dropout": 2}, r"dropout \(2.0\) must be less than 1"),
+        ({"id2label": {"0": "a", "1": "b", "2": "a"}}, "each of its 3 labels"),
+        ({"id2label": {"0": "a", "1": "b", "2": 7}}, r"id2label.2 \(7\)"),
+        ({"id2label": {"0": "a", "1": "b"}}, r"'logits_proj.weight' of '\S+' has shape \(3, 6\), .* call for \(2, 6\)"),
+        ({"id2label": None, "num_labels": 10**9}, r"the number of labels \(1,000,000,000\)"),
+        ({"summary_last_dropout": 2}, r"dropout \(2.0\)"),
     ],
 )
 def test_settings_of_a_head_that_cannot_be(changes, message, tmp_path):
@@ -269,11 +253,6 @@ def test_a_head_of_tokens_has_the_labels_that_its_settings_name(tmp_path):
     with_config(source, id2label={"0": "B-PER", "1": "I-PER", "2": "O"})
     head, _ = converted_head(source, tmp_path / "named")
     assert head == HeadConfig(kind="tokens", labels=("B-PER", "I-PER", "O"), dropout=0.0, max_len=512)
-    with_config(source, id2label={"0": "B-PER", "1": "O"})
-    with pytest.raises(
-        CheckpointError, match=r"'classifier.weight' of '\S+' has shape \(3, 6\), its settings call for \(2, 6\)"
-    ):
-        convert(source, tmp_path / "other")
     with_config(source, id2label={"0": "O"})
     assert convert(source, tmp_path / "bare").config.head is None
 
@@ -296,16 +275,10 @@ def test_an_old_bare_xlnet_of_hugging_face_has_no_prefix(tmp_path):
 def test_a_fine_tuned_xlnet_of_the_authors_lacks_what_its_task_did_not_need(tmp_path):
     """Slots of optimizers and the step are nobody's concern."""
     done = convert(copy("xlnet_tensorflow/finetuned", tmp_path), tmp_path / "native", settings={"head": None})
-    first, heads, *missing = done.notes
-    assert first.startswith("nothing says how long a memory is, so the model keeps none; --set mem_len=384")
-    assert heads == (
-        "left out, because heads of other tasks are not converted: 'model/classification_sst/logit/kernel', "
-        "'model/sequnece_summary/summary/bias', 'model/sequnece_summary/summary/kernel'"
-    )
-    assert missing == [
-        "there is no tensor 'model/transformer/mask_emb/mask_emb', so 'mask_emb' is zeros",
-        "there is no tensor 'model/lm_loss/bias', so 'softmax.bias' is zeros",
-    ]
+    memory, heads, mask, bias = done.notes
+    assert "mem_len" in memory and "'mask_emb' is zeros" in mask and "'softmax.bias' is zeros" in bias
+    for name in ("classification_sst/logit/kernel", "sequnece_summary/summary/bias", "sequnece_summary/summary/kernel"):
+        assert f"'model/{name}'" in heads
     assert (done.config.activation, done.config.layer_norm_epsilon, done.config.mem_len) == ("gelu_tanh", 1e-12, 0)
 
 
@@ -349,49 +322,12 @@ def test_heads_of_the_authors_score_as_theirs(kind, tmp_path):
     assert_close("logits", model(ids).logits, dense(summary, head, scores.get(kind, "logits/dense")), 5e-6)
 
 
-def missing(tensors: dict[str, torch.Tensor]) -> None:
-    del tensors["transformer.layers.1.pos_ff.CoreNet.0.bias"]
-
-
-def unknown(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["transformer.layers.1.extra"] = torch.zeros(3)
-
-
-def misshapen(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["crit.out_layers.0.bias"] = torch.zeros(30)
-
-
-def whole_numbers(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["crit.out_layers.0.bias"] = torch.zeros(31, dtype=torch.int64)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (missing, r"pytorch_model.bin' lacks tensor 'transformer.layers.1.pos_ff.CoreNet.0.bias' \(10,\)"),
-        (unknown, r"pytorch_model.bin' holds tensor 'transformer.layers.1.extra' \(3,\), for which"),
-        (
-            misshapen,
-            r"tensor 'crit.out_layers.0.bias' of '.*' has shape \(30,\), its settings call for \(31,\)",
-        ),
-        (whole_numbers, "tensor 'crit.out_layers.0.bias' of '.*pytorch_model.bin' has type torch.int64, which weights cannot"),
-    ],
-)
-def test_tensors_at_odds_with_the_settings_are_named(change, message, tmp_path):
+def test_whole_numbers_are_no_weights(tmp_path):
     source = copy("huggingface/plain", tmp_path)
-    tensors = foreign(source)
-    change(tensors)
-    torch.save(tensors, source / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=message):
+    torch.save(foreign(source) | {"crit.out_layers.0.bias": torch.zeros(31, dtype=torch.int64)}, source / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"has type torch\.int64"):
         convert(source, tmp_path / "native")
     assert names(tmp_path) == ["source"]
-
-
-def test_without_a_vocabulary_there_is_no_tokenizer(tmp_path):
-    done = convert(copy("authors/plain", tmp_path), tmp_path / "native")
-    assert done.tokenizer is None
-    assert names(tmp_path / "native") == FILES
-    assert txl.TransformerXL.from_pretrained(tmp_path / "native").config == done.config
 
 
 def test_a_vocabulary_without_words_is_none(tmp_path, monkeypatch):
@@ -422,22 +358,20 @@ def test_options_reach_the_source(tmp_path):
 # The destination
 
 
-@pytest.mark.parametrize("place", ["native", "models/new/native"])
-def test_relative_destinations(place, tmp_path, monkeypatch):
+def test_a_relative_destination_and_no_vocabulary(tmp_path, monkeypatch):
     source = copy("authors/plain", tmp_path)
     monkeypatch.chdir(tmp_path)
-    convert(source, place)
-    assert names(tmp_path / place) == FILES
+    done = convert(source, "models/new/native")
+    assert done.tokenizer is None
+    assert names(tmp_path / "models" / "new" / "native") == FILES
+    assert txl.TransformerXL.from_pretrained("models/new/native").config == done.config
 
 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("full", "full' exists already; choose another destination, or remove it"),
-        ("file", "file' exists already"),
-        ("link", "link' exists already"),
-        ("nowhere", "nowhere' exists already"),
-        (".", "'.' is the current directory, which cannot be replaced"),
+        *((place, f"{place}' exists already") for place in ("full", "file", "link", "nowhere")),
+        (".", "'.' is the current directory"),
     ],
 )
 def test_destinations_that_cannot_be_written_are_refused_first(place, message, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from tests.conversion.examples import GOLDENS, VALUES, copy
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.conversion import programs
+from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.key_maps import authors, huggingface, xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.conversion.key_maps.authors import read_module
 from transformer_xl.conversion.readers.tensors import TensorRef
@@ -76,49 +77,8 @@ def test_a_checkpoint_of_nvidia_needs_no_name(tmp_path):
     assert open_source(file.rename(folder / "renamed.pt")).kind == "nvidia"
     with pytest.raises(CheckpointError, match=r"renamed.pt' is not a pickled model of the authors'"):
         open_source(folder / "renamed.pt", kind="authors")
-    (folder / "renamed.pt").rename(folder / "model.pt")
-    with pytest.raises(CheckpointError, match=r"model.pt' is not a pickled model of the authors'"):
-        open_source(folder)  # a name that says something else
-
-
-def test_a_model_of_the_authors_is_none_of_nvidia(tmp_path):
-    folder = copy("authors/plain", tmp_path)
-    with pytest.raises(CheckpointError, match="is not a checkpoint of NVIDIA's: it lacks model_config or model_state"):
-        open_source(folder / "model.pt", kind="nvidia")
-
-
-def test_settings_hold_whatever_the_checkpoint_says(tmp_path):
-    folder = copy("huggingface/plain", tmp_path)
-    before = open_source(folder).config
-    after = open_source(folder, settings={"mem_len": 77, "clamp_len": 3, "same_length": True}).config
-    assert after == before.model_copy(update={"mem_len": 77, "clamp_len": 3, "same_length": True})
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"memlen": 3}, "unknown setting 'memlen'; did you mean 'mem_len'"),
-        ({"mem_len": -1}, r"^mem_len \(-1\) must be greater than or equal to 0"),
-    ],
-)
-def test_settings_of_the_user_that_cannot_be_are_not_laid_to_the_file(settings, message, tmp_path):
-    with pytest.raises(ConfigError, match=message):
-        open_source(copy("huggingface/plain", tmp_path), settings=settings)
-
-
-def test_settings_count_layers_against_tensors(tmp_path):
-    for n_layer, message in (
-        (1, None),
-        (2, "n_layer = 2, but there are only 14 tensors"),
-        (10**9, "n_layer = 1,000,000,000, but"),
-    ):
-        folder = tmp_path / str(n_layer)
-        write_huggingface(folder, {name: torch.zeros(1) for name in "abcdefghijklmn"}, {"n_layer": n_layer})
-        if message is None:
-            assert open_source(folder).config.n_layer == 1
-        else:
-            with pytest.raises(CheckpointError, match=rf"config.json' says {message}"):
-                open_source(folder)
+    with pytest.raises(CheckpointError, match="lacks model_config or model_state"):
+        open_source(GOLDENS / "authors" / "plain" / "checkpoint" / "model.pt", kind="nvidia")
 
 
 def write_huggingface(folder: Path, tensors: dict[str, torch.Tensor], changes: dict[str, Any]) -> Path:
@@ -131,32 +91,22 @@ def write_huggingface(folder: Path, tensors: dict[str, torch.Tensor], changes: d
 ABSURD: list[dict[str, Any]] = [
     {"n_layer": 10**9},
     {"n_layer": -1},
-    {"n_layer": "2"},
     {"d_model": 10**9},
     {"d_model": 10**4000},
     {"n_head": 10**9, "d_head": 10**9},
     {"vocab_size": 12},
-    {"vocab_size": 10**18},
     {"cutoffs": list(range(1, 100_000))},
-    {"cutoffs": [4, 10**9]},
     {"cutoffs": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], "div_val": 2**60},
     {"div_val": 0},
-    {"dropout": "0.1"},
-    {"layer_norm_epsilon": 0},
-    {"same_length": "yes"},
     {"init_std": 1e400},
     {"é\u2028" * 1000: 1},
-    {"auto_map": {"AutoModel": "evil--module.Model"}},
     {"model_type": ["transfo-xl"]},
-    {"n_token": 10},
 ]
 
 
 @pytest.mark.parametrize("changes", ABSURD, ids=lambda changes: next(iter(changes))[:12])
 def test_absurd_settings_cost_nothing(changes, tmp_path):
     """Refused in one short line that names the file, before anything large is made."""
-    from transformer_xl.conversion.convert import convert
-
     source = write_huggingface(tmp_path / "source", {"transformer.word_emb.emb_layers.0.weight": torch.zeros(11, 8)}, {})
     weights = {f"transformer.layers.{i}.x": torch.zeros(1) for i in range(20)}  # enough for the number of layers
     save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
@@ -176,13 +126,6 @@ def test_absurd_settings_cost_nothing(changes, tmp_path):
     assert len(message) < 700
     assert message.isprintable()
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def test_weights_of_hugging_face_need_their_settings(tmp_path):
-    folder = copy("huggingface/plain", tmp_path)
-    (folder / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        open_source(folder)
 
 
 @pytest.mark.parametrize(
@@ -214,39 +157,35 @@ def test_settings_of_an_xlnet_of_the_authors_lie_beside_it(file, tmp_path):
         open_source(folder)
 
 
-XLNETS: list[tuple[dict[str, Any], str]] = [
-    ({"n_layer": 10**9}, "says n_layer = 1,000,000,000, but there are only"),
-    ({"n_layer": 3}, r"lacks tensor 'model/transformer/layer_2/rel_attn/q/kernel' \(6, 2, 3\)"),
-    ({"n_token": "13"}, r"n_token \('13'\) must be a valid integer"),
-    ({"d_head": 2**63}, r"d_head \(.*\) must be less than"),
-    ({"d_head": 4}, r"rel_attn/q/kernel' of .* has shape \(6, 2, 3\), its settings call for \(6, 2, 4\)"),
-    ({"untie_r": False}, r"r_w_bias' of .* has shape \(2, 2, 3\), its settings call for \(2, 3\)"),
-    ({"ff_activation": "gelu_new"}, r"ff_activation \('gelu_new'\) must be 'gelu' or 'relu'"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), XLNETS, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layer": 10**9}, "says n_layer = 1,000,000,000, but there are only"),
+        ({"n_layer": 3}, r"lacks tensor 'model/transformer/layer_2/rel_attn/q/kernel' \(6, 2, 3\)"),
+        ({"untie_r": False}, r"r_w_bias' of .* has shape \(2, 2, 3\), its settings call for \(2, 3\)"),
+    ],
+)
 def test_absurd_settings_of_an_xlnet_of_the_authors(changes, message, tmp_path):
-    from transformer_xl.conversion.convert import convert
-
     folder = copy("xlnet_tensorflow/pretraining", tmp_path)
     values = json.loads((folder / "xlnet_config.json").read_text())
     (folder / "xlnet_config.json").write_text(json.dumps(values | changes))
-    start = time.process_time()
-    with pytest.raises(CheckpointError, match=message) as error:
+    with pytest.raises(CheckpointError, match=message):
         convert(folder, tmp_path / "native")
-    assert time.process_time() - start < 1
-    assert len(str(error.value)) < 700
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-def test_settings_of_an_xlnet_are_its_own(tmp_path):
-    folder = copy("xlnet/memory", tmp_path)
-    assert open_source(folder, settings={"reuse_len": 3, "zero_first_memory": True}).config.model_dump()["reuse_len"] == 3
-    with pytest.raises(ConfigError, match="unknown setting 'attention'"):
-        open_source(folder, settings={"attention": "shaw"})
-    with pytest.raises(ConfigError, match="unknown setting 'reuse_len'"):
-        open_source(GOLDENS / "huggingface" / "plain" / "checkpoint", settings={"reuse_len": 3})
+@pytest.mark.parametrize(
+    ("golden", "settings", "message"),
+    [
+        ("huggingface/plain", {"memlen": 3}, "unknown setting 'memlen'; did you mean 'mem_len'"),
+        ("huggingface/plain", {"mem_len": -1}, r"^mem_len \(-1\) must be greater than or equal to 0"),
+        ("huggingface/plain", {"reuse_len": 3}, "unknown setting 'reuse_len'"),
+        ("xlnet/memory", {"attention": "shaw"}, "unknown setting 'attention'"),
+    ],
+)
+def test_settings_of_the_user_that_cannot_be_are_not_laid_to_the_file(golden, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        open_source(GOLDENS / golden / "checkpoint", settings=settings)
 
 
 # The authors' pickled module
@@ -275,18 +214,13 @@ def set_part(name: str, attribute: str, value: Any) -> Change:
 AUTHORS: list[tuple[Change, str]] = [
     (lambda module: module.state.pop("n_token"), "is not a pickled model of the authors'"),
     (lambda module: children(module).pop("crit"), "was trained with sample_softmax"),
-    (lambda module: children(module).pop("word_emb"), r"is a model without word_emb.cutoffs; is it the authors'"),
     (lambda module: part(module, "layers.0.dec_attn").state.pop("pre_lnorm"), r"without layers.0.dec_attn.pre_lnorm"),
     (lambda module: children(part(module, "layers.0.dec_attn")).pop("dropatt"), r"without layers.0.dec_attn.dropatt.p"),
     (lambda module: module.state.pop("mem_len"), "mem_len: Field required"),
     (set_part("word_emb", "cutoffs", 3), "has word_emb.cutoffs that are no list"),
     (set_part("word_emb", "cutoffs", list(range(10**6))), r"cutoffs .* should have at most 100 items"),
-    (set_part("word_emb", "cutoffs", ["a", "b"]), r"cutoffs.0 \('a'\) must be a valid integer"),
-    (set_part("word_emb", "div_val", 0), r"div_val \(0\) must be"),
     (set_part("", "n_layer", 10**9), "says n_layer = 1,000,000,000, but there are only"),
     (set_part("", "n_token", Stub("x")), r"n_token \(Stub"),
-    (set_part("", "attn_type", 7), r"attn_type \(7\) must be"),
-    (set_part("", "_modules", None), "is not a pickled model|was trained with sample_softmax"),
 ]
 
 

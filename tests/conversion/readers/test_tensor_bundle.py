@@ -202,13 +202,9 @@ def test_checksum_of_more_than_one_piece(tmp_path):
     refused(prefix, "does not match its checksum", "'w'")
 
 
-@pytest.mark.parametrize("suffix", ["", ".index", ".meta", ".data-00000-of-00001"])
-def test_any_file_names_the_checkpoint(prefix, suffix):
-    assert list(read_bundle(Path(f"{prefix}{suffix}"))) == sorted(TENSORS)
-
-
-def test_directory(prefix):
-    assert list(read_bundle(prefix.parent)) == sorted(TENSORS)
+def test_a_directory_or_any_file_names_the_checkpoint(prefix):
+    ways = [prefix.parent, *(Path(f"{prefix}{suffix}") for suffix in ("", ".index", ".meta", ".data-00000-of-00001"))]
+    assert [list(read_bundle(path)) for path in ways] == [sorted(TENSORS)] * 5
     write_bundle(prefix.parent / "model.ckpt-2", {"other": torch.ones(1)})
     refused(prefix.parent, "2 checkpoints", "'model.ckpt-1.index'")
     names = prefix.parent / "checkpoint"
@@ -219,8 +215,6 @@ def test_directory(prefix):
     refused(prefix.parent, "model.ckpt-3.index", "No such file")
     names.write_text("model_checkpoint_path: model.ckpt-2")
     refused(prefix.parent, "names no checkpoint")
-    names.write_text('model_checkpoint_path: "/"')
-    refused(prefix.parent, "No such file")
     for path in prefix.parent.iterdir():
         path.unlink()
     refused(prefix.parent, "0 checkpoints")
@@ -236,83 +230,77 @@ def test_unknown_fields_are_skipped(tmp_path):
 # Wrong
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"text" * 100, MAGIC, table([])[:-1], table([])[1:] + b"\0"])
-def test_other_files(tmp_path, content):
-    (tmp_path / "x.index").write_bytes(content)
-    refused(tmp_path / "x", "does not end as")
+def index_of(*pairs: tuple[bytes, bytes], first: bytes | None = None) -> bytes:
+    """An index of a header, sound or not, and other entries."""
+    return table([block([(b"", header() if first is None else first), *pairs])])
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        (header(1, (2, 1)), ["big-endian"]),
-        (header(0), ["No such file"]),
-        (message((1, b"\1")), ["wrong kind"]),
-        (b"\x08", ["ends too early"]),
-    ],
-)
-def test_headers(tmp_path, fields, words):
-    pairs = [(b"", fields), (b"w", entry(torch.ones(2), 0, 0))]
-    (tmp_path / "x.index").write_bytes(table([block(pairs)]))
-    refused(tmp_path / "x", *words)
+def index_of_one(**changes: int | bytes) -> bytes:
+    return index_of((b"w", entry(torch.ones(2), 0, 0, **changes)))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"dtype": 7}, ["'w' as text"]),
-        ({"dtype": 8}, ["data type number 8"]),
-        ({"dtype": 2}, ["which is not the size"]),
-        ({"shape": 3}, ["wrong kind"]),
-        ({"shape": message((2, message((1, 0))), *[(2, message((1, 2**62)))] * 3), "size": 0}, ["which is not the size"]),
-        ({"shape": message(*[(2, message((1, 1)))] * 65), "size": 4}, ["which is not the size"]),
-        ({"shard": 1}, ["No such file"]),
-        ({"offset": 57}, ["should end at 65"]),
-        ({"size": 7}, ["which is not the size"]),
-        ({"slices": b""}, ["in slices"]),
-    ],
-)
-def test_entries(tmp_path, changes, words):
-    refused(write_one(tmp_path, (b"w", entry(torch.ones(2), 0, 0, **changes))), *words)
+def index_at(offset: int, size: int) -> bytes:
+    """An index whose footer says that its blocks are listed there."""
+    footer = (varint(0) + varint(0) + varint(offset) + varint(size)).ljust(40, b"\0")
+    return b"\0" + checksum(b"\0") + b"\0" * 100 + footer + MAGIC
+
+
+ONE = entry(torch.ones(2), 0, 0)
+RESTARTS = struct.pack("<I", 0)
+FAR = message((2, message((1, 0))), *[(2, message((1, 2**62)))] * 3)
+WRONG: list[tuple[bytes, str]] = [
+    *((content, "does not end as") for content in (b"", b"text" * 100, MAGIC, table([])[:-1], table([])[1:] + b"\0")),
+    (index_of((b"w", ONE), first=header(1, (2, 1))), "big-endian"),
+    (index_of((b"w", ONE), first=header(0)), "No such file"),
+    (index_of((b"w", ONE), first=message((1, b"\1"))), "wrong kind"),
+    (index_of((b"w", ONE), first=b"\x08"), "ends too early"),
+    (index_of_one(dtype=7), "'w' as text"),
+    (index_of_one(dtype=8), "data type number 8"),
+    (index_of_one(dtype=2), "which is not the size"),
+    (index_of_one(shape=3), "wrong kind"),
+    (index_of_one(shape=FAR, size=0), "which is not the size"),
+    (index_of_one(shape=message(*[(2, message((1, 1)))] * 65), size=4), "which is not the size"),
+    (index_of_one(shard=1), "No such file"),
+    (index_of_one(offset=57), "should end at 65"),
+    (index_of_one(size=7), "which is not the size"),
+    (index_of_one(slices=b""), "in slices"),
+    (index_of((b"\0\1w", ONE)), "in slices"),
+    (index_of((b"b", ONE), (b"a", ONE)), "not in order"),
+    (index_of((b"a", ONE), (b"a", ONE)), "not in order"),
+    (table([block([(b"a", ONE)])]), "no header"),
+    (table([]), "no header"),
+    (table([varint(0) + varint(5) + b"\0\0" + RESTARTS]), "ends too early"),
+    (table([varint(3) + varint(0) + varint(0) + RESTARTS]), "continues a shorter one"),
+    (table([varint(0) + varint(2**40) + varint(0) + RESTARTS]), "longer than 1024 bytes"),
+    (table([b"\xff" * 9 + b"\x02" + RESTARTS]), "number has no end"),
+    (table([])[:-48] + b"\xff" * 40 + MAGIC, "number has no end"),
+    (index_at(0, 2**63), "outside the file"),
+    (index_at(10**6, 1), "outside the file"),
+    (table([block([(b"", header())])], compression=1), "is compressed"),
+]
+
+
+@pytest.mark.parametrize(("index", "words"), WRONG)
+def test_what_is_wrong_is_named(tmp_path, index, words):
+    (tmp_path / "x.index").write_bytes(index)
+    (tmp_path / "x.data-00000-of-00001").write_bytes(b"\0" * 64)
+    refused(tmp_path / "x", words)
+
+
+def test_an_index_too_large_and_data_in_a_pipe(tmp_path):
+    with (tmp_path / "x.index").open("wb") as file:
+        file.truncate(2**40)
+    refused(tmp_path / "x", "larger than any index")
+    prefix = write_one(tmp_path, (b"w", entry(torch.ones(2), 0, 0)))
+    Path(f"{prefix}.data-00000-of-00001").unlink()
+    os.mkfifo(f"{prefix}.data-00000-of-00001")
+    refused(prefix, "has 0 bytes, and 'w' should end at 8")
 
 
 def test_shared_bytes(tmp_path):
     first, second = (b"a", entry(torch.zeros(4), 0, 0)), (b"b", entry(torch.zeros(4), 0, 12))
     refused(write_one(tmp_path, first, second), "'a' and 'b' share bytes")
     read_bundle(write_one(tmp_path, first, (b"b", entry(torch.zeros(4), 0, 16)), (b"c", entry(torch.zeros(0), 0, 8))))
-
-
-def test_order(tmp_path):
-    value = entry(torch.ones(2), 0, 0)
-    refused(write_one(tmp_path, (b"b", value), (b"a", value)), "not in order")
-    refused(write_one(tmp_path, (b"a", value), (b"a", value)), "not in order")
-    (tmp_path / "x.index").write_bytes(table([block([(b"a", value)])]))
-    refused(tmp_path / "x", "no header")
-    (tmp_path / "x.index").write_bytes(table([]))
-    refused(tmp_path / "x", "no header")
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (varint(0) + varint(5) + b"\0\0" + struct.pack("<I", 0), ["ends too early"]),
-        (varint(3) + varint(0) + varint(0) + struct.pack("<I", 0), ["continues a shorter one"]),
-        (varint(0) + varint(2**40) + varint(0) + struct.pack("<I", 0), ["longer than 1024 bytes"]),
-        (b"\xff" * 9 + b"\x02" + struct.pack("<I", 0), ["number has no end"]),
-    ],
-)
-def test_blocks(tmp_path, content, words):
-    (tmp_path / "x.index").write_bytes(table([content]))
-    refused(tmp_path / "x", *words)
-
-
-@pytest.mark.parametrize("handle", [(0, 2**63), (10**6, 1)])
-def test_handles_out_of_range(tmp_path, handle):
-    footer = (varint(0) + varint(0) + varint(handle[0]) + varint(handle[1])).ljust(40, b"\0")
-    (tmp_path / "x.index").write_bytes(b"\0" + checksum(b"\0") + b"\0" * 100 + footer + MAGIC)
-    refused(tmp_path / "x", "outside the file")
-    (tmp_path / "x.index").write_bytes(table([])[:-48] + b"\xff" * 40 + MAGIC)
-    refused(tmp_path / "x", "number has no end")
 
 
 def test_one_block_many_times(tmp_path):
@@ -326,19 +314,6 @@ def test_one_block_many_times(tmp_path):
     data += handles + b"\0" + checksum(handles + b"\0") + footer.ljust(40, b"\0") + MAGIC
     (tmp_path / "x.index").write_bytes(data)
     refused(tmp_path / "x", "blocks overlap")
-
-
-def test_compressed_large_or_sliced(tmp_path):
-    (tmp_path / "x.index").write_bytes(table([block([(b"", header())])], compression=1))
-    refused(tmp_path / "x", "is compressed", "save it again")
-    with (tmp_path / "x.index").open("wb") as file:
-        file.truncate(2**40)
-    refused(tmp_path / "x", "larger than any index")
-    refused(write_one(tmp_path, (b"\0\1w", entry(torch.ones(2), 0, 0))), "in slices")
-    prefix = write_one(tmp_path, (b"w", entry(torch.ones(2), 0, 0)))
-    Path(f"{prefix}.data-00000-of-00001").unlink()
-    os.mkfifo(f"{prefix}.data-00000-of-00001")
-    refused(prefix, "has 0 bytes, and 'w' should end at 8")
 
 
 def test_data_of_a_size_that_no_memory_has(tmp_path):

@@ -12,8 +12,6 @@ import types
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.conversion.hostile import (
     call,
@@ -27,14 +25,12 @@ from tests.conversion.hostile import (
     whole,
     zip_file,
 )
-from tests.helpers import examples
 from transformer_xl.conversion.readers import unpickle as reader
-from transformer_xl.conversion.readers.tensors import TensorRef
+from transformer_xl.conversion.readers.tensors import DTYPES, TensorRef
 from transformer_xl.conversion.readers.unpickle import PickledBytes, Stub, unpickle
 from transformer_xl.errors import CheckpointError
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8]
 
 
 # Pickles
@@ -106,7 +102,7 @@ def test_an_object_of_python_2(read):
 
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_large_arrays_are_skipped(read, protocol):
-    array = np.ones(10_000_000, dtype=np.int64)
+    array = np.ones(1_000_000, dtype=np.int64)
     found = read({"train": array, "vocab": ["a"]}, protocol)
     assert (type(found["train"]), found["vocab"]) == (Stub, ["a"])
 
@@ -119,21 +115,20 @@ def test_long_texts_and_bytes_are_left_where_they_are(read, tmp_path):
     assert (tmp_path / "x.pkl").read_bytes()[span.offset : span.offset + span.size] == b"xyz"
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_a_large_vocabulary_fits_the_limits(read, protocol):
-    words = [f"word{i}{'é' * (i % 3)}" for i in range(200_000)]
+def test_a_large_vocabulary_fits_the_limits(read):
+    words = [f"word{i}{'é' * (i % 3)}" for i in range(100_000)]
     content = {"list": words, "dict": {word: i for i, word in enumerate(words)}, "counter": collections.Counter(words)}
-    assert read(content, protocol) == content
+    assert read(content, 2) == content
 
 
 def test_a_large_vocabulary_of_python_2_fits_the_limits(read):
     """The shortest entries that there are: words that occurred before, with memo entries of five bytes."""
-    words = [f"w{i}" for i in range(100_000)]
+    words = [f"w{i}" for i in range(50_000)]
     listed = (
         b"](" + b"".join(b"U" + bytes([len(w)]) + w.encode() + b"r" + struct.pack("<i", i) for i, w in enumerate(words)) + b"e"
     )
     pairs = (
-        b"]r" + struct.pack("<i", 200_000 + i) + b"(j" + struct.pack("<i", i) + b"M" + struct.pack("<H", i % 60_000) + b"e"
+        b"]r" + struct.pack("<i", 100_000 + i) + b"(j" + struct.pack("<i", i) + b"M" + struct.pack("<H", i % 60_000) + b"e"
         for i in range(len(words))
     )
     body = (
@@ -178,24 +173,9 @@ def test_deep_and_wide_sharing_within_the_limits(read):
     assert read([half, half]) == [half, half]
 
 
-@pytest.mark.parametrize(
-    ("module", "short"),
-    [
-        ("torch.nn.modules.linear", "Linear"),
-        ("utils.proj_adaptive_softmax", "ProjectedAdaptiveLogSoftmax"),
-        ("pytorch.mem_transformer", "MemTransformerLM"),
-        ("vocabulary", "Vocab"),
-        ("__main__", "Corpus"),
-        ("pytorch_transformers.tokenization_gpt2", "GPT2Tokenizer"),
-        ("transformers.models.transfo_xl.tokenization_transfo_xl", "TransfoXLTokenizer"),
-        ("sacremoses.tokenize", "MosesTokenizer"),
-        ("apex.fp16_utils.loss_scaler", "DynamicLossScaler"),
-        ("pathlib", "PosixPath"),
-        ("torch", "device"),
-    ],
-)
-def test_known_names(read, module, short):
-    assert read(whole(name(module, short) + b")R")) == Stub(f"{module}.{short}")
+@pytest.mark.parametrize("known", ["torch.nn.modules.linear.Linear", "__main__.Corpus", "pathlib.PosixPath", "torch.device"])
+def test_known_names(read, known):
+    assert read(whole(name(*known.rsplit(".", 1)) + b")R")) == Stub(known)
 
 
 @pytest.mark.parametrize(
@@ -228,25 +208,6 @@ def test_every_stand_in_belongs_to_this_package():
         *("EXT1", "EXT2", "EXT4", "PERSID", "LONG4", "INST", "OBJ", "NEWOBJ_EX"),
         *("NEXT_BUFFER", "READONLY_BUFFER"),
     }
-
-
-def containers(inner):
-    keys = st.text() | st.integers(-(2**59), 2**59)  # larger ones can be made to collide
-    return st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4) | st.tuples(inner)
-
-
-LEAVES = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats(allow_nan=False) | st.text()
-
-
-@settings(max_examples=examples(20))
-@given(
-    st.recursive(LEAVES, containers, max_leaves=20),
-    st.sampled_from(PROTOCOLS),
-)
-def test_any_plain_value(tmp_path_factory, content, protocol):
-    path = tmp_path_factory.getbasetemp() / "any.pkl"
-    path.write_bytes(pickle.dumps(content, protocol))
-    assert unpickle(path) == content
 
 
 @pytest.mark.parametrize("key", [2**60, -(2**60), b"x", 0.5, None, (1, 2), ("a",) * 5, (("a",),), "x" * 70_000])
@@ -382,16 +343,10 @@ def authors(monkeypatch):
     return types.SimpleNamespace(**made)
 
 
-def random(dtype, *shape):
-    return (torch.randn(shape) * 50).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint8, torch.bool], ids=str)
-def test_tensors_of_every_type(save, dtype):
-    tensor = random(dtype, 3, 5)
-    found = unpickle(save({"w": tensor}))["w"]
-    assert isinstance(found, TensorRef)
-    assert found.load().equal(tensor)
+def test_tensors_of_every_type(save):
+    tensors = {name: (torch.randn(3, 5) * 50).to(dtype) for name, dtype in DTYPES.items()}
+    found = unpickle(save(tensors))
+    assert all(isinstance(found[name], TensorRef) and found[name].load().equal(tensor) for name, tensor in tensors.items())
 
 
 def test_views_share_their_storage(save):
@@ -433,21 +388,6 @@ def test_a_pickled_model(save, authors):
     assert embedding.load().equal(model.word_emb.weight)
     assert embedding == softmax
     assert inner.state["_parameters"]["r_w_bias"].load().equal(model.r_w_bias)
-
-
-def test_a_pickled_corpus(save, authors):
-    corpus, corpus.vocab = authors.Corpus(), authors.Vocab()
-    corpus.train, corpus.test = torch.arange(9), [torch.arange(2), torch.arange(3)]
-    corpus.vocab.counter = collections.Counter("abacé")
-    corpus.vocab.sym2idx = collections.OrderedDict(a=0, é=1)
-    corpus.vocab.special = {"<eos>", "<unk>"}
-    found = unpickle(save(corpus))
-    assert found.state["train"].load().equal(torch.arange(9))
-    assert [part.load().tolist() for part in found.state["test"]] == [[0, 1], [0, 1, 2]]
-    vocabulary = found.state["vocab"].state
-    assert vocabulary["counter"] == {"a": 2, "b": 1, "c": 1, "é": 1}
-    assert list(vocabulary["sym2idx"].items()) == [("a", 0), ("é", 1)]
-    assert sorted(vocabulary["special"]) == ["<eos>", "<unk>"]
 
 
 def test_a_checkpoint_of_nvidia(save, authors):
