@@ -2,15 +2,10 @@ import csv
 import gzip
 import io
 import json
-import lzma
-import tracemalloc
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from transformer_xl.config.run import TaskConfig
-from transformer_xl.data import examples as examples_module
 from transformer_xl.data.examples import read_examples
 from transformer_xl.errors import CorpusError
 
@@ -66,6 +61,8 @@ class TestTables:
     def test_regression_reads_scores_as_numbers(self, tmp_path):
         content = "index\tgenre\tsentence1\tsentence2\tscore\n0\tx\ta\tb\t3.25\n"  # STS-B
         assert _parts(_read(tmp_path, "t.tsv", content, "regression")) == [("a", "b", 3.25)]
+        with pytest.raises(CorpusError, match="line 2: label 'good' is not a number"):
+            _read(tmp_path, "t.tsv", content.replace("3.25", "good"), "regression")
 
     def test_tables_without_names_are_those_of_tasks_or_told_by_number(self, tmp_path):
         cola = "gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tThem rode.\n"
@@ -85,104 +82,57 @@ class TestTables:
         with pytest.raises(CorpusError, match=r"has no column 'titel', as task.text says; did you mean 'title'\?"):
             _read(tmp_path, "t.csv", content, text="titel", label=("mood",))
 
-    def test_tabs_divide_and_quotation_marks_are_text(self, tmp_path):
-        assert _parts(_read(tmp_path, "t.tsv", 'text\tlabel\nhe said "no\t1\n"yes", he said\t0\n')) == [
-            ('he said "no', None, "1"),
-            ('"yes", he said', None, "0"),
-        ]
-
-    def test_csv_has_commas_quotation_marks_and_line_ends_in_texts(self, tmp_path):
-        found = _read(tmp_path, "t.csv", 'text,label\n"a, ""b""\nc",1\nd,0\n')
-        assert _parts(found) == [('a, "b"\nc', None, "1"), ("d", None, "0")]
+    def test_csv_has_commas_quotation_marks_and_line_ends_in_texts_and_tsv_tabs_alone(self, tmp_path):
+        long = "x" * 3_000_000  # more than a block, and than csv takes by itself
+        found = _read(tmp_path, "t.csv.gz", gzip.compress(f'text,label\n"a, ""b""\nc",1\n{long},0\n'.encode()))
+        assert _parts(found) == [('a, "b"\nc', None, "1"), (long, None, "0")]
         assert [each.place.rpartition("'")[2] for each in found] == [" line 2", " line 4"]
+        found = _read(tmp_path, "t.tsv", 'text\tlabel\nhe said "no\t1\n"yes", he said\t0\n')
+        assert _parts(found) == [('he said "no', None, "1"), ('"yes", he said', None, "0")]
 
     def test_empty_lines_before_a_csv_file_count(self, tmp_path):
         (tmp_path / "t.csv").write_text('\n\ntext\na\n"b\nc"\nd\n')
         found = read_examples(tmp_path / "t.csv", _task(), labelled=False, reads_labels=False, keeps_empty=True)
         assert [each.place.rpartition(" ")[2] for each in found] == ["1", "2", "4", "5", "7"]
 
-    @given(st.lists(st.tuples(st.text(min_size=1), st.sampled_from("ab")), min_size=1, max_size=8))
-    def test_what_csv_writes_is_read(self, rows):
-        rows = [(text.replace("\0", "0"), label) for text, label in rows if text.strip() and text.isprintable()]
-        content = io.StringIO()
-        csv.writer(content).writerows([("text", "label"), *rows])
-        reader = examples_module._Reader(None, _task(), labelled=True, reads_labels=True)
-        blocks = [content.getvalue().encode()[i : i + 3] for i in range(0, len(content.getvalue().encode()), 3)]
-        assert [(each.text, each.label) for each in reader.lines(blocks, ".csv")] == rows
-
     @pytest.mark.parametrize(
         ("name", "content", "message"),
         [
-            ("t.tsv", "text\tlabel\na\t1\nb\n", "line 3: it has 1 column, but line 1 has 2; is a tab missing"),
-            ("t.tsv", "text\tlabel\nb\tc\t1\n", "line 2: it has 3 columns, but line 1 has 2; is there a tab or comma inside"),
+            ("t.tsv", "text\tlabel\na\t1\nb\n", "line 3: it has 1 column, but line 1 has 2"),
+            ("t.tsv", "text\tlabel\nb\tc\t1\n", "line 2: it has 3 columns, but line 1 has 2"),
             ("t.tsv", "text\tlabel\n\t0\n", "line 2: 'text' is an empty text"),
             ("t.tsv", "text\tlabel\na\t1\nb\t\n", "line 3: it has no label"),
             ("t.tsv", "text\tlabel\n\nb\t0\n", "line 2: it is empty"),
-            ("t.tsv", b"text\tlabel\nb\xff\t0\n", r"line 2: byte 1 \(0xff\) is not UTF-8; convert it"),
-            ("t.tsv", b"PAR1\0\0\1\2\n", "line 1: it is binary, not text: give another file"),
-            ("t.tsv", "", "is empty; give a file with texts"),
-            (
-                "t.tsv",
-                "a\t1\nb\t0\n",
-                "which column holds the text. its columns are '1', '2'; give the name of one",
-            ),
-            ("t.tsv", "remark\tlabel\na\t1\n", "which column holds the text. its columns are 'remark', 'label'; give the name"),
-            ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. its columns are 'text'; give the name of one"),
+            ("t.tsv", b"text\tlabel\nb\xff\t0\n", r"line 2: byte 1 \(0xff\) is not UTF-8"),
+            ("t.tsv", b"PAR1\0\0\1\2\n", "line 1: it is binary"),
+            ("t.tsv", "", "is empty"),
+            ("t.tsv", "a\t1\nb\t0\n", "which column holds the text. its columns are '1', '2'"),
+            ("t.tsv", "remark\tlabel\na\t1\n", "which column holds the text. its columns are 'remark', 'label'"),
+            ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. its columns are 'text'"),
             ("t.csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3: the row that begins here is not CSV"),
-            ("t.jsonl", json.dumps({"text": "a", "label": "b\udc80"}), r"line 1: label 'b.*' has half of a character"),
-            ("t.parquet", "x", "cannot tell what '.*' holds by its name; give a file that ends in .tsv, "),
+            ("t.jsonl", json.dumps({"text": "a", "label": "b\udc80"}), "line 1: label 'b.*' has half of a character"),
+            ("t.parquet", "x", "cannot tell what '.*' holds by its name"),
+            ("t.jsonl", '{"text": "b", "label": 0}\n{"text": "b"}', "line 2: it has no label"),
+            ("t.jsonl", '{"text": "b", "label": 0}\n{"label": 1}', "line 2: it has no 'text'"),
+            ("t.jsonl", '{"text": 5, "label": 1}', "line 1: 'text' is 5, not a text"),
+            ("t.jsonl", '{"text": "b", "label": [1]}', r"line 1: label \[1\] is neither a name nor a number"),
+            ("t.jsonl", '{"text": "b", "label": 0}\n[1]', r"line 2: \[1\] is not a JSON object"),
+            ("t.jsonl", '{"text": "b", "label": 0}\n{"text": ', "line 2: it is not JSON"),
         ],
     )
     def test_what_is_wrong_is_named_with_its_line(self, tmp_path, name, content, message):
         with pytest.raises(CorpusError, match=message):
             _read(tmp_path, name, content)
 
-    def test_lines_may_be_longer_than_blocks_but_not_endless(self, tmp_path, monkeypatch):
-        long = "x" * 3_000_000
-        (example,) = _read(tmp_path, "t.tsv", f"text\tlabel\n{long}\t1\n")
-        assert example.text == long
-        (example,) = _read(tmp_path, "t.csv", f"text,label\n{long},1\n")
-        assert example.text == long
-        monkeypatch.setattr("transformer_xl.data.text_files.MAX_LINE_BYTES", 1_000_000)
-        with pytest.raises(CorpusError, match="line 2: it has more than 1,000,000 bytes"):
-            _read(tmp_path, "t.tsv", f"text\tlabel\n{long}\t1\n")
-
-    def test_regression_needs_numbers(self, tmp_path):
-        with pytest.raises(CorpusError, match="line 3: label 'good' is not a number, as regression needs"):
-            _read(tmp_path, "t.tsv", "text\tscore\na\t1\nb\tgood\n", "regression")
-
 
 class TestJson:
-    def test_labels_of_other_types_are_names(self, tmp_path):
-        content = _json_lines({"text": "a", "label": 1}, {"text": "b", "label": True}, {"text": "c", "label": "x"})
-        assert [each.label for each in _read(tmp_path, "t.jsonl", content)] == ["1", "true", "x"]
-        assert [each.label for each in _read(tmp_path, "t.json", content)] == ["1", "true", "x"]
-
     def test_a_list_of_objects_is_read(self, tmp_path):
-        content = json.dumps([{"id": 7, "text": "a", "label": 1}, {"id": 8, "text": "b", "label": 0}], indent=2)
-        found = _read(tmp_path, "t.json", content)
-        assert _parts(found) == [("a", None, "1"), ("b", None, "0")]
+        objects = [{"id": 7, "text": "a", "label": 1}, {"label": True, "note": None, "id": 8, "text": "b"}]
+        found = _read(tmp_path, "t.json", json.dumps(objects, indent=2))
+        assert _parts(found) == [("a", None, "1"), ("b", None, "true")]
         assert found[1].place.endswith("t.json' item 2")
         assert [each.id for each in found] == ["7", "8"]
-
-    def test_keys_may_be_in_any_order(self, tmp_path):
-        content = _json_lines({"text": "a", "label": 1}, {"label": 0, "note": None, "text": "b"})
-        assert _parts(_read(tmp_path, "t.jsonl", content)) == [("a", None, "1"), ("b", None, "0")]
-
-    @pytest.mark.parametrize(
-        ("second", "message"),
-        [
-            ('{"text": "b"}', "line 2: it has no label"),
-            ('{"label": 1}', "line 2: it has no 'text'"),
-            ('{"text": 5, "label": 1}', "line 2: 'text' is 5, not a text"),
-            ('{"text": "b", "label": [1]}', r"line 2: label \[1\] is neither a name nor a number"),
-            ("[1]", r"line 2: \[1\] is not a JSON object"),
-            ('{"text": ', "line 2: it is not JSON"),
-        ],
-    )
-    def test_what_is_wrong_is_named_with_its_line(self, tmp_path, second, message):
-        with pytest.raises(CorpusError, match=message):
-            _read(tmp_path, "t.jsonl", _json_lines({"text": "a", "label": 1}) + second + "\n")
+        assert _parts(_read(tmp_path, "t.json", _json_lines(*objects))) == _parts(found)
 
 
 class TestMultilabel:
@@ -190,6 +140,8 @@ class TestMultilabel:
         content = "id,comment_text,toxic,rude\n1,a,0,1\n2,b,0,0\n3,c,1,1\n"
         found = _read(tmp_path, "t.csv", content, "multilabel", text="comment_text", label=("rude", "toxic"))
         assert [each.label for each in found] == [("rude",), (), ("rude", "toxic")]
+        (unlabelled,) = _read(tmp_path, "t.csv", "text,toxic\na,1\n", "multilabel", labelled=False, label=("rude", "toxic"))
+        assert unlabelled.label is None
         with pytest.raises(CorpusError, match="line 2: label 'toxic' is '2'; a column of one label holds 0 or 1"):
             _read(tmp_path, "t.csv", "text,toxic,rude\na,2,0\n", "multilabel", label=("toxic", "rude"))
 
@@ -200,10 +152,6 @@ class TestMultilabel:
             ("x", "y"),
             (),
         ]
-
-    def test_labels_without_which_a_text_is_read_are_all_there_or_none(self, tmp_path):
-        found = _read(tmp_path, "t.csv", "text,toxic\na,1\n", "multilabel", labelled=False, label=("rude", "toxic"))
-        assert [each.label for each in found] == [None]
 
 
 class TestChoice:
@@ -276,11 +224,8 @@ class TestDirectories:
         (tmp_path / "pos" / "2_9.txt").write_text(" \n")
         with pytest.raises(CorpusError, match=r"pos/2_9.txt': the text is empty"):
             list(read_examples(tmp_path, _task()))
-
-    def test_one_class_is_not_enough(self, tmp_path):
-        (tmp_path / "pos").mkdir()
-        with pytest.raises(CorpusError, match="has 1 directories of classes"):
-            list(read_examples(tmp_path, _task()))
+        with pytest.raises(CorpusError, match="has 0 directories of classes"):
+            list(read_examples(tmp_path / "pos", _task()))
 
 
 class TestUnlabelled:
@@ -303,13 +248,10 @@ class TestUnlabelled:
         found = read_examples(io.BytesIO(content.encode()), _task(), labelled=False)
         assert _parts(found) == expected
 
-    def test_labels_may_be_left_out_whatever_they_are(self, tmp_path):
-        _write = tmp_path / "t.tsv"
-        _write.write_text("text\tlabel\na\tx,y\n")
-        (found,) = read_examples(_write, _task("regression"), labelled=False, reads_labels=False)
-        assert (found.text, found.label) == ("a", None)
-
     def test_a_file_of_texts_needs_no_names_that_are_told(self, tmp_path):
+        (tmp_path / "t.tsv").write_text("text\tlabel\na\tx,y\n")
+        (found,) = read_examples(tmp_path / "t.tsv", _task("regression"), labelled=False, reads_labels=False)
+        assert (found.text, found.label) == ("a", None)
         assert _parts(_read(tmp_path, "t.txt", "a\n", labelled=False, text="review", label=("stars",))) == [("a", None, None)]
         with pytest.raises(CorpusError, match="has no column 'review'"):
             _read(tmp_path, "t.txt", "a\tb\n", labelled=False, text="review", label=("stars",))
@@ -328,28 +270,6 @@ class TestUnlabelled:
         assert source.n_read == 1
         assert next(found).place == "standard input line 2"
         assert source.n_read == 2
-
-    def test_memory_does_not_grow(self, tmp_path):
-        path = tmp_path / "t.tsv"
-        path.write_text(f"{'a text of some words ' * 20}\n" * 4000)
-
-        def peak(n: int) -> int:
-            tracemalloc.start()
-            for _, _ in zip(range(n), read_examples(path, _task(), labelled=False), strict=False):
-                pass
-            size = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            return size
-
-        peak(10)
-        assert peak(4000) < 1.5 * peak(1500)
-
-
-@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
-def test_compressed_files_are_read(tmp_path, suffix, pack):
-    assert _parts(_read(tmp_path, f"t.tsv{suffix}", pack(b"text\tlabel\na\t1\nb\t0\n"))) == [("a", None, "1"), ("b", None, "0")]
-    with pytest.raises(CorpusError, match="damaged"):
-        _read(tmp_path, f"t.tsv{suffix}", pack(b"text\tlabel\n" + b"a\t1\n" * 999)[:-9])
 
 
 def _rows(examples):

@@ -8,7 +8,7 @@ import re
 import tracemalloc
 import zipfile
 from collections.abc import Callable
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -98,17 +98,12 @@ def test_arrays_of_one_and_two_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.save(tmp_path / "two.npy", np.asfortranarray(np.arange(12).reshape(3, 4)))
     assert documents_of([FileRange(tmp_path / "one.npy")]) == [list(range(9))]
     assert documents_of([FileRange(tmp_path / "two.npy")]) == np.arange(12).reshape(3, 4).tolist()
+    for text in ('{"text": "[1, 2]"}', "[]", '["a"]', "", "[true]", "1 2 3"):
+        (tmp_path / "it.jsonl").write_text(text)
+        assert not is_id_file(tmp_path / "it.jsonl")
     packed = tmp_path / "lines.jsonl.gz"
     packed.write_bytes(gzip.compress(b"[1, 2]\n\n[3]"))
     assert is_id_file(packed) and documents_of([FileRange(packed)]) == [[1, 2], [3]]
-
-
-@pytest.mark.parametrize("text", ['{"text": "[1, 2]"}', "[]", '["a"]', "", "[true]", "1 2 3"])
-def test_lines_of_something_else_are_text(tmp_path: Path, text: str) -> None:
-    (tmp_path / "it.jsonl").write_text(text)
-    (tmp_path / "it.txt").write_text("[1, 2]")
-    assert not is_id_file(tmp_path / "it.jsonl")
-    assert not is_id_file(tmp_path / "it.txt")
 
 
 @given(
@@ -136,11 +131,11 @@ def test_splits_have_all_ids_in_order_and_whole_documents_where_there_are_severa
         assert found["train"] and found["valid"]
 
 
-def test_two_documents_are_one_to_train_and_one_to_validate_on(tmp_path: Path) -> None:
-    corpus = prepared(write_lines(tmp_path / "it.jsonl", [[1, 2, 3], [4, 5, 6]]), tmp_path)
-    assert [of_split(corpus, name) for name in SPLITS] == [[[1, 2, 3]], [[4, 5, 6]], []]
-    corpus = prepared(write_npz(tmp_path / "it.npz", [[1] * 99, [4] * 99], types=["|u1"]), tmp_path)
-    assert [of_split(corpus, name) for name in SPLITS] == [[[1] * 99], [[4] * 99], []]
+def test_a_border_is_a_document_near_the_place(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "it.jsonl", [[1]] * 5)  # 4 bytes each
+    assert [document_border(path, position, 0) for position in (1, 4, 5, 15, 16, 19)] == [4, 4, 4, 12, 16, 16]
+    assert [document_border(path, 9, low) for low in (4, 8, 12, 16)] == [8, 12, 16, 20]  # there is one document at least
+    assert id_file_size(path) == 20
 
 
 def test_one_long_document_is_cut_by_the_shares(tmp_path: Path) -> None:
@@ -151,13 +146,6 @@ def test_one_long_document_is_cut_by_the_shares(tmp_path: Path) -> None:
     assert corpus.tokenizer.vocab_size == 256
     assert corpus.splits["train"].n_characters == 8000
     assert all(split.document_starts.tolist() == [0] for split in corpus.splits.values())
-
-
-def test_a_border_is_a_document_near_the_place(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "it.jsonl", [[1]] * 5)  # 4 bytes each
-    assert [document_border(path, position, 0) for position in (1, 4, 5, 15, 16, 19)] == [4, 4, 4, 12, 16, 16]
-    assert [document_border(path, 9, low) for low in (4, 8, 12, 16)] == [8, 12, 16, 20]  # there is one document at least
-    assert id_file_size(path) == 20
 
 
 def test_directories_are_divided_by_name_and_files_about_them_left_out(tmp_path: Path) -> None:
@@ -216,12 +204,8 @@ def claiming(shape: str, descr: str = "<i8") -> bytes:
 WHOLE = saved(np.arange(100))
 WRONG: dict[str, tuple[str, bytes, str]] = {
     "floats": ("it.npy", saved(np.ones(3)), r"holds float64, not integers; save ids with a type such as np.int32"),
-    "objects": (
-        "it.npy",
-        saved(np.array([1, None]), allow_pickle=True),
-        r"numpy cannot read '.*it.npy' \(.*objects",
-    ),
-    "pickle": ("it.npy", pickle.dumps([1, 2, 3]), r"numpy cannot read '.*' \(.*pickled .*\); copy it or save"),
+    "objects": ("it.npy", saved(np.array([1, None]), allow_pickle=True), r"numpy cannot read '.*it.npy' \(.*objects"),
+    "pickle": ("it.npy", pickle.dumps([1, 2, 3]), r"numpy cannot read '.*' \(.*pickled .*\)"),
     "cube": ("it.npy", saved(np.ones((2, 2, 2), int)), r"has the shape \(2, 2, 2\); save rows, of the shape \(n,\) for one"),
     "no ids": ("it.npy", saved(np.ones((4, 0), int)), r"has the shape \(4, 0\)"),
     "cut": ("it.npy", WHOLE[:-5], r"numpy cannot read '.*it.npy' \(mmap length is greater than file size\); copy it"),
@@ -255,9 +239,6 @@ def test_what_is_wrong_in_an_archive_is_named(tmp_path: Path) -> None:
         prepared(path, tmp_path)
     np.savez(path, pieces=np.array([1, 2]), more=np.array([0.5]))
     with pytest.raises(CorpusError, match=r"it.npz', array more holds float64"):
-        prepared(path, tmp_path)
-    np.savez(path)
-    with pytest.raises(CorpusError, match=r"it.npz' has no tokens in its train split"):
         prepared(path, tmp_path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("notes.txt", "text")
@@ -311,10 +292,3 @@ def test_ids_are_numbers_between_spaces() -> None:
     for size in (0, 2**31):
         with pytest.raises(TokenizerError, match=r"vocab_size is not from 1 to 2,147,483,647"):
             IdTokenizer(size)
-
-
-def test_borders_ascend(tmp_path: Path) -> None:
-    path = write_npz(tmp_path / "it.npz", [[1] * 40, [2] * 40, [3] * 40], types=["<u2"])
-    size = id_file_size(path)
-    borders = [document_border(path, position, 0) for position in range(1, size)]
-    assert all(one <= other for one, other in pairwise(borders))

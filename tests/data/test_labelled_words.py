@@ -1,5 +1,7 @@
 """Rows of words: which token stands for each, in vocabularies of all kinds; batches of words and their labels."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,15 +9,13 @@ import torch
 from tests.tokenizers.test_unigram import GOLDENS
 from transformer_xl.batch import NOT_SCORED
 from transformer_xl.config.model import HeadConfig
-from transformer_xl.config.run import RunConfig, TokenizerConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.data.labelled import DocumentStream, LabelledStream, Layout, WeightedRows
 from transformer_xl.data.labelled_words import LabelledWords
 from transformer_xl.data.labels import Example, balanced_weights, labels_of
-from transformer_xl.data.task_texts import TaskTexts
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, train_tokenizer
 from transformer_xl.tokenizers.unigram import read_spiece
-from transformer_xl.training import finetune
 
 TEXT = "the cat sat on the mat and the dög sat on the cat ; 1,000 cats sat !"
 WORDS = ("the", "dög", "sat", ",", "on", "1,000", "mats", "the", "cat", "!")
@@ -67,12 +67,8 @@ def test_words_of_one_piece_share_it_and_a_dropped_one_has_the_next():
 
 def test_what_cannot_be_read_is_said_with_its_place():
     example = Example("", words=("some", "words"), place="'a' line 7")
-    with pytest.raises(CorpusError) as error:
+    with pytest.raises(CorpusError, match=r"^'a' line 7: this sentence of 2 words has 11 tokens, but 10 are read at most"):
         Layout(ByteTokenizer(), "lstm", max_len=10).row_of_words(example)
-    assert str(error.value) == (
-        "'a' line 7: this sentence of 2 words has 11 tokens, but 10 are read at most (max_len); divide it, or read on with "
-        "memory: model.mem_len above 0, and max_len none"
-    )
     assert len(Layout(ByteTokenizer(), "lstm", max_len=11).row_of_words(example).ids) == 11
     with pytest.raises(TokenizerError, match=r"^'a' line 7: character 's'"):
         Layout(CharTokenizer("abc "), "lstm").row_of_words(example)
@@ -105,39 +101,16 @@ def test_batches_hold_the_words_of_each_row_and_their_labels():
     assert weighted is not None and torch.equal(weighted, weights[torch.tensor([[1, 2, 2, 0]])])
 
 
-def test_weights_of_classes_need_no_room_for_the_longest_sentence(monkeypatch):
-    sizes, layout = [], Layout(ByteTokenizer(), "lstm")
-    monkeypatch.setattr(finetune, "labels_of", lambda *about: sizes.append((found := labels_of(*about)).numel()) or found)
-    train = [*_sentences(9), Example("a " * 99, words=("a",) * 99, label=("O",) * 99)]
-    config = RunConfig.model_validate(
-        {"name": "x", "task": {"kind": "tokens", "class_weights": "balanced"}, "model": {"head": HEAD.model_dump()}}
-    )
-    rows = finetune.rows_of(config, TaskTexts(train, (), None, HEAD.labels), layout.tokenizer)
-    assert sum(sizes) == sum(len(each.words) for each in train)
-    assert isinstance(rows, WeightedRows)
-    assert torch.equal(rows.weights, balanced_weights(labels_of(HEAD, train), 3))
-
-
-def test_a_stream_deals_out_every_word_once():
-    texts = LabelledWords(_sentences(10), Layout(ByteTokenizer(), "lstm"), HEAD)
-    stream, n = LabelledStream(texts, batch_size=4, seed=1), 0
-    for _ in range(stream.segments_per_epoch):
-        n += stream.read().n_scored
-    assert n == sum(len(each.words) for each in _sentences(10))
-
-
-def test_sentences_of_documents_are_dealt_out_in_their_order():
+@pytest.mark.parametrize("in_documents", [False, True])
+def test_a_stream_deals_out_every_word_once(in_documents):
     texts = LabelledWords(_sentences(7), Layout(ByteTokenizer(), "lstm"), HEAD)
-    stream, n = DocumentStream(texts, np.array([0, 3, 7]), batch_size=2, seed=1), 0
+    borders = {"documents": np.array([0, 3, 7])} if in_documents else {}
+    stream, n = (DocumentStream if in_documents else LabelledStream)(texts, **borders, batch_size=2, seed=1), 0
     for _ in range(stream.segments_per_epoch):
         batch = stream.read()
         n += batch.n_scored
-        assert batch.rows.document_starts is not None and batch.texts.words is not None
+        assert (batch.rows.document_starts is not None) == in_documents and batch.texts.words is not None
     assert n == sum(len(each.words) for each in _sentences(7))
-
-
-def test_other_labels_are_other_examples():
-    layout, sentences = Layout(ByteTokenizer(), "lstm"), _sentences(3)
-    other = [*sentences[:2], Example("2w0 2w1 2w2", label=("B-X", "O", "O"), words=sentences[2].words)]
-    first, second = (LabelledWords(some, layout, HEAD).checksum for some in (sentences, other))
-    assert first != second
+    *others, last = _sentences(7)
+    other = [*others, replace(last, label=("B-X", "O", "O"))]
+    assert texts.checksum != LabelledWords(other, Layout(ByteTokenizer(), "lstm"), HEAD).checksum
