@@ -1,3 +1,3 @@
 """The version, by itself, so that nothing has to import the package to know it."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
