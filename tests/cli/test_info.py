@@ -104,7 +104,15 @@ def test_adapters_are_not_counted_twice(txl: Txl, info: Any) -> None:
 
 
 def test_an_xlnet_is_counted(info: Any) -> None:
-    sizes: dict[str, Any] = {"vocab_size": 256, "n_layer": 1, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "reuse_len": 2}
+    sizes: dict[str, Any] = {
+        "vocab_size": 256,
+        "n_layer": 1,
+        "d_model": 8,
+        "n_head": 2,
+        "d_head": 4,
+        "d_inner": 8,
+        "reuse_len": 2,
+    }
     model = make_model(XLNetConfig(**sizes, num_predict=1))
     save(model, ByteTokenizer(), "net")
     assert info("net")["parameters"] == sum(weight.numel() for weight in model.parameters())

@@ -14,7 +14,6 @@ from transformer_xl.cli import (
     corpus,
     evaluate,
     explain,
-    finetune,
     generate,
     info,
     plan,
@@ -26,8 +25,7 @@ from transformer_xl.cli import (
     train,
     translate,
 )
-from transformer_xl.cli.mistakes import unknown_option
-from transformer_xl.cli.options import check_values
+from transformer_xl.cli.options import check_values, unknown_option
 from transformer_xl.console import say
 from transformer_xl.errors import (
     LostContactError,
@@ -78,7 +76,7 @@ def completion(shell: Literal["bash", "zsh", "fish"], /) -> None:
 _GROUPS: dict[str, dict[str, Any]] = {
     "Train": {
         "train": train.train,
-        "finetune": finetune.finetune,
+        "finetune": train.finetune,
         "corpus": corpus.app,
         "recipes": recipes.recipes,
         "settings": recipes.settings,

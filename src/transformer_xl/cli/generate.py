@@ -4,26 +4,11 @@ import hashlib
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from transformer_xl.cli.generate_options import (
-    MACHINE,
-    Beams,
-    Length,
-    Machine,
-    Options,
-    Output,
-    PromptSource,
-    Remembered,
-    TokenChoice,
-    refuse,
-)
-from transformer_xl.cli.options import Opening
+from transformer_xl.cli.generate_options import Options, refuse
 from transformer_xl.cli.prompts import Prompt
 from transformer_xl.console import progress, say, warn
-from transformer_xl.errors import ConfigError
 from transformer_xl.generation.seeds import fresh_seed
 from transformer_xl.process import interrupts
 
@@ -44,19 +29,7 @@ _INTERACTIVE_TOKENS = 20_000
 """About how many tokens a conversation has; decides whether compiling pays."""
 
 
-def generate(
-    run: str,
-    /,
-    *,
-    source: PromptSource = PromptSource(),
-    length: Length = Length(),
-    choice: TokenChoice = TokenChoice(),
-    beam: Beams = Beams(),
-    output: Output = Output(),
-    remembered: Remembered = Remembered(),
-    machine: Machine = Machine(),
-    opening: Annotated[Opening, Parameter(group=MACHINE)] = Opening(),
-) -> None:
+def generate(run: str, /, *, options: Options = Options()) -> None:
     """Continue a prompt; the text appears as it is generated.
 
     Common uses:
@@ -81,31 +54,24 @@ def generate(
 
     Args:
         run: directory of a run, of an exported model, or a hub id.
-        source: what to continue.
-        length: how much to write.
-        choice: how tokens are chosen.
-        beam: how texts are searched.
-        output: what is printed.
-        remembered: what is remembered from call to call.
-        machine: how it is computed.
-        opening: how the run is opened.
+        options: all others.
     """
-    options = Options(run, source, length, choice, beam, output, remembered, machine, opening)
-    if beam.beams is not None:
-        sys.exit(130 if _search(options, beam.beams) else 0)
+    source, remembered = options.source, options.remembered
+    if options.beam.beams is not None:
+        sys.exit(130 if _search(run, options, options.beam.beams) else 0)
     file = remembered.existing_file()
     from transformer_xl.world import joined
 
     with joined() as world:
         drawn = world.from_first(fresh_seed())
         with world.agreed():
-            task = _prepare(options, file, drawn, world)
+            task = _prepare(run, options, file, drawn, world)
         if not world.alone:
             world.check_same(**_shared(options, task))
         if task.session is not None and source.interactive:
             from transformer_xl.cli.interactive import Conversation
 
-            Conversation(task.session, task.job, remembered, quiet=output.quiet).run(task.prompts)
+            Conversation(task.session, task.job, remembered, quiet=options.output.quiet).run(task.prompts)
         elif _write(options, task, world):
             sys.exit(130)
 
@@ -121,7 +87,7 @@ class _Task:
     file: "FilePrinter | None"  # takes the texts; None: they are printed
 
 
-def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "World") -> _Task:
+def _prepare(run: str, options: Options, file: "Path | None", drawn_seed: int, world: "World") -> _Task:
     """Open the model and read the prompts; `file` is the session's, if it exists."""
     from transformer_xl.cli.job import WritingJob
     from transformer_xl.cli.printers import FilePrinter
@@ -134,7 +100,7 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
         f"standard input is not divided among {world.size} processes; give --prompts FILE, or --prompt",
     )
     seed = drawn_seed if options.choice.seed is None else options.choice.seed
-    opened = options.opening.open(options.run, on_damaged=lambda message: warn(message, quiet=not world.first))
+    opened = options.opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first))
     refuse(not world.alone and options.output.out is not None, "--out is for one process; start txl generate without torchrun")
     file_printer = None if options.output.out is None else FilePrinter(options.output.out)
     sampling, stopping = options.choice.sampling(opened.tokenizer), length.stopping(opened.tokenizer)
@@ -181,9 +147,7 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
     keep_compiled_code()
     mem_len, precision = options.remembered.mem_len, options.machine.precision
     if file is not None:
-        their_mem_len, their_precision = options.remembered.read_with(file)
-        mem_len = _agreed("--mem-len", mem_len, their_mem_len, file)
-        precision = _agreed("--precision", None if precision == "auto" else precision, their_precision, file) or precision
+        mem_len, precision = options.remembered.agreed(file, precision)
     at_once = 1 if options.remembered.memory is not None else min(options.machine.batch_size or _DEFAULT_ROWS, max(1, n_text))
     n_row = at_once * (options.beam.beams or 1)
     quiet = options.output.quiet or not first
@@ -198,13 +162,13 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
     )
 
 
-def _search(options: Options, beams: int) -> bool:
+def _search(run: str, options: Options, beams: int) -> bool:
     """Search for the likeliest texts, and print them; return whether it was interrupted."""
     from transformer_xl.cli.printers import BeamPrinter, describe_decoder
     from transformer_xl.generation.beam import Hypothesis, beam_search
 
     output, length, penalty = options.output, options.length, options.beam.length_penalty
-    opened = options.opening.open(options.run)
+    opened = options.opening.open(run)
     tokenizer = opened.tokenizer
     stop, banned = length.stopping(tokenizer).tokens, options.choice.sampling(tokenizer).logit_bias
     prompts = options.source.read(tokenizer, goes_on=False)
@@ -238,13 +202,6 @@ def _search(options: Options, beams: int) -> bool:
     line = f"{'interrupted; ' if received else ''}{line}; {describe_decoder(decoder)}"
     say(line, quiet=output.quiet or output.json_)
     return bool(received)
-
-
-def _agreed(option: str, own: Any, theirs: Any, file: "Path") -> Any:
-    """Return a session's setting if its file says one, else our own; refuse two that differ."""
-    if None not in (own, theirs) and own != theirs:
-        raise ConfigError(f"{option} ({own}): '{file}' was read with {theirs}; leave {option} out, or start anew")
-    return own if theirs is None else theirs
 
 
 def _shared(options: Options, task: _Task) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from cyclopts import Group, Parameter
 
@@ -161,31 +161,6 @@ class Beams:
     beams: Positive | None = None
     length_penalty: float | None = None
 
-    def check(self, options: "Options") -> None:
-        """Refuse what a search does not do."""
-        refuse(
-            self.beams is None and self.length_penalty is not None,
-            "--length-penalty compares the texts of a beam search; add --beams N",
-        )
-        if self.beams is None:
-            return
-        length, output, draws = options.length, options.output, ", ".join(options.choice.draws)
-        refuse(bool(draws), f"--beams draws nothing by chance; leave {draws} out (--bias TOKEN=-inf bans a token)")
-        refuse(
-            bool(length.stop),
-            "--stop ends a text at a string, which may end within a token; with --beams give --stop-token TOKEN",
-        )
-        given = {
-            "--interactive": options.source.interactive,
-            "--memory": options.remembered.memory is not None,
-            "--stream": bool(output.stream),
-            "--logprobs": output.logprobs is not None,
-            "--out": output.out is not None,
-        }
-        unfit = ", ".join(name for name, is_given in given.items() if is_given)
-        refuse(bool(unfit), f"--beams prints whole texts once they are found; leave {unfit} out")
-        refuse(not is_alone(), "--beams is for one process; start txl generate without torchrun")
-
 
 @Parameter(name="*", group=Group("What is printed", sort_key=4))
 @dataclass(frozen=True)
@@ -231,14 +206,23 @@ class Remembered:
             check_file(file, option="memory")
         return file if file and (self.read_only or file.exists()) else None
 
-    def read_with(self, file: Path) -> tuple[int | None, str | None]:
-        """Return the memory length and precision of a session's file, each None if it is not plausible."""
+    def agreed(self, file: Path, precision: str | None) -> tuple[int | None, Any]:
+        """Return the memory length and the precision that a session's file was read with; refuse another one that was given."""
         from transformer_xl.generation.session_file import describe_session
 
-        decoder = describe_session(file)["decoder"]
-        mem_len, precision = decoder.get("mem_len"), decoder.get("precision")
-        mem_len = mem_len if type(mem_len) is int and 0 <= mem_len < 2**63 else None
-        return mem_len, precision if precision in ("fp32", "bf16", "fp16", "int8") else None
+        known = describe_session(file)["decoder"]
+        length, theirs = known.get("mem_len"), known.get("precision")
+        read_with: dict[str, Any] = {
+            "mem-len": length if type(length) is int and 0 <= length < 2**63 else None,
+            "precision": theirs if theirs in get_args(Precision) else None,
+        }
+        for name, given in {"mem-len": self.mem_len, "precision": None if precision == "auto" else precision}.items():
+            if given is not None and read_with[name] not in (None, given):
+                raise ConfigError(
+                    f"--{name} ({given}): '{file}' was read with {read_with[name]}; leave --{name} out, or start anew"
+                )
+        mem_len = self.mem_len if read_with["mem-len"] is None else read_with["mem-len"]
+        return mem_len, read_with["precision"] or precision
 
 
 MACHINE = Group("Model and machine", sort_key=6)
@@ -260,29 +244,25 @@ class Machine:
     compile: Literal["auto", "yes", "no"] = "auto"
 
 
+@Parameter(name="*")
 @dataclass(frozen=True)
 class Options:
-    """All options of one call of `txl generate`."""
+    """All options of `txl generate`."""
 
-    run: str
-    source: PromptSource
-    length: Length
-    choice: TokenChoice
-    beam: Beams
-    output: Output
-    remembered: Remembered
-    machine: Machine
-    opening: Opening
+    source: PromptSource = PromptSource()
+    length: Length = Length()
+    choice: TokenChoice = TokenChoice()
+    beam: Beams = Beams()
+    output: Output = Output()
+    remembered: Remembered = Remembered()
+    machine: Machine = Machine()
+    opening: Annotated[Opening, Parameter(group=MACHINE)] = Opening()
 
     def __post_init__(self) -> None:
-        source, output, n, memory = self.source, self.output, self.length.n, self.remembered.memory
-        has_several = n > 1 or source.prompts is not None
+        source, output, memory = self.source, self.output, self.remembered.memory
+        has_several = self.length.n > 1 or source.prompts is not None
+        refuse(source.n_source > 1, "--prompt, --prompt-file and --prompts: give one")
         refuse(output.logprobs is not None and not output.json_, "--logprobs are printed with --json only; add --json")
-        refuse(
-            n > 1 and self.choice.temperature == 0,
-            f"--n ({n}) with --temperature 0 writes the same text again and again; leave --n out",
-        )
-        refuse(self.remembered.read_only and memory is None, "--read-only says what to do with the FILE of --memory; give one")
         refuse(
             memory is not None and not self.remembered.read_only and has_several,
             "--memory remembers one text; with --n or --prompts add --read-only, so that each text continues FILE",
@@ -293,20 +273,34 @@ class Options:
             "--interactive writes one text as it comes; leave --n, --prompts, --json and --no-stream out",
         )
         refuse(
-            bool(output.stream) and not output.json_ and has_several,
-            "--stream shows one text; with several, leave it out or add --json",
-        )
-        out = output.out
-        refuse(
-            out is not None and (source.interactive or output.json_ or bool(output.stream)),
+            output.out is not None and (source.interactive or output.json_ or bool(output.stream)),
             "--out writes texts to a file once they are finished; leave --interactive, --json and --stream out",
         )
         refuse(
-            out is not None and has_several and out.suffix != ".jsonl",
-            f"--out '{out}' holds one text; with several, name a file that ends in .jsonl",
+            output.out is not None and has_several and output.out.suffix != ".jsonl",
+            f"--out '{output.out}' holds one text; with several, name a file that ends in .jsonl",
         )
-        refuse(source.n_source > 1, "--prompt, --prompt-file and --prompts: give one")
-        self.beam.check(self)
+        if self.beam.beams is not None:
+            self._check_search()
+
+    def _check_search(self) -> None:
+        """Refuse what a search does not do."""
+        output = self.output
+        given = {
+            "--stop": self.length.stop,
+            "--interactive": self.source.interactive,
+            "--memory": self.remembered.memory,
+            "--stream": output.stream,
+            "--logprobs": output.logprobs is not None,
+            "--out": output.out,
+        }
+        unfit = ", ".join([*self.choice.draws, *(name for name, value in given.items() if value)])
+        refuse(
+            bool(unfit),
+            f"--beams draws nothing by chance, and prints whole texts; leave {unfit} out (--bias TOKEN=-inf bans a token, "
+            "--stop-token TOKEN ends a text)",
+        )
+        refuse(not is_alone(), "--beams is for one process; start txl generate without torchrun")
 
 
 def refuse(wrong: bool, complaint: str) -> None:

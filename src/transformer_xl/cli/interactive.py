@@ -7,8 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from transformer_xl.cli.generate_options import Remembered
 from transformer_xl.cli.job import WritingJob
@@ -16,7 +15,7 @@ from transformer_xl.cli.printers import StreamPrinter, describe_decoder, print_e
 from transformer_xl.cli.prompts import Prompt, beginning, nothing, typed
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, TxlError, did_you_mean, message_of, one_line
-from transformer_xl.generation.sampling import NUMBERS, Sampling
+from transformer_xl.generation.sampling import NUMBERS
 from transformer_xl.generation.seeds import check_seed, text_seed
 from transformer_xl.generation.session import TextSession
 from transformer_xl.process import interrupts
@@ -36,8 +35,8 @@ Ctrl-C ends what it is writing; it remembers what was read and shown.
 
 _COMMANDS = ("help", "load", "quit", "reset", "save", "set")
 
-_TYPES = get_type_hints(Sampling)
-_SETTINGS = {"tokens": int, "seed": int, **{name: _TYPES[name] for name in NUMBERS}, "stop": str | None}
+_COUNTS = ("tokens", "seed")
+_SETTINGS = (*_COUNTS, *NUMBERS, "stop")
 
 
 class Conversation:
@@ -159,42 +158,41 @@ class Conversation:
     def _set(self, argument: str) -> None:
         if not argument:
             settings = dataclasses.asdict(self._job.sampling) | {"tokens": self._job.n_tokens, "seed": self._seed}
-            settings["stop"] = _as_typed(list(self._job.stopping.strings))
+            stop = self._job.stopping.strings
+            settings["stop"] = json.dumps(list(stop), ensure_ascii=False) if stop else None
             say("\n".join(f"{name} {'none' if settings[name] is None else settings[name]}" for name in _SETTINGS))
             return
         name, _, text = re.split(r"(\s*=\s*|\s+|$)", argument, maxsplit=1)
         name = name.replace("-", "_")
         if name not in _SETTINGS:
             raise ConfigError(f"{name} cannot be set; {did_you_mean(name, _SETTINGS)}")
+        if name == "stop":
+            stopping = dataclasses.replace(self._job.stopping, strings=_strings(text))
+            self._job = dataclasses.replace(self._job, stopping=stopping)
+            return
         value = _value(name, text)
         if name == "seed":
             self._seed, self._turn = check_seed(value), 0
         elif name == "tokens":
             self._job = dataclasses.replace(self._job, n_tokens=value)
-        elif name == "stop":
-            stopping = dataclasses.replace(self._job.stopping, strings=_strings(value))
-            self._job = dataclasses.replace(self._job, stopping=stopping)
         else:
             self._job = dataclasses.replace(self._job, sampling=dataclasses.replace(self._job.sampling, **{name: value}))
 
 
 def _value(name: str, text: str) -> Any:
-    kinds = get_args(_SETTINGS[name]) or (_SETTINGS[name],)
-    if text == "none" and NoneType in kinds:
-        return None
-    try:
-        value = kinds[0](text)
-    except ValueError:
-        what = {int: "a whole number", float: "a number"}[kinds[0]]
-        raise ConfigError(f"{name} ({text!r}) must be {what}{' or none' if NoneType in kinds else ''}") from None
-    if name == "tokens" and value < 0:
-        raise ConfigError(f"tokens ({value}) must be at least 0")
+    """Return a whole number, a number, none, or else the text, which no setting takes."""
+    value: Any = None if text == "none" else text
+    for kind in (float, int):
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+    if name in _COUNTS and (type(value) is not int or value < 0):
+        raise ConfigError(f"{name} ({text!r}) must be a whole number of at least 0")
     return value
 
 
-def _strings(text: str | None) -> list[str]:
-    """Return stop strings: a text as it is or in JSON, or a list of them in JSON."""
-    if text is None:
+def _strings(text: str) -> list[str]:
+    """Return stop strings: a text as it is or in JSON, or a list of them in JSON; none: no text."""
+    if text == "none":
         return []
     try:
         read = json.loads(text)
@@ -202,13 +200,6 @@ def _strings(text: str | None) -> list[str]:
         return [text]
     strings = read if isinstance(read, list) else [read]
     return strings if all(isinstance(string, str) for string in strings) else [text]
-
-
-def _as_typed(strings: list[str]) -> str | None:
-    """Return stop strings in JSON, as they can be typed."""
-    if not strings:
-        return None
-    return json.dumps(strings[0] if len(strings) == 1 else strings, ensure_ascii=False)
 
 
 def _edit_lines() -> None:

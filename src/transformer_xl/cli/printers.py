@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from transformer_xl.console import Bar, printable, progress
+from transformer_xl.console import printable, progress
 from transformer_xl.errors import ConfigError
 from transformer_xl.files import check_file, naming, replace_file, whole_file
 
@@ -57,12 +57,17 @@ def print_events(events: "Iterator[Event]", printer: Printer, n_token: int, *, h
     """
     from transformer_xl.generation.draft import Chosen, Read
 
-    draft = None
-    with reading_bar(n_token, hidden=hidden) as advance:
+    draft, n_left = None, n_token
+    with ExitStack() as reading:  # the bar goes with the last token of a prompt, because the text comes after it
+        bar = None
         for event in events:
             draft = event.draft
             if isinstance(event, Read):
-                advance(event.n)
+                bar = bar or reading.enter_context(progress("reading", n_token, hidden=hidden or n_token < _BAR_FROM))
+                bar.advance(event.n)
+                n_left -= event.n
+                if n_left <= 0:
+                    reading.close()
             elif isinstance(event, Chosen):
                 printer.token(event)
             else:
@@ -257,27 +262,6 @@ def _write_json(line: dict[str, Any]) -> None:
 def describe_decoder(decoder: "Decoder") -> str:
     """Return a decoder's precision, and whether it is compiled and why."""
     return f"{decoder.precision}, {'compiled' if decoder.compiled else 'not compiled'} ({decoder.reason})"
-
-
-@contextmanager
-def reading_bar(n_token: int, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show on a terminal how far a long prompt is read; yield a function to call with the number of tokens just read.
-
-    The bar appears with the first tokens and goes with the last, because the prompt is printed before and the text after.
-    """
-    bar, n_read = Bar(), 0
-    with ExitStack() as stack:
-
-        def advance(n: int) -> None:
-            nonlocal bar, n_read
-            if n_read == 0:
-                bar = stack.enter_context(progress("reading", n_token, hidden=hidden or n_token < _BAR_FROM))
-            bar.advance(n)
-            n_read += n
-            if n_read >= n_token:
-                stack.close()
-
-        yield advance
 
 
 @contextmanager

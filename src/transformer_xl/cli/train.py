@@ -1,4 +1,4 @@
-"""`txl train`."""
+"""`txl train` and `txl finetune`."""
 
 import glob
 import json
@@ -7,17 +7,17 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import RECIPES, Flag, Imports, Overrides, Repeated, import_kinds
+from transformer_xl.cli.options import RECIPES, TASKS, Flag, Imports, Json, Natural, Overrides, Repeated, import_kinds
 from transformer_xl.console import printable, say
 from transformer_xl.errors import ConfigError, beside, did_you_mean
 from transformer_xl.process import is_reporter
 
 if TYPE_CHECKING:
-    pass
+    from transformer_xl.training.display import Display
 
 
 def train(
@@ -72,13 +72,15 @@ def train(
     import_kinds(import_)
     if dry_run and not is_reporter():
         return
-    quiet = quiet or not is_reporter()
     if recipe is not None and _is_text(recipe):
         if corpus is not None:
             raise ConfigError(f"'{recipe}' is a text, and --corpus names another, '{corpus}'; give one")
         recipe, corpus, out = None if from_ else "quickstart", recipe, out or Path("runs") / _name_of_text(recipe)
         takes = f"txl train RECIPE --corpus {shlex.quote(corpus)}"
-        say(f"training on {corpus} with the recipe {recipe}; {takes} takes another", quiet=quiet or bool(from_))
+        say(
+            f"training on {corpus} with the recipe {recipe}; {takes} takes another",
+            quiet=quiet or bool(from_) or not is_reporter(),
+        )
     if from_ and compatible:
         raise ConfigError(
             f"--compatible is for a new model, and --from takes that of '{from_}' as it is; leave one of them out"
@@ -86,20 +88,21 @@ def train(
     overrides = [*(_compatible(recipe, set_ or []) if compatible else ()), *(set_ or [])]
     if dry_run:
         _dry_run(recipe, corpus, from_, out if resume else None, overrides, grow=grow)
-    else:
-        how = {"out": out, "overrides": overrides, "corpus": corpus, "base": from_, "grow": grow}
-        _train(recipe, quiet, **how, resume=resume, loggers=logger or [])
-
-
-def _train(recipe: str | None, quiet: bool, **arguments: Any) -> None:
-    """Train with arguments of `transformer_xl.train`, and say what comes next."""
-    from transformer_xl.process import keep_freed_memory
-    from transformer_xl.training.display import Display
+        return
     from transformer_xl.training.run import train as run
 
-    keep_freed_memory()
-    display = Display(quiet=quiet)
-    outcome = run(recipe, display=display, **arguments)
+    display = _display(quiet)
+    outcome = run(
+        recipe,
+        out=out,
+        overrides=overrides,
+        corpus=corpus,
+        base=from_,
+        grow=grow,
+        resume=resume,
+        loggers=logger or [],
+        display=display,
+    )
     if outcome.stopped_by:
         sys.exit(128 + outcome.stopped_by)
     if outcome.picture:
@@ -107,6 +110,86 @@ def _train(recipe: str | None, quiet: bool, **arguments: Any) -> None:
     where = shlex.quote(str(outcome.directory))
     writes = "" if outcome.predicts == "target" else f"    txl generate {where} --prompt TEXT"
     display.say(f"next: txl eval {where}{writes or ' --compare-memory'}")
+
+
+def finetune(
+    run: str | None = None,
+    /,
+    *,
+    task: Annotated[str | None, TASKS] = None,
+    data: str | None = None,
+    out: Path | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: Repeated = None,
+    document: str | None = None,
+    set_: Overrides = None,
+    seed: Natural | None = None,
+    resume: Flag = False,
+    quiet: Flag = False,
+    json_: Json = False,
+) -> None:
+    """Fine-tune a model for a task: classes, numbers, answers, labels of words, ...
+
+    It validates during training, keeps the best weights, stops when nothing
+    improves, and draws confusions. Ctrl-C saves and says how to resume.
+
+    Common uses:
+        txl finetune runs/xlnet --task classification --data reviews.tsv
+        txl finetune runs/xlnet --task sst2 --data DIR --out runs/sst2
+        txl finetune runs/xlnet --task regression --data pairs.tsv --label score
+        txl finetune models/xlnet-base --task squad2 --data DIR
+        txl finetune runs/xlnet --task token-classification --data DIR
+        txl finetune --resume --out runs/sst2  # resume
+
+    Args:
+        run: a run, an exported directory or a hub id. Left out with --resume.
+        task: classification, multilabel, regression, choice, squad, token-classification; others, such as mnli; or a TOML file.
+        data: a file (TSV, CSV, JSONL, SQuAD, CoNLL), or a directory with train, dev and test files or with one per class.
+        out: directory of the new run. Default: runs/TASK.
+        text: column of the text, or of words. Default: found by its name.
+        pair: column of the second text. Default: found by its name, if there is one.
+        label: column of the label; may be repeated for multilabel. Default: found by its name.
+        document: column of the document of a row; its rows are read in order, with memory. files: each file is a document.
+        set_: section.key=value, overrides the task; may be repeated. txl settings TASK lists them.
+        seed: seed of the order of texts, of dropout and of the new head.
+        resume: resume the run in --out, or start it if there is none.
+        quiet: show warnings only.
+        json_: print one JSON object at the end: scores, the best step, pictures.
+    """
+    from transformer_xl.training.finetune import finetune as learn
+
+    display = _display(quiet)
+    outcome = learn(
+        run,
+        task=task,
+        data=data,
+        out=out,
+        overrides=set_ or [],
+        text=text,
+        pair=pair,
+        label=label or None,
+        document=document,
+        seed=seed,
+        resume=resume,
+        display=display,
+    )
+    if json_ and is_reporter():
+        print(json.dumps(outcome.as_dict()))
+    if outcome.stopped_by:
+        sys.exit(128 + outcome.stopped_by)
+    for picture in outcome.pictures:
+        display.say(f"see {picture}")
+    display.say(f"next: txl predict {shlex.quote(str(outcome.directory))} FILE")
+
+
+def _display(quiet: bool) -> "Display":
+    """Return what a training shows, in the first process; memory that is freed is kept for the next step."""
+    from transformer_xl.process import keep_freed_memory
+    from transformer_xl.training.display import Display
+
+    keep_freed_memory()
+    return Display(quiet=quiet or not is_reporter())
 
 
 def _compatible(recipe: str | None, overrides: list[str]) -> Iterator[str]:
