@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.helpers import bits, differing, saved, tiny_trainer
-from tests.training.test_trainer_bad_steps import spoil_loss
 from transformer_xl.config.run import TrainConfig
 from transformer_xl.training.averages import Average
 from transformer_xl.training.trainer import Trainer
@@ -61,16 +60,6 @@ def test_averaging_does_not_change_training(kind: str) -> None:
         states.append(bits(trainer))
     names = [f"average.{name}" for name, _ in trainer.model.named_parameters()]
     assert differing(*states) == sorted([*names, "state.average"])
-
-
-def test_a_skipped_step_is_not_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = tiny_trainer(train={"average": "ema"})
-    trainer.train_step()
-    before = {name: tensor.clone() for name, tensor in trainer.average.weights.items()}
-    spoil_loss(trainer, monkeypatch, float("nan"))
-    assert trainer.train_step().skipped
-    assert trainer.average.count == 1
-    assert all(tensor.equal(before[name]) for name, tensor in trainer.average.weights.items())
 
 
 def test_in_its_place_the_model_computes_with_the_average_and_has_its_own_weights_afterwards() -> None:

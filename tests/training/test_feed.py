@@ -80,15 +80,6 @@ def test_no_token_is_skipped_or_read_twice(
     assert columns(read) == [[row[:total] for row in part] for part in expected]
 
 
-def test_what_was_read_ahead_is_not_part_of_the_state() -> None:
-    ahead, plain = feed(ahead=True), feed()
-    for step in range(5):
-        assert ahead.read(step)[0].ids.equal(plain.read(step)[0].ids)
-        ahead.prefetch(step + 1)
-        assert ahead.place == plain.place
-        assert ahead.state_dict() == plain.state_dict()
-
-
 def test_reading_ahead_reads_one_step_ahead_and_on_a_cpu_nothing_does(monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
     following = SegmentStream.read
@@ -123,11 +114,6 @@ def test_a_damaged_position_is_refused(read: int) -> None:
 def config(**changes: Any) -> TrainConfig:
     values: dict[str, Any] = {"tgt_len": 40, "max_steps": 100}
     return TrainConfig(**values | changes)
-
-
-def test_without_options_every_segment_has_tgt_len() -> None:
-    assert {segment_length(config(), step, index) for step in range(100) for index in range(2)} == {40}
-    assert longest_segment(config()) == 40
 
 
 def test_random_lengths_are_those_of_the_authors_varlen() -> None:

@@ -72,21 +72,6 @@ def test_gradients_equal_the_unrolled_loops(model: str, n_segment: int, monkeypa
         assert_close(name, parameter.grad, expected, 1e-10)
 
 
-def test_a_window_ends_where_an_epoch_ends() -> None:
-    trainer = trainer_of(4, {})
-    seen = []
-    for _ in range(4):
-        tokens = trainer.train_step().tokens
-        seen.append((tokens // 20, trainer.stream.epoch, trainer.stream.position))
-    assert seen == [(4, 0, 4), (2, 1, 0), (4, 1, 4), (2, 2, 0)]
-
-
-def test_the_memory_after_a_step_holds_no_graph() -> None:
-    trainer = trainer_of(3, {"attention": "al_rfou", "max_klen": 12})
-    trainer.train_step()
-    assert not any(h.requires_grad for mems in memories(trainer) for h in mems.hidden)
-
-
 @pytest.mark.parametrize("keep_graph", [False, True])
 def test_the_memory_of_a_call_has_gradients_only_if_they_are_kept(keep_graph: bool) -> None:
     """In this kind, the memory that enters a layer has gradients, too: those of the table of positions."""
