@@ -118,8 +118,6 @@ def test_an_xlnet_says_what_is_left_out_and_what_is_missing(txl: Txl, place: Pat
     assert "left out, because heads of other tasks are not converted: 'model/classification_sst/logit/kernel'" in answer.err
     notes = json.loads(txl("convert", "finetuned", "again", "--set", "head=none", "--json").out)["notes"]
     assert len(notes) == answer.err.count("note: ") == 4
-    answer = txl("convert", "native", "foreign", "--to", "huggingface")
-    assert (answer.status, answer.out.splitlines()[-1][-18:]) == (0, "written to foreign")
 
 
 def test_an_xlnet_with_its_pieces_says_how_to_load_it(txl: Txl, place: Path) -> None:
@@ -127,10 +125,8 @@ def test_an_xlnet_with_its_pieces_says_how_to_load_it(txl: Txl, place: Path) -> 
     tiny_xlnet(vocab_size=500, n_head=2, d_head=5).save_pretrained("native")
     assert txl("convert", "native", "foreign", "--to", "huggingface").status == 0
     (place / "foreign" / "spiece.model").write_bytes((PIECES / "xlnet.model").read_bytes())
-    answer = txl("convert", "foreign", "again")
-    assert (answer.status, answer.err) == (0, "")
-    loading = "written to again; try, in Python: "
-    assert answer.out.splitlines()[-1] == f"{loading}model, tokenizer = transformer_xl.load('again')"
+    advice = txl("convert", "foreign", "again").out.splitlines()[-1]
+    assert advice == "written to again; try, in Python: model, tokenizer = transformer_xl.load('again')"
     model, tokenizer = load("again")
     assert model.read(torch.as_tensor(tokenizer.encode("to be"))[None])[0].shape[-1] == 10
 
@@ -139,43 +135,7 @@ def test_a_fine_tuned_xlnet_says_for_what(txl: Txl, place: Path) -> None:
     fine_tuned_by_the_authors("classification", place)
     answer = txl("convert", "source", "native", "--set", 'head.labels=["no", "yes", "\\u001b[2J"]')
     assert (answer.status, answer.out.splitlines()[1]) == (0, "fine-tuned: classification as 'no', 'yes', '\\x1b[2J'")
-    vocabulary = shutil.copy(PIECES / "xlnet.model", place / "spiece.model")
-    assert txl("convert", "source", "other", "--vocabulary", str(vocabulary)).status == 1  # another number of pieces
     assert "did you mean 'labels'" in txl("convert", "source", "other", "--set", "head.label=a").complaint
-    complaint = txl("convert", "source", "other", "--set", 'head.labels=["no", "yes"]').complaint
-    assert (
-        "tensor 'model/classification_mnli/logit/kernel' of 'source' has shape (6, 3), its settings call for (6, 2)"
-        in complaint
-    )
-
-
-def test_other_kinds_of_attention_are_mentioned(txl: Txl, place: Path) -> None:
-    shutil.copytree(GOLDENS / "authors" / "shaw" / "checkpoint", place / "shaw")
-    assert txl("convert", "shaw", "native").out.splitlines()[0].endswith("vocabulary 31, memory 6, shaw")
-
-
-def test_errors_are_one_line_and_write_nothing(txl: Txl, place: Path) -> None:
-    def state() -> dict[Path, int]:
-        return {path: path.lstat().st_mtime_ns for path in place.rglob("*")}
-
-    before = state()
-    for arguments, complaint in {
-        "gone native": "No such file or directory",
-        "text.txt native": "text.txt",
-        "run native --moses en": "--moses is for checkpoints of other programs; leave it out with the run 'run'",
-        "run other --to authors --kind nvidia": "--kind is for checkpoints of other programs; leave it out with --to authors",
-        "hf run": "'run' exists already; choose another destination, or remove it",
-        "hf native --vocabulary gone.txt": "'gone.txt': No such file or directory",
-        "hf native --vocabulary tf/cache.pkl": "has 19 tokens, the model 31; they do not belong together",
-        "hf native --set memlen=3": "unknown setting 'memlen'; did you mean 'mem_len'?",
-        "hf native --set mem_len": "must have the form section.key=value",
-        "tf native": "add --set mem_len=… (and clamp_len, same_length), such as 1600",
-        "hf native --kind nvidia": "'hf' holds no checkpoint of kind 'nvidia'; leave the kind out",
-        "run hf --to onnx": "'hf' exists already",
-    }.items():
-        answer = txl("convert", *arguments.split())
-        assert (answer.status, answer.out) == (1, "") and complaint in answer.complaint, arguments
-        assert state() == before
 
 
 def test_progress_is_shown_on_a_terminal(txl: Txl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,13 +76,6 @@ def test_what_cannot_be_explained_is_one_line(txl, workbench):
 
 
 @pytest.mark.usefixtures("nothing_drawn")
-def test_a_memory_is_no_longer_than_the_text(txl, workbench):
-    (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:80])
-    command = ("explain", "run", "short.txt", "--out", "out", "--mem-len")
-    assert txl(*command, str(10**18)).out == txl(*command, "100").out != ""
-
-
-@pytest.mark.usefixtures("nothing_drawn")
 def test_an_interrupted_explanation_leaves_the_one_before(txl, workbench, monkeypatch):
     assert txl("explain", "run", "text.txt", "--out", "out", "--most", "20").status == 0
     before = {path.name: path.read_bytes() for path in (workbench / "out").iterdir()}

@@ -13,14 +13,12 @@ import pytest
 
 from tests.cli.conftest import Txl, pipe_of, save
 from tests.helpers import TINY, random_weights
-from tests.tasks.test_predict import task_model
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.config.model import TransformerXLConfig, XLNetConfig
+from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.xlnet import XLNet
-from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer, train_tokenizer
+from transformer_xl.tokenizers.kinds import CharTokenizer, Tokenizer, WordTokenizer, train_tokenizer
 
 TEXT = "The cat sat.\n\n\n  A \tdog \\ ran, é 日本\r\nand ran\n" * 4 + "to the end"
 EXACT = ("--precision", "fp32")
@@ -172,15 +170,12 @@ def test_pairs_count_ties_half(txl: Txl, workbench: Path) -> None:
     save_model("word")
     pairs = [("The cat sat.", "A dog ran"), ("A dog ran", "The cat sat."), ("the unknown", "the strange"), ("the", "end ran")]
     expected = [0.5 if n == 2 else float(nats_alone(good) < nats_alone(bad)) for n, (good, bad) in enumerate(pairs)]
-    objects = [{"good": good, "bad": bad, "UID": "x"} for good, bad in pairs]
-    Path("pairs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in objects))
-    Path("named.tsv").write_text("bad\tx\tgood\n" + "".join(f"{bad}\t0\t{good}\n" for good, bad in pairs))
     beside = [{"sentence_good": good, "sentence_bad": bad, "sentence": "The"} for good, bad in pairs]
     Path("beside.jsonl").write_text("".join(json.dumps(each) + "\n" for each in beside))
-    Path("two.csv").write_text("bad,good\n" + "".join(f"{bad},{good}\n" for good, bad in pairs))
+    Path("named.tsv").write_text("bad\tx\tgood\n" + "".join(f"{bad}\t0\t{good}\n" for good, bad in pairs))
     Path("plain.tsv").write_text("".join(f"{good}\t{bad}\n" for good, bad in pairs))
     Path("plain.csv").write_text("".join(f"{good},{bad}\n" for good, bad in pairs))
-    for name in ("pairs.jsonl", "beside.jsonl", "named.tsv", "two.csv", "plain.tsv", "plain.csv"):
+    for name in ("beside.jsonl", "named.tsv", "plain.tsv", "plain.csv"):
         answer = txl("score", "model", name, "--pairs", "--batch-size", "2", "--out", f"{name}.out", *EXACT)
         assert answer.out.startswith(f"accuracy {sum(expected) / 4:.4f} (4 pairs, 1 ties counted half, fp32"), answer
         rows = table(Path(f"{name}.out").read_text())
@@ -240,7 +235,6 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
     Path("strange.txt").write_text("The cat\nz\n")
     Path("gap.tsv").write_text("A\tdog\nA\n")
     Path("spans.tsv").write_text("0\t3\n4\t99\n")
-    Path("mnli.csv").write_text("premise,hypothesis,label\nA dog,The cat,neutral\n")
     Path("qqp.jsonl").write_text('{"sentence1": "A dog", "sentence2": "The cat"}\n')
     which = "'{}': which sentence is the better one? its columns are"
     for command, complaint in {
@@ -251,7 +245,6 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
         "strange.txt --memory reset": "'strange.txt', from byte 8 on: character 'z' (U+007A) is not in the tokenizer's",
         "empty.txt --pairs": "'empty.txt' has no text; give another",
         "three.tsv --pairs": f"{which.format('three.tsv')} 'a', 'b', 'c'; give two sentences a line, the better first",
-        "mnli.csv --pairs": f"{which.format('mnli.csv')} 'premise', 'hypothesis', 'label'",
         "qqp.jsonl --pairs": f"{which.format('qqp.jsonl')} 'sentence1', 'sentence2'",
         ". --pairs": "'.' is a directory, pipe or device; give a file",
         "gap.tsv --pairs": "'gap.tsv' line 2: it has 1 column, but line 1 has 2; is a tab missing?",
@@ -265,12 +258,3 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
     }.items():
         answer = txl("score", "model", *command.split())
         assert answer.complaint.startswith(complaint), (command, answer)
-
-
-def test_a_model_that_predicts_no_tokens_is_refused(txl: Txl, workbench: Path) -> None:
-    save(task_model("classification"), ByteTokenizer(), "tuned")
-    assert txl("score", "tuned", "text.txt").complaint.startswith(
-        "'tuned' is fine-tuned (classification) and predicts no tokens"
-    )
-    save(XLNet(XLNetConfig(**{**TINY, "vocab_size": 256, "dropatt": 0.0})), ByteTokenizer(), "gaps")
-    assert txl("score", "gaps", "text.txt").complaint.startswith("'gaps' is an XLNet, which fills gaps")
