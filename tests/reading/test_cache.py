@@ -74,15 +74,6 @@ def test_lanes_score_as_one_lane(n: int, batch_size: int, size: int, ext_len: in
     np.testing.assert_allclose(nats_of(many), nats_of(one), atol=1e-4)
 
 
-@settings(max_examples=examples(40))
-@given(n=st.integers(2, 60), tgt_len=st.integers(1, 20), size=st.integers(1, 20))
-def test_segments_make_no_difference(n: int, tgt_len: int, size: int) -> None:
-    torch.manual_seed(0)
-    model, ids, cache = tiny_model(same_length=True, mem_len=3), some_ids(n), Cache(size, 0.4, 2.0)
-    some, one = (evaluate(model, ids, tgt_len=t, cache=cache, per_token=True) for t in (tgt_len, 1))
-    np.testing.assert_allclose(nats_of(some), nats_of(one), atol=1e-4)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_different_ages_know_nothing_of_each_other(dtype: torch.dtype) -> None:
     """Each row of padded segments gives what it gives alone; padding takes no room in the cache."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import AtOnce, examples, random_weights, tiny_model
-from transformer_xl.config.model import LstmConfig, TransformerXLConfig
+from transformer_xl.config.model import LstmConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.generation.choice import probabilities
@@ -72,40 +72,6 @@ def test_with_equal_contexts_no_division_matters(n: int, tgt_len: int, batch_siz
     assert score.nats == pytest.approx(float(score.token_nats.sum(dtype=np.float64)), abs=1e-4)
 
 
-@settings(max_examples=examples(60))
-@given(n=st.integers(2, 90), tgt_len=st.integers(1, 40), batch_size=st.integers(1, 100), mem_len=st.integers(0, 3))
-def test_every_token_is_counted_once(n: int, tgt_len: int, batch_size: int, mem_len: int) -> None:
-    """A model whose nats depend on the token alone: the bias of the softmax."""
-    model = tiny_model(n_layer=1)
-    with torch.no_grad():
-        model.get_parameter("embedding.weight").zero_()
-    ids = some_ids(n, seed=n)
-    expected = -model.softmax.bias.detach().log_softmax(0).numpy()[ids[1:]]
-    score = evaluate(model, ids, tgt_len=tgt_len, batch_size=batch_size, mem_len=mem_len, per_token=True)
-    assert score.token_nats is not None
-    np.testing.assert_allclose(score.token_nats, expected, atol=1e-5)
-    assert (score.tokens, score.token_nats.shape) == (n - 1, (n - 1,))
-
-
-def test_a_memory_as_long_as_the_text_makes_segments_meaningless() -> None:
-    model, ids = tiny_model(), some_ids(50)
-    scores = [evaluate(model, ids, tgt_len=tgt_len, mem_len=60).nats for tgt_len in (1, 7, 49)]
-    assert scores == pytest.approx([scores[0]] * 3, abs=1e-3)
-
-
-def test_without_memory_segments_are_read_alone() -> None:
-    model, ids = tiny_model(), some_ids(22)
-    score = evaluate(model, ids, tgt_len=7, mem_len=0, batch_size=1)
-    expected = 0.0
-    for begin in (0, 7, 14):
-        with torch.no_grad():
-            out = model(torch.from_numpy(ids[None, begin : begin + 7].astype(np.int64)))
-        assert out.logits is not None
-        expected -= out.logits[0].log_softmax(-1)[torch.arange(7), ids[begin + 1 : begin + 8].astype(np.int64)].sum().item()
-    assert score.nats == pytest.approx(expected, abs=1e-4)
-    assert evaluate(model, ids, tgt_len=7, mem_len=0, batch_size=3).nats == pytest.approx(expected, abs=1e-4)
-
-
 @torch.no_grad()
 def with_extended_context(model: TransformerXL, ids: np.ndarray, tgt_len: int, ext_len: int) -> list[float]:
     """Nats of ids[1:] where every segment begins with the last ext_len tokens again, and memory ends before these."""
@@ -141,44 +107,23 @@ def test_extended_context_is_read_again_and_remembered_late(
     np.testing.assert_allclose(score.token_nats, with_extended_context(model, ids, tgt_len, ext_len), atol=1e-4)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_mode_context_and_random_state_are_left_as_they_were(training: bool) -> None:
-    model = tiny_model(dropout=0.5).train(training)
-    random_state = torch.get_rng_state()
-    first = evaluate(model, some_ids(30), tgt_len=5, mem_len=2, same_length=True, clamp_len=3).nats
-    assert first == evaluate(model, some_ids(30), tgt_len=5, mem_len=2, same_length=True, clamp_len=3).nats
-    assert all(module.training == training for module in model.modules())
-    assert (model.mem_len, model.same_length, model.clamp_len) == (5, False, None)
-    assert torch.equal(torch.get_rng_state(), random_state)
-    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
-
-
 @pytest.mark.parametrize("kind", [{}, {"attention": "al_rfou", "max_klen": 12, "n_head": 2, "d_head": 5}])
-def test_a_model_in_training_is_read_in_evaluation_mode(kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else kinds compute losses for training only, and layers that were compiled for training run on other shapes."""
-    model, modes = tiny_model(dropout=0.5, **kind), []
-    read = TransformerXL.read
-
-    def watched(self: TransformerXL, *args: Any, **kwargs: Any) -> Any:
-        modes.append(self.training)
-        return read(self, *args, **kwargs)
-
-    monkeypatch.setattr(TransformerXL, "read", watched)
-    expected = evaluate(model, some_ids(30), tgt_len=5, ext_len=2)
-    assert evaluate(model.train(), some_ids(30), tgt_len=5, ext_len=2).nats == expected.nats
-    assert len(modes) > 2
-    assert not any(modes)
-
-
-def test_the_mode_comes_back_after_an_error_too() -> None:
-    model = tiny_model().train()
+def test_a_model_in_training_is_read_without_dropout_and_left_as_it_was(kind: dict[str, Any]) -> None:
+    model, ids = tiny_model(dropout=0.5, **kind), some_ids(30)
+    how: dict[str, Any] = {"tgt_len": 5, "mem_len": 2, "ext_len": 2, "clamp_len": 3}
+    random_state = torch.get_rng_state()
+    expected = evaluate(model, ids, **how).nats
+    assert not model.training and evaluate(model.train(), ids, **how).nats == expected
 
     def fail(n: int) -> None:
         raise RuntimeError("display gone")
 
     with pytest.raises(RuntimeError, match="display gone"):
-        evaluate(model, some_ids(30), on_tokens=fail)
-    assert model.training
+        evaluate(model, ids, on_tokens=fail)
+    assert all(module.training for module in model.modules())
+    assert (model.mem_len, model.ext_len, model.clamp_len) == (5, 0, None)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
 
 
 def test_bf16_is_close() -> None:
@@ -276,17 +221,6 @@ def test_without_memory_there_is_no_number_of_keys_to_keep() -> None:
     assert Reading.of_run(config, mem_len=8).view(tiny_model(mem_len=8, same_length=True)).same_length
 
 
-def test_a_view_reads_so() -> None:
-    sizes = {"n_layer": 1, "d_model": 8, "n_head": 1, "d_head": 8, "d_inner": 8, "vocab_size": 5}
-    config = load_recipe("quickstart").model
-    assert isinstance(config, TransformerXLConfig)
-    model = TransformerXL(config.model_copy(update=sizes))
-    view = Reading(tgt_len=4, mem_len=8, ext_len=2, same_length=True, clamp_len=5).view(model)
-    assert (view.mem_len, view.ext_len, view.same_length, view.clamp_len) == (8, 2, True, 5)
-    with pytest.raises(ConfigError, match=r"tgt_len \(0\) and batch_size \(1\) must be at least 1"):
-        Reading(tgt_len=0, mem_len=8).view(model)
-
-
 # segments as graphs, as a GPU launches them
 
 GRAPHED: dict[str, dict[str, Any]] = {
@@ -335,8 +269,9 @@ def assert_equal(one: Score, other: Score) -> None:
 @pytest.mark.parametrize(
     ("kind", "case"),
     [
-        *((kind, case) for kind in ("plain", "adaptive") for case in GRAPHED),
-        *((kind, case) for kind in ("shift and pairs", "rotary") for case in ("one lane", "lanes")),
+        *(("plain", case) for case in GRAPHED),
+        *(("adaptive", case) for case in ("one lane", "temperatures of lanes", "bf16")),
+        *((kind, "lanes") for kind in ("shift and pairs", "rotary")),
     ],
 )
 def test_graphs_give_the_bits_of_single_kernels(kind: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,13 +298,10 @@ def test_what_arrives_late_is_not_lost(n: int, monkeypatch: pytest.MonkeyPatch) 
 TOKEN_IDS, NATS = np.array([*b"xa\n"], np.uint8), np.array([0.5, 2.25], np.float32)
 
 
-def test_a_table_names_each_predicted_token(tmp_path: Path) -> None:
-    write_token_nats(tmp_path / "nats.tsv", TOKEN_IDS, NATS, ByteTokenizer())
+def test_a_table_names_each_predicted_token_and_an_array_has_nothing_but_nats(tmp_path: Path) -> None:
+    for name in ("nats.tsv", "nats.npy"):
+        write_token_nats(tmp_path / name, TOKEN_IDS, NATS, ByteTokenizer())
     assert (tmp_path / "nats.tsv").read_text() == 'position\tid\tnats\ttoken\n1\t97\t0.500000\t"a"\n2\t10\t2.250000\t"\\n"\n'
-
-
-def test_an_array_has_nothing_but_nats(tmp_path: Path) -> None:
-    write_token_nats(tmp_path / "nats.npy", TOKEN_IDS, NATS, ByteTokenizer())
     np.testing.assert_array_equal(np.load(tmp_path / "nats.npy", allow_pickle=False), NATS)
 
 

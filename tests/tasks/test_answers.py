@@ -107,13 +107,6 @@ def test_questions_with_the_same_probability_of_no_answer_are_not_parted() -> No
         )
 
 
-def test_a_score_in_words() -> None:
-    said = [Prediction(Example("a", "?", label=("cat",)), "cat", answers=(Answer("cat", 0, 3, 0.9, 2.0),), no_answer=0.1)]
-    assert TaskScore.of("span", (), said).in_words() == "exact match 1.000, F1 1.000 (1 text)"
-    with pytest.raises(CorpusError, match="no text has a label"):
-        TaskScore.of("span", (), [Prediction(Example("a", "?"), "cat")])
-
-
 @settings(max_examples=examples(300))
 @given(st.data())
 def test_the_best_spans_are_those_that_loops_find(data: st.DataObject) -> None:
@@ -170,13 +163,6 @@ def test_starts_belong_to_their_own_ends() -> None:
     found, no_answer = best_answers("Ann met Bo.", windows, [scores], max_answer_len=10)
     assert [(each.text, round(each.probability, 6)) for each in found] == [("Ann", 0.54), ("Bo", 0.32), ("Ann met Bo", 0.06)]
     assert no_answer == 0.0
-
-
-def test_nothing_is_answered_where_no_end_comes_after_a_start() -> None:
-    layout = WindowLayout(Layout(BYTES, "lstm"), tgt_len=100, doc_stride=10, max_query_len=10)
-    windows = layout.windows(Question("1", "who?", "Ann", is_labelled=False))
-    scores = WindowScores(np.array([7, 8]), np.zeros(2), np.array([[5], [8]]), np.zeros((2, 1)), 800.0, np.zeros((2, 1)))
-    assert best_answers("Ann", windows, [scores], max_answer_len=10) == ([], 1.0)
 
 
 def span_model(tokenizer: Tokenizer, *, is_xlnet: bool, **changes: Any) -> TaskModel:

@@ -67,6 +67,14 @@ def figures(prediction: Prediction) -> list[float]:
     return [*value, *prediction.probabilities, *([] if prediction.nats is None else [prediction.nats])]
 
 
+def likeliest(kind: str, probabilities: tuple[float, ...]) -> Label:
+    """What a model says that gives labels these probabilities."""
+    if kind == "multilabel":
+        return tuple(name for name, p in zip(HEADS[kind]["labels"], probabilities, strict=True) if p >= 0.5)
+    best = int(np.argmax(probabilities))
+    return best if kind == "choice" else HEADS[kind]["labels"][best]
+
+
 @pytest.mark.parametrize(
     ("kind", "is_xlnet"), [*((kind, False) for kind in HEADS), *((kind, True) for kind in ("classification", "regression"))]
 )
@@ -90,15 +98,8 @@ def test_answers_do_not_depend_on_their_batch(kind: str, is_xlnet: bool, monkeyp
         assert [each.example for each in found] == examples
         for prediction, one in zip(found, expected, strict=True):
             assert figures(prediction) == pytest.approx(one, abs=1e-5), prediction.example.place
-
-
-def test_labels_are_the_likeliest() -> None:
-    found = [list(predictions(task_model(kind), BYTES, texts(kind, 9))) for kind in ("classification", "choice", "multilabel")]
-    for classes, choice, labels in zip(*found, strict=True):
-        assert classes.label == HEADS["classification"]["labels"][int(np.argmax(classes.probabilities))]
-        assert choice.label == int(np.argmax(choice.probabilities))
-        assert choice.probability == max(choice.probabilities) and sum(choice.probabilities) == pytest.approx(1)
-        assert labels.label == tuple(name for name, p in zip("xy", labels.probabilities, strict=True) if p >= 0.5)
+            if kind != "regression":
+                assert prediction.label == likeliest(kind, prediction.probabilities)
 
 
 def test_texts_are_read_as_they_are_asked_for() -> None:
@@ -131,7 +132,7 @@ def test_windows_wait_for_nobody() -> None:
 def test_what_is_skipped_changes_no_bit() -> None:
     model, examples = task_model("classification"), texts("classification", 23)
     whole = list(predictions(model, BYTES, examples, batch_size=2))
-    for skip in (0, 1, 5, 13, 22, 23, 99):
+    for skip in (0, 5, 22, 99):
         assert list(predictions(model, BYTES, examples, batch_size=2, skip=skip)) == whole[skip:]
 
 
@@ -222,7 +223,7 @@ def test_scores_of_choices() -> None:
 
 def test_an_empty_text_gets_nothing_said_of_it() -> None:
     """Wherever it stands; the others are as they are without it."""
-    for kind in ("classification", "regression"):
+    for kind in ("classification", "regression", "multilabel"):
         model, examples = task_model(kind), texts(kind, 9)
         with_empty = [Example(""), *examples[:4], Example(" "), Example("\n"), *examples[4:], Example("")]
         found = list(predictions(model, BYTES, with_empty, batch_size=2))
@@ -232,6 +233,11 @@ def test_an_empty_text_gets_nothing_said_of_it() -> None:
         for each, alone in zip(full, predictions(model, BYTES, examples), strict=True):
             assert figures(each) == pytest.approx(figures(alone), abs=1e-5)
         assert list(predictions(model, BYTES, with_empty, batch_size=2, skip=6)) == found[6:]
+        known = {"classification": "bad", "regression": 1.0}.get(kind, ("x",))
+        labelled = [replace(each, example=replace(each.example, label=known)) for each in found]
+        assert TaskScore.of(kind, HEADS[kind].get("labels", ()), labelled).n == len(examples)
+    with pytest.raises(CorpusError, match="no text has a label, so there is nothing to score; give a file with labels"):
+        TaskScore.of("choice", (), [said(None, 1)])
 
 
 @pytest.mark.parametrize(
@@ -272,29 +278,6 @@ def test_a_score_remarks_that_all_texts_got_the_same() -> None:
     assert TaskScore.of("span", (), none).remark.startswith("all 2 texts got the same, no answer; fine-tune with more steps")
 
 
-def test_words_of_a_text_that_has_one_label_make_no_difference() -> None:
-    model = task_model("classification")
-    found, plain = predictions(
-        model, BYTES, [Example("a b c", label="bad", words=("a", "b", "c")), Example("a b c", label="bad")]
-    )
-    assert figures(found) == pytest.approx(figures(plain), abs=1e-6)
-    score = TaskScore.of("classification", ("bad", "good"), [replace(found, label="bad")])
-    assert (score.n, score.metrics["accuracy"]) == (1, 1.0)
-
-
-@pytest.mark.parametrize("kind", ["classification", "regression", "multilabel"])
-def test_empty_texts_are_not_scored(kind: str) -> None:
-    known: Label = {"classification": "bad", "regression": 1.0}.get(kind, ("x",))
-    examples = [Example("", label=known), Example("a", label=known)]
-    score = TaskScore.of(kind, HEADS[kind].get("labels", ()), predictions(task_model(kind), BYTES, examples))
-    assert score.n == 1
-
-
-def test_labels_that_are_missing() -> None:
-    with pytest.raises(CorpusError, match="no text has a label, so there is nothing to score; give a file with labels"):
-        TaskScore.of("choice", (), [said(None, 1)])
-
-
 class TestDocuments:
     """Rows of documents: 1, 2, … of them in each, of very different lengths."""
 
@@ -331,7 +314,7 @@ class TestDocuments:
         expected = self.by_hand(model, tokenizer, examples)
         alone = [replace(example, document=None) for example in examples]
         for rows, scores in ((examples, expected), (alone, self.by_hand(model, tokenizer, alone))):
-            for batch_size in (1, 3, 64):
+            for batch_size in (1, 3):
                 found = list(predictions(model, tokenizer, iter(rows), batch_size=batch_size))
                 assert [each.example for each in found] == rows
                 for prediction, one in zip(found, scores, strict=True):
@@ -358,7 +341,7 @@ class TestDocuments:
         examples[5:5] = [Example("")]
         for batch_size in (1, 2):
             whole = list(predictions(model, BYTES, examples, batch_size=batch_size))
-            for skip in (1, 4, 5, 6, 12, len(examples) - 1, len(examples)):
+            for skip in (1, 5, 12, len(examples)):
                 assert list(predictions(model, BYTES, examples, batch_size=batch_size, skip=skip)) == whole[skip:]
 
     def test_lists_are_documents_in_python(self) -> None:

@@ -228,8 +228,3 @@ def test_a_model_of_bio_is_scored_on_files_of_bioes(tmp_path: Path, labels: str)
     (tmp_path / "a.conll").write_text("".join(f"w {label}\n" for label in labels.split()))
     (found,) = read_texts(tmp_path / "a.conll", opened, labelled=True)
     assert found.label == ("B-X", "I-X", "B-X", "O")
-
-
-def test_words_of_one_character_have_no_space_between_in_a_chinese_sentence():
-    ids = [Layout(BYTES, "lstm").row_of_words(Example("", words=words)).ids for words in (("1", "9", "年"), ("1", "9", "a 年"))]
-    assert [bytes(row.tolist()).decode() for row in ids] == ["19年\n", "19 a 年\n"]
