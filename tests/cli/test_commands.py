@@ -72,41 +72,15 @@ def test_training_says_what_is_not_scored(txl: Txl) -> None:
     assert "same vocabulary only" in note
 
 
-def test_quiet_training_says_nothing(txl: Txl) -> None:
-    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=4", "--quiet")
-    assert (answer.status, answer.out, answer.err) == (0, "", "")
-
-
-def test_resume_needs_no_recipe_and_no_corpus(txl: Txl) -> None:
-    answer = txl("train", "--resume", "--out", "run", "--set", "train.max_steps=44")
-    assert answer.status == 0
-    assert "resumed at step 40, 91% of the budget" in answer.err.splitlines()
-
-
-def test_values_with_equals_signs_lists_and_none(txl: Txl, workbench: Path) -> None:
-    sets = ["--set", "train.max_steps=none", "--set", "train.max_tokens = 40", "--set", "optim.betas=[0.8, 0.9]"]
-    sets += ["--set=description=a=b", "--set", "model.clamp_len=3"]
-    assert txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", *sets).status == 0
-    config = json.loads((workbench / "new" / "config.json").read_text())
-    assert config["train"]["max_steps"] is None
-    assert (config["train"]["max_tokens"], config["optim"]["betas"]) == (40, [0.8, 0.9])
-    assert (config["description"], config["model"]["clamp_len"]) == ("a=b", 3)
-
-
-def test_eval_prints_every_unit(txl: Txl) -> None:
+def test_eval_prints_every_unit_and_its_progress_unless_quiet(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = txl("eval", "run")
     assert (answer.status, answer.err) == (0, "")
-    lines = answer.out.splitlines()
-    assert lines[0].startswith("test split of ")
-    assert [line.split()[0] for line in lines[1:]] == ["loss", "ppl", "bpc", "bpb", "nats"]
-
-
-def test_a_quiet_eval_shows_no_progress(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = answer.out.splitlines()
+    assert first.startswith("test split of ")
+    assert [line.split()[0] for line in others] == ["loss", "ppl", "bpc", "bpb", "nats"]
     monkeypatch.setattr("transformer_xl.console.LINE_SECONDS", 0.0)
     assert "scoring: 100% · " in txl("eval", "run").err
-    quiet = txl("eval", "run", "--quiet")
-    assert (quiet.status, quiet.err) == (0, "")
-    assert "bits per character" in quiet.out
+    assert (txl("eval", "run", "--quiet").err, "bits per character" in answer.out) == ("", True)
 
 
 def test_eval_json_is_json_and_consistent(txl: Txl) -> None:
@@ -171,11 +145,8 @@ def test_eval_says_what_reading_time_buys(txl: Txl, workbench: Path) -> None:
     assert len({each["nats"] for each in (plain, both, cached, rms)}) == 4
     assert both["nats"] == score("--dynamic", "sgd", "--dynamic-lr", "0.02", "--cache", "30")["nats"]
     said = txl("eval", "run", "--precision", "fp32", "--dynamic", "sgd", "--dynamic-lr", "0.02", "--cache", "30").out
-    assert "dynamic evaluation (sgd, lr 0.02, decay 0.0), cache (size 30, weight 0.1, theta 5.0), fp32: " in said
-    last = said.splitlines()[-1]
-    assert last.startswith(f"without dynamic evaluation and the cache {plain['loss']:.4f} nats per token in ")
-    assert f"with {both['loss']:.4f} in " in last
-    assert f"worth {plain['loss'] - both['loss']:z.4f} nats per token" in last
+    for figure in ("lr 0.02", "size 30", f"{plain['loss']:.4f}", f"{both['loss']:.4f}", f"{plain['loss'] - both['loss']:z.4f}"):
+        assert figure in said
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -217,15 +188,14 @@ def test_eval_divides_scores_by_a_temperature(txl: Txl, home: Path) -> None:
         assert each["loss"] != each["plain"]["loss"]
     of_valid = {t: score("--split", "valid", "--temperature", f"{t}")["loss"] for t in (0.9, best["temperature"], 1.1)}
     assert min(of_valid, key=of_valid.__getitem__) == best["temperature"]
-    said = txl("eval", "run", "--precision", "fp32", "--temperature", "auto", "--compare-memory").out.splitlines()
-    assert f", temperature {best['temperature']:g}, fp32: " in said[0]
-    worth = f"worth {plain['loss'] - best['loss']:z.4f} nats per token"
-    assert said[-2] == (
-        f"with temperature {best['temperature']:g}, the best on the {best['temperature_chosen_on']}, "
-        f"{best['loss']:.4f} nats per token, without {plain['loss']:.4f}: {worth}"
-    )
+    said = txl("eval", "run", "--precision", "fp32", "--temperature", "auto", "--compare-memory").out
     without = score("--temperature", f"{best['temperature']}", "--mem-len", "0")["loss"]
-    assert said[-1].endswith(f"({without - best['loss']:z.4f} nats per token)")
+    for figure in (
+        f"{best['temperature']:g}",
+        f"{plain['loss'] - best['loss']:z.4f}",
+        f"({without - best['loss']:z.4f} nats per",
+    ):
+        assert figure in said
 
 
 def test_eval_of_a_file_counts_all_its_tokens(txl: Txl, workbench: Path) -> None:
@@ -297,14 +267,6 @@ def test_a_model_that_diverged_is_called_so(txl: Txl, workbench: Path, bias: flo
         )
 
 
-def test_corpus_list(txl: Txl) -> None:
-    listed = txl("corpus", "list")
-    assert listed.out.startswith("enwik8") or "enwik8" in listed.out
-    entries = [json.loads(line) for line in txl("corpus", "list", "--json").out.splitlines()]
-    assert {"python-stdlib", "enwik8", "wikitext-103", "pg19"} <= {entry["name"] for entry in entries}
-    assert all(set(entry) == {"name", "description", "terms", "where"} for entry in entries)
-
-
 def test_corpus_prepare(txl: Txl, workbench: Path) -> None:
     prepared = json.loads(txl("corpus", "prepare", "text.txt", "--tokenizer", "char", "--json").out)
     splits = prepared["splits"]
@@ -315,16 +277,6 @@ def test_corpus_prepare(txl: Txl, workbench: Path) -> None:
     assert answer.out.splitlines()[0].endswith(", with a vocabulary of 270 (bpe)")
 
 
-def test_corpus_prepare_lines(txl: Txl, workbench: Path) -> None:
-    command = ("corpus", "prepare", "text.txt", "--documents", "lines", "--json")
-    prepared = json.loads(txl(*command).out)
-    n_documents = sum(split["documents"] for split in prepared["splits"].values())
-    text = (workbench / "text.txt").read_bytes()
-    assert n_documents == text.count(b"\n") + (not text.endswith(b"\n")) > 10
-    again = txl(*command)
-    assert (json.loads(again.out), again.err) == (prepared, "")
-
-
 # a person errs
 
 
@@ -332,10 +284,7 @@ def test_corpus_prepare_lines(txl: Txl, workbench: Path) -> None:
     ("command", "complaint"),
     [
         ("train quickstrat", "'quickstrat' is neither a recipe nor a text here; did you mean 'quickstart'?"),
-        ("train zzz", "'zzz' is neither a recipe nor a text here; nearest of "),
-        ("train gone.toml", "'gone.toml': No such file or directory"),
         ("train gone.txt", "there is no text 'gone.txt'; did you mean 'text.txt'?"),
-        ("train elsewhere/my.txt", "there is no text 'elsewhere/my.txt'; give a file, a directory, or a glob in quotes"),
         ("train *.foo", "no file matches '*.foo'; give a text, or a recipe that txl recipes lists"),
         (
             "train text.txt --corpus latin.txt",
@@ -349,14 +298,12 @@ def test_corpus_prepare_lines(txl: Txl, workbench: Path) -> None:
         ("train tiny.toml --corpus text.txt --out text.txt", "'text.txt' is a file; choose another --out"),
         ("train tiny.toml --corpus text.txt --out /proc/x", "'/proc/x': No such file or directory"),
         ("train nested.toml", "recipe 'nested.toml' is not valid TOML: maximum recursion depth exceeded"),
-        (f"train {'n' * 300}.toml", "nnn.toml': File name too long; give a shorter name"),
         (f"eval {'n' * 300}/x", "File name too long"),
         ("eval run --device meta", "device 'meta' cannot be used here"),
         ("train tiny.toml --corpus gone.txt --out new", "corpus 'gone.txt': no such file or name; did you mean 'text.txt'?"),
         ("train tiny.toml --corpus latin.txt --out new --set tokenizer.kind=char", "byte 3 (0xe9) is not UTF-8"),
         ("train tiny.toml --out new --set model.n_layer=two", "n_layer ('two') must be a valid integer"),
         ("train tiny.toml --corpus text.txt --out run", "'run' holds another run; continue it with --resume"),
-        ("eval gone", "'gone' "),
         (
             "eval run --dynamic sgd --batch-size 2",
             "dynamic evaluation reads from beginning to end in one lane; set batch_size (2) to 1",
@@ -369,7 +316,6 @@ def test_corpus_prepare_lines(txl: Txl, workbench: Path) -> None:
         ("eval run --dynamic-lr 0.1", "--dynamic-lr is for dynamic evaluation; add --dynamic rms or --dynamic sgd"),
         ("eval run --cache-theta 1", "--cache-theta is for a cache; add --cache 2000"),
         ("eval run --file text.txt --split test", "--file scores a whole file; leave --split and --corpus out"),
-        ("eval run --file gone.txt", "'gone.txt': No such file"),
         ("eval run --file empty.txt", "empty.txt' has no token; at least 2 are needed"),
         ("eval run --per-token no/where.tsv", "--per-token 'no/where.tsv': the directory "),
         ("corpus get wikitext-104", "cannot download corpus 'wikitext-104'; did you mean 'wikitext-103'?"),
@@ -440,12 +386,9 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("plot run --seed 1", "Unknown option --seed. See txl plot --help."),
         ("eval run --memlen 3", "Unknown option --memlen; did you mean --mem-len? See txl eval --help."),
         ("eval run t.txt", "Too many arguments: nothing takes 't.txt'. See txl eval --help."),
-        ("eval run --zzz=3", "Unknown option --zzz. See txl eval --help."),
         ("train tiny.toml --max-steps=3", "Unknown option --max-steps; did you mean --set train.max_steps=VALUE?"),
-        ("train tiny.toml --steps 3", "Unknown option --steps; did you mean --set train.max_steps=VALUE?"),
         ("train tiny.toml --layers 3", "Unknown option --layers; did you mean --set model.n_layer=VALUE?"),
         ("train tiny.toml --corpsu x", "Unknown option --corpsu; did you mean --corpus?"),
     ],
@@ -458,23 +401,17 @@ def test_an_unknown_option_is_explained(txl: Txl, command: str, complaint: str) 
     ("error", "complaint"),
     [
         (MemoryError(), "not enough memory for what was asked; lower its numbers, such as --mem-len or --batch-size"),
-        (RuntimeError("can't allocate memory"), "not enough memory (can't allocate memory) for what was asked"),
         (
             torch.OutOfMemoryError("CUDA out of memory. 1.5 GiB is free."),
             "not enough memory (CUDA out of memory. 1.5 GiB is free) for what was asked; lower its numbers, such as --mem-len",
         ),
         (OverflowError("int too large"), "not enough memory (int too large) for what was asked"),
         (OSError(errno.ENOSPC, "No space left on device", "x"), "'x': No space left on device; free disk space"),
-        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device; free disk space"),
-        (OSError(errno.EISDIR, "Is a directory", Path("x")), "'x': Is a directory; name a file"),
         (OSError(errno.EACCES, "Permission denied", b"x", None, "y"), "'x' to 'y': Permission denied; check its permissions"),
-        (OSError("not a gzipped file"), "not a gzipped file"),
         (FileNotFoundError(2, "No such file", "text.tx"), "'text.tx': No such file; did you mean 'text.txt'?"),
         (FileNotFoundError(2, "No such file", "rum/a/b"), "'rum/a/b': No such file; there is no directory 'rum', did you mean"),
-        (FileNotFoundError(2, "No such file", "zzzzzzzzzzz"), "'zzzzzzzzzzz': No such file"),
         (FileNotFoundError(2, "No such file", "a\x1b[31m\nb\r"), r"'a\x1b[31m b ': No such file"),
         (RuntimeError("a bug"), None),
-        (RecursionError("a bug"), None),
     ],
 )
 def test_only_a_lack_of_memory_and_faults_of_the_system_are_told(
@@ -530,15 +467,12 @@ def test_training_that_runs_out_of_memory_says_what_to_change(txl: Txl, full: Ca
     assert [json.loads(line).get("loss") for line in logs[0]] == [json.loads(line).get("loss") for line in logs[1]]
 
 
-def test_memory_runs_out_before_the_first_step(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that has no room on its device leaves no directory behind."""
-
+def test_a_model_without_room_on_its_device_leaves_no_directory(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise FULL
 
     monkeypatch.setattr("transformer_xl.training.start.Trainer", fail)
-    said = txl("train", "tiny.toml", "--corpus", "text.txt", "--quiet", "--out", "none").complaint
-    assert said.startswith("not enough memory (CUDA out of memory. 1.5 GiB is free) for 4 lanes of 5 tokens at once; ")
+    assert REMEDY in txl("train", "tiny.toml", "--corpus", "text.txt", "--quiet", "--out", "none").complaint
     assert not Path("none", "config.json").exists()
 
 
@@ -554,12 +488,6 @@ def test_help_has_examples_and_breaks_no_description_of_an_option(txl: Txl, monk
         lines += answer.out.splitlines()
     assert sum(line.startswith("│ --") for line in lines) > 100
     assert [line for line in lines if line.startswith("│        ")] == []
-
-
-def test_version(txl: Txl) -> None:
-    from transformer_xl import __version__
-
-    assert txl("--version").out.strip() == __version__
 
 
 def test_ctrl_c_before_the_first_step_says_so(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -579,57 +507,38 @@ def test_a_fine_tuned_model_is_refused_where_tokens_are_predicted(txl: Txl, work
         assert txl(*arguments).complaint == expected
 
 
-def given_empty(option: Any) -> list[str]:
-    """Return an empty value of an option, with what must stand before a positional one."""
-    return [""] if option.index is not None else [option.names[0], ""]
-
-
-def taking_text() -> Iterator[tuple[str, Any, int]]:
-    """Yield every argument of every command that takes a text, and how many positional ones stand before it."""
+def arguments_of(accepts: Callable[[set[Any]], object]) -> Iterator[tuple[list[str], Any]]:
+    """Yield the first argument of each command that accepts such values, and what must stand before it."""
     for name, arguments in commands(app):
-        for each in arguments:
-            kinds = {each.hint, *get_args(each.hint)}
-            if kinds & {str, Path, list[str]} or Ellipsis in kinds:
-                yield name, each, each.index or 0
+        for option in arguments:
+            if accepts({option.hint, *get_args(option.hint)}) and option.names[0] != "--prompt":
+                required = sum(each.required for each in arguments) if option.index is None else option.index
+                yield [*name.split(), *["run"] * required], option
+                break
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "before"), [pytest.param(*each, id=f"{each[0]} {each[1].names[0]}") for each in taking_text()]
-)
-def test_an_empty_path_is_refused_in_every_command(txl: Txl, command: str, option: Any, before: int) -> None:
-    """As of an unset variable; it would be the working directory."""
-    required = sum(each.required for name, arguments in commands(app) if name == command for each in arguments)
-    answer = txl(*command.split(), *["run"] * (before if option.index is not None else required), *given_empty(option))
-    if option.names == ("--prompt",):
-        assert answer.complaint.startswith("--prompt '' is empty")  # a text, which goes on where --memory ended
-    else:
+def test_empty_values_are_refused_in_every_command(txl: Txl) -> None:
+    """As of an unset variable; as a path, it would be the working directory."""
+    found = list(arguments_of(lambda kinds: kinds & {str, Path, list[str]} or Ellipsis in kinds))
+    assert len(found) > 15
+    for before, option in found:
+        answer = txl(*before, *([""] if option.index is not None else [option.names[0], ""]))
         assert answer.status == 2
         assert answer.complaint.startswith(f'Invalid value "" for {option.names[0]}. It must not be empty.')
+    assert txl("generate", "run", "--prompt", "").complaint.startswith("--prompt '' is empty")  # with --memory, a text goes on
 
 
-def taking_numbers() -> Iterator[tuple[str, Any]]:
-    for name, arguments in commands(app):
-        yield from ((name, each) for each in arguments if int in {each.hint, *get_args(each.hint)})
-
-
-@pytest.mark.parametrize(
-    ("command", "option"), [pytest.param(*each, id=f"{each[0]} {each[1].names[0]}") for each in taking_numbers()]
-)
-def test_whole_numbers_have_limits_in_every_command(txl: Txl, command: str, option: Any) -> None:
+def test_whole_numbers_have_limits(txl: Txl) -> None:
     """No option counts below zero, and no library holds more than 64 bits."""
-    required = sum(each.required for name, arguments in commands(app) if name == command for each in arguments)
-    for number in (-1, 2**63):
-        answer = txl(*command.split(), *["run"] * required, f"{option.names[0]}={number}")
-        name = option.names[0].lstrip("-").replace("-", "_")
-        if command == "generate" and name in NUMBERS:  # the limits of `Sampling`
-            assert answer.status == 1
-            assert answer.complaint.startswith(f"{name} ({number}) must be at least 1 and at most ")
-        else:
+    for before, option in arguments_of(lambda kinds: int in kinds):
+        for number in ("-1", str(2**63), "1.500"):
+            answer = txl(*before, f"{option.names[0]}={number}")
             assert answer.status == 2
-            assert answer.complaint.startswith(f'Invalid value "{number}" for {option.names[0]}. Must be ')
-    answer = txl(*command.split(), *["run"] * required, f"{option.names[0]}=1.500")
-    assert answer.status == 2
-    assert answer.complaint.startswith(f'Invalid value "1.500" for {option.names[0]}. It must be a whole number.')
+            assert answer.complaint.startswith(f'Invalid value "{number}" for {option.names[0]}. ')
+    for name, arguments in commands(app):
+        for option in arguments:
+            if int in {option.hint, *get_args(option.hint)} and option.names[0].lstrip("-").replace("-", "_") not in NUMBERS:
+                assert option.parameter.validator, f"txl {name} {option.names[0]} has no limits"  # Sampling has its own
 
 
 COLORED = "\x1b[31m\nred\r\x9b0m"
@@ -640,18 +549,12 @@ COLORED = "\x1b[31m\nred\r\x9b0m"
     [
         ("eval", COLORED),
         ("eval", "run", "--file", COLORED),
-        ("eval", "run", "--device", COLORED),
-        ("eval", "run", "--per-token", f"{COLORED}/x.tsv"),
         ("train", COLORED),
-        ("train", "tiny.toml", "--corpus", COLORED),
         ("train", "tiny.toml", "--corpus", "text.txt", "--out", f"text.txt/{COLORED}"),
         ("train", "tiny.toml", "--set", f"train.{COLORED}=1"),
-        ("train", "tiny.toml", "--set", f"train.max_steps={COLORED}"),
         ("train", "colored.toml"),
         ("generate", "run", f"--{COLORED}"),
-        ("generate", "run", "--tokens", COLORED),
         ("generate", "run", "--stop-token", COLORED),
-        ("score", "run", "text.txt", COLORED),
         (COLORED,),
     ],
 )
