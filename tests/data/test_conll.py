@@ -68,44 +68,30 @@ class TestColumns:
         assert [each.words for each in found] == ([("a", "b")] if is_columns else [(), ()])
 
     @pytest.mark.parametrize(
-        ("content", "where", "why"),
+        ("content", "why"),
         [
-            ("a b O\nc O\n", "line 2", "it has 2 columns, but line 1 has 3; is one missing?"),
-            ("a O\n\nc O d O\n", "line 3", "it has 4 columns, but line 1 has 2; is a line end missing?"),
-            ("# just a comment\n\n# and one more\n", "has no sentence", "give a file with a word and its label in each line"),
-            ("a\nb\n", "line 1", "it has 1 column; give a word and its label in each line"),
-            ("a\tO\nb\t \n", "line 2", "its label is empty; give one, or leave the line out"),
-            ("a\tO\n\tO\n", "line 2", "its word is empty; give one, or leave the line out"),
+            ("a b O\nc O\n", "line 2: it has 2 columns, but line 1 has 3"),
+            ("a O\n\nc O d O\n", "line 3: it has 4 columns, but line 1 has 2"),
+            ("# just a comment\n\n# and one more\n", "has no sentence"),
+            ("a\nb\n", "line 1: it has 1 column"),
+            ("a\tO\nb\t \n", "line 2: its label is empty"),
+            ("a\tO\n\tO\n", "line 2: its word is empty"),
         ],
     )
-    def test_bad_lines(self, tmp_path, content, where, why):
-        with pytest.raises(CorpusError) as error:
+    def test_bad_lines(self, tmp_path, content, why):
+        with pytest.raises(CorpusError, match=f"train.txt' {why}"):
             _read(tmp_path, content)
-        assert str(error.value) == f"'{tmp_path}/train.txt' {where}{':' if 'line' in where else ';'} {why}"
 
     def test_comments_of_universal_dependencies_are_no_words(self, tmp_path):
         """Not even where a file has as many columns as they do."""
         assert _pairs(_read(tmp_path, "# newdoc\na O\n# 1\n\n# newpar\nb O\n")) == [[("a", "O"), ("#", "1")], [("b", "O")]]
         assert _pairs(_read(tmp_path, "# text = a\na x x O\n")) == [[("a", "O")]]
 
-    def test_comments_before_the_first_sentence(self, tmp_path):
-        assert _pairs(_read(tmp_path, "# a comment\n\na O\n")) == [[("a", "O")]]
-        assert _pairs(_read(tmp_path, "#\tO\n\na\tO\n")) == [[("#", "O")], [("a", "O")]]
-        assert _read(tmp_path, "# a comment\n", "a.conll", labelled=False) == []
-
     def test_columns_name_no_documents(self, tmp_path):
-        with pytest.raises(CorpusError) as error:
+        with pytest.raises(CorpusError, match="name no documents; give JSON lines with a 'talk'"):
             _read(tmp_path, "a O\n", document="talk")
-        assert str(error.value) == (
-            f"'{tmp_path}/train.txt' is read as CoNLL, columns of words and labels, which name no documents; give JSON lines "
-            "with a 'talk' beside tokens and labels, or --document files: each file is one"
-        )
         (found,) = _read(tmp_path, '{"talk": 1, "tokens": ["a"], "labels": ["O"]}', "a.jsonl", document="talk")
         assert (found.document, found.label) == ("1", ("O",))
-
-    def test_a_column_that_is_not_there(self, tmp_path):
-        with pytest.raises(CorpusError, match=r"has no column '5', as task.label says"):
-            _read(tmp_path, "a O\n", label=["5"])
 
 
 class TestLists:
@@ -116,30 +102,20 @@ class TestLists:
         assert (first.id, first.word_starts) == ("7", [0, 3])
         assert first.place_of_word(1) == f"'{tmp_path}/a.jsonl' line 1 word 2"
 
-    def test_their_names_may_be_told(self, tmp_path):
-        (example,) = _read(tmp_path, '{"w": ["a"], "t": ["X"]}', "a.jsonl", text="w", label=["t"])
-        assert _pairs([example]) == [[("a", "X")]]
-
-    def test_texts_are_read_where_labels_are_not_needed(self, tmp_path):
-        (example,) = _read(tmp_path, '{"text": "a text", "id": 1}', "a.jsonl", labelled=False)
-        assert (example.text, example.words, example.id) == ("a text", (), "1")
-
     @pytest.mark.parametrize(
         ("fields", "why"),
         [
-            ({"tokens": ["a", "b"], "labels": ["O"]}, "it has 2 words, but 1 label; give each word one"),
-            ({"tokens": ["a"], "labels": "O"}, "it has 1 word, but no list of labels; give each word one"),
-            ({"tokens": ["a"], "labels": None}, "it has no label; give one, or leave it out"),
-            ({"tokens": ["a", " "], "labels": ["O", "O"]}, "'tokens' is ['a', ' '], not a list of words"),
-            ({"tokens": [], "labels": []}, "'tokens' is [], not a list of words"),
-            ({"tokens": ["a"], "labels": [" "]}, "the label of a word is empty; give one (O if it belongs to nothing)"),
-            ({"tokens": ["a"], "labels": [["O"]]}, "label ['O'] is neither a name nor a number; give one"),
+            ({"tokens": ["a", "b"], "labels": ["O"]}, "it has 2 words, but 1 label"),
+            ({"tokens": ["a"], "labels": "O"}, "it has 1 word, but no list of labels"),
+            ({"tokens": ["a"], "labels": None}, "it has no label"),
+            ({"tokens": ["a", " "], "labels": ["O", "O"]}, r"'tokens' is \['a', ' '\], not a list of words"),
+            ({"tokens": [], "labels": []}, r"'tokens' is \[\], not a list of words"),
+            ({"tokens": ["a"], "labels": [" "]}, "the label of a word is empty"),
         ],
     )
     def test_bad_lines(self, tmp_path, fields, why):
-        with pytest.raises(CorpusError) as error:
+        with pytest.raises(CorpusError, match=f"line 1: {why}"):
             _read(tmp_path, json.dumps(fields), "a.jsonl")
-        assert str(error.value) == f"'{tmp_path}/a.jsonl' line 1: {why}"
 
 
 def _task(tmp_path, train, **files) -> TaskConfig:
@@ -169,20 +145,13 @@ class TestTask:
     @pytest.mark.parametrize(
         ("train", "dev", "why"),
         [
-            ("a B-X\nb O\nc I-X\n", "a O\n", "train.conll' line 3: I-X follows O, but only B-X begins an entity (BIO); mend"),
-            ("a B-X\nb I-X\nc O\n", "a O\n\nb I-X\n", "dev.conll' line 3: I-X is the first label, but only B-X begins an ent"),
+            ("a B-X\nb O\nc I-X\n", "a O\n", "train.conll' line 3: I-X follows O, but only B-X begins an entity (BIO)"),
+            ("a B-X\nb I-X\nc O\n", "a O\n\nb I-X\n", "dev.conll' line 3: I-X is the first label"),
             ("a I-X\nb O\n", "a O\nb B-X\n", "dev.conll' line 2: label 'B-X' is unknown; did you mean 'I-X'?"),
-            ("a I-X\nb B-X\n", "a I-X\n\nb B-X\n", "dev.conll' line 3: B-X is the first label, but in IOB1, as elsewhere"),
             ("a B-X\nb E-X\n", "a B-X\n", "dev.conll' line 1: the entity of B-X is not ended by E-X (BIOES)"),
-            (
-                "a B-X\nb O\nc b-X\n",
-                "a O\n",
-                "train.conll' line 1: label 'b-X' is neither O nor begins with B-, I-",
-            ),
-            ("a N\nb V\n", "a N\nb Q\n", "dev.conll' line 2: label 'Q' is unknown"),
-            ("a N\nb N\n", "a N\n", "train.conll': all words have the label 'N'; give texts of two classes or more"),
-            ("", "a N\n", "train.conll' is empty; give a file with texts"),
-            ("\n\n", "a N\n", "train.conll' has no sentence; give a file with a word and its label in each line"),
+            ("a B-X\nb O\nc b-X\n", "a O\n", "train.conll' line 1: label 'b-X' is neither O nor begins with B-, I-"),
+            ("a N\nb N\n", "a N\n", "train.conll': all words have the label 'N'"),
+            ("", "a N\n", "train.conll' is empty"),
         ],
     )
     def test_bad_labels(self, tmp_path, train, dev, why):
@@ -197,11 +166,3 @@ class TestTask:
                 (tmp_path / part / f"{name}.conll").write_text("x B-X\n\ny O\n")
         texts = read_task(TaskConfig(kind="tokens", data=str(tmp_path), document="files"), seed=0)
         assert [each.document for each in texts.train] == ["a.conll", "a.conll", "b.conll", "b.conll"]
-
-    def test_directories_are_no_files_of_words(self, tmp_path):
-        for name in ("a", "b"):
-            (tmp_path / "train" / name).mkdir(parents=True)
-        with pytest.raises(CorpusError, match=r"train' is a directory; give a file of words with labels, such as train.conll"):
-            read_task(TaskConfig(kind="tokens", data=str(tmp_path)), seed=0)
-        with pytest.raises(CorpusError, match=r"has no file to train on: it needs train.conll"):
-            find_files(TaskConfig(kind="tokens", data=str(tmp_path / "train")))

@@ -24,19 +24,20 @@ class TestLabels:
         assert self._names([("b", "a"), (), ("c",)], "multilabel") == ("a", "b", "c")
         assert self._names([()], "multilabel", label=("z", "a")) == ("z", "a")
         assert self._names([0.5], "regression") == ()
-
-    def test_what_are_no_classes_is_refused(self):
-        with pytest.raises(CorpusError, match=r"^'t': all 3 texts have the label 'a'; give texts of two classes"):
-            self._names(["a"] * 3)
-        for labels in ([str(i / 250) for i in range(1000)], [f"text {i}" for i in range(30)]):
-            with pytest.raises(CorpusError, match=r"different labels in .* texts .* are no classes; name .* --task regression"):
-                self._names(labels)
-        many = [f"class {i}" for i in range(5000)] * 3
-        for kind, labels in (("classification", many), ("multilabel", [(each,) for each in many])):
-            with pytest.raises(CorpusError, match=r"5,000 different labels are too many for a model, which has at most 4,096"):
-                self._names(labels, kind)
         assert len(self._names([f"{i / 2}" for i in range(10)] * 2)) == 10  # half stars
-        assert len(self._names([f"class {i % 30}" for i in range(90)])) == 30
+
+    @pytest.mark.parametrize(
+        ("labels", "kind", "message"),
+        [
+            (["a"] * 3, "classification", r"^'t': all 3 texts have the label 'a'"),
+            ([f"text {i}" for i in range(30)], "classification", "are no classes; .* --task regression"),
+            ([f"class {i}" for i in range(5000)] * 3, "classification", "5,000 different labels are too many"),
+            ([(f"class {i}",) for i in range(5000)], "multilabel", "5,000 different labels are too many"),
+        ],
+    )
+    def test_what_are_no_classes_is_refused(self, labels, kind, message):
+        with pytest.raises(CorpusError, match=message):
+            self._names(labels, kind)
 
     @pytest.mark.parametrize(
         ("head", "label", "message"),

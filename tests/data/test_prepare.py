@@ -17,7 +17,7 @@ from transformer_xl.data import prepare as prepare_module
 from transformer_xl.data.corpora import Corpus
 from transformer_xl.data.named import NAMED, SPLITS, SplitFiles
 from transformer_xl.data.prepare import PreparedCorpus, prepare
-from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.tokenizers.kinds import CharTokenizer, WordTokenizer
 
 _DATA = Path(os.environ.get("TXL_DATA", "no such directory"))
@@ -93,32 +93,6 @@ def test_a_trained_tokenizer_can_be_given(text: Path) -> None:
         _prepare(text, tokenizer=CharTokenizer("a"))
 
 
-def test_large_vocabularies_are_stored_as_uint32(text: Path) -> None:
-    tokenizer = WordTokenizer(["<unk>", "<eos>", *map(str, range(65_536))])
-    text.write_text("7 65535\n" * 20)
-    assert _prepare(text, tokenizer=tokenizer).splits["train"].ids[:3].tolist() == [9, 65537, 1]
-
-
-@pytest.mark.parametrize("batch_bytes", [1, 1 << 20])
-def test_documents(tmp_path, monkeypatch, batch_bytes: int) -> None:
-    """Two have no word, so they are no documents of words."""
-    monkeypatch.setattr(encoding, "BATCH_BYTES", batch_bytes)
-    folder = tmp_path / "texts"
-    folder.mkdir()
-    (folder / "train1.txt").write_text("ab\n--\n\n")
-    (folder / "train2.txt").write_text(" ")
-    (folder / "train3.txt").write_text("cd\n--\n   \n--\nef\n")
-    (folder / "train4.txt").write_text(" ")
-    (folder / "valid.txt").write_text("x")
-    data = {"document_separator": "--"}
-    byte = _prepare(folder, data=data).splits["train"]
-    assert bytes(byte.ids[:].astype(np.uint8)) == b"ab\n\n cd\n   \nef\n "
-    assert byte.document_starts.tolist() == [0, 3, 4, 5, 8, 12, 15]
-    words = _prepare(folder, "word", data=data).splits["train"]
-    assert words.document_starts.tolist() == [0, 2, 3, 5, 6]
-    assert _prepare(folder, data=data).splits["test"].ids.shape == (0,)
-
-
 def test_number_of_workers_does_not_matter(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(encoding, "BATCH_BYTES", 5000)
     folder = tmp_path / "texts"
@@ -138,8 +112,10 @@ def test_number_of_workers_does_not_matter(monkeypatch, tmp_path) -> None:
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("name", ["train.bin", "documents.valid.bin", "manifest.json"])
-@pytest.mark.parametrize("damage", ["cut", "remove"])
+DAMAGE = [("train.bin", "cut"), ("documents.valid.bin", "remove"), ("manifest.json", "cut"), ("manifest.json", "remove")]
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGE)
 def test_damaged_cache_is_rebuilt_with_a_notice(text: Path, name: str, damage: str, capsys) -> None:
     first = _prepare(text)
     path = first.directory / name
@@ -294,6 +270,20 @@ def _small_chunks(monkeypatch) -> None:
     monkeypatch.setattr(Corpus, "chunks", lambda self, split: located(self, split, 1000))
 
 
+def test_documents_without_a_word_are_no_documents_of_words(tmp_path) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for name, content in {"train1": "ab\n--\n\n", "train2": " ", "train3": "cd\n--\n   \n--\nef\n", "valid": "x"}.items():
+        (folder / f"{name}.txt").write_text(content)
+    data = {"document_separator": "--"}
+    byte = _prepare(folder, data=data).splits["train"]
+    assert bytes(byte.ids[:].astype(np.uint8)) == b"ab\n\n cd\n   \nef\n"
+    assert byte.document_starts.tolist() == [0, 3, 4, 5, 8, 12]
+    assert _prepare(folder, "word", data=data).splits["train"].document_starts.tolist() == [0, 2, 3, 5, 6]
+    large = WordTokenizer(["<unk>", "<eos>", *map(str, range(65_536)), "ab"])
+    assert _prepare(folder, tokenizer=large, data=data).splits["train"].ids[:2].tolist() == [65538, 1]  # as uint32
+
+
 @pytest.mark.parametrize("separator", [None, "--"])
 def test_documents_of_any_length_in_batches(tmp_path, monkeypatch, separator: str | None) -> None:
     """Text of several batches, of one byte, and without any byte."""
@@ -326,18 +316,6 @@ def test_lines_are_documents(tmp_path, kind: str) -> None:
     assert texts == expected
 
 
-def test_a_line_longer_than_a_chunk_is_one_document(tmp_path, monkeypatch) -> None:
-    _small_chunks(monkeypatch)
-    (tmp_path / "text.txt").write_text("a" * 2500 + "\nb\n")
-    data = {"documents": "lines", "split": (1, 0, 0)}
-    assert _prepare(tmp_path / "text.txt", data=data).splits["train"].document_starts.tolist() == [0, 2501]
-
-
-def test_splits_are_cut_between_lines(text: Path) -> None:
-    prepared = _prepare(text, data={"documents": "lines"})
-    assert all(prepared.splits[split].ids[-1] == 10 for split in SPLITS)
-
-
 def test_no_tokens(text: Path) -> None:
     text.write_text(" ")
     with pytest.raises(CorpusError, match=r"has no tokens in its train split; give more text or another data.split"):
@@ -353,11 +331,6 @@ def test_text_that_is_not_utf8(text: Path) -> None:
         CorpusError, match=r"text.txt': byte 30 \(0xff\) is not UTF-8; convert it .*, or use tokenizer.kind=byte"
     ):
         _prepare(text, "bpe", n_workers=2, data={"split": (1, 0, 0)})
-
-
-def test_numbers_of_workers_that_cannot_be_are_refused(text: Path) -> None:
-    with pytest.raises(ConfigError, match=r"n_workers \(0\) must be at least 1; leave it out for one per core"):
-        _prepare(text, n_workers=0)
 
 
 def test_dead_workers_are_reported(text: Path, monkeypatch) -> None:

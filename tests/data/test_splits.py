@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from transformer_xl.data import splits as splits_module
 from transformer_xl.data.named import SPLITS
-from transformer_xl.data.splits import is_cut_inside, splits_by_ratio, splits_by_turns
+from transformer_xl.data.splits import is_cut_inside, splits_by_ratio
 from transformer_xl.data.text_files import EVERY_LINE
 
 
@@ -25,16 +25,6 @@ def test_ratio_covers_every_byte_once_in_order(sizes: list[int], shares) -> None
     assert all(not splits[split] for split, share in zip(SPLITS, shares, strict=True) if not share)
     if len(sizes) >= 3:
         assert all(splits[split] for split, share in zip(SPLITS, shares, strict=True) if share)
-
-
-def test_turns_keep_to_the_shares(tmp_path) -> None:
-    files = [tmp_path / f"{i:03d}" for i in range(100)]
-    for i, file in enumerate(files):
-        file.write_text("x" * (1 + i * 7 % 13))
-    total = sum(file.stat().st_size for file in files)
-    splits = splits_by_turns(files, (0.9, 0.05, 0.05))
-    for split, share in zip(SPLITS, (0.9, 0.05, 0.05), strict=True):
-        assert abs(sum(piece.path.stat().st_size for piece in splits[split]) - share * total) < 14
 
 
 def test_a_line_that_is_most_of_a_text_is_cut(tmp_path) -> None:
