@@ -23,16 +23,13 @@ def test_stream_gives_complete_characters_only() -> None:
     assert decoder.finish() == "\ufffd"
 
 
-@pytest.mark.parametrize("ids", [[0.5], [[1, 2]], ["a"], [True]])
-def test_ids_must_be_integers(ids) -> None:
-    with pytest.raises(TokenizerError, match=r"one row of integers"):
-        ByteTokenizer().decode(ids)
-
-
 def test_decode_accepts_arrays_iterators_and_nothing() -> None:
     assert ByteTokenizer().decode(np.array([65, 66], np.uint16)) == "AB"
     assert ByteTokenizer().decode(iter([65])) == "A"
     assert ByteTokenizer().decode([]) == ""
+    for ids in ([0.5], [[1, 2]], ["a"], [True]):
+        with pytest.raises(TokenizerError, match="one row of integers"):
+            ByteTokenizer().decode(ids)
 
 
 @settings(max_examples=examples(300))

@@ -17,11 +17,6 @@ def test_a_vocabulary_beyond_any_text_is_refused() -> None:
         train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=2**63 - 1), ["a b a b"])
 
 
-def test_bpe_refuses_lone_surrogates() -> None:
-    with pytest.raises(TokenizerError, match=r"lone surrogate is not Unicode; use tokenizer.kind=byte"):
-        TOKENIZERS["bpe"].encode("a\ud800")
-
-
 @settings(max_examples=examples(500))
 @given(text=st.text("ab'9. \n\t\r\x1c\x85\xa0\u2028²東") | UNICODE)
 def test_bpe_by_segments_is_bpe_by_the_library(text: str) -> None:
@@ -35,6 +30,18 @@ def test_bpe_learns_units_and_is_deterministic() -> None:
     assert again.fingerprint == TOKENIZERS["bpe"].fingerprint
     assert 300 < again.vocab_size <= 320
     assert len(again.encode(TEXT)) < len(TEXT) / 2
+    with pytest.raises(TokenizerError, match="lone surrogate is not Unicode"):
+        again.encode("a\ud800")
+
+
+@pytest.mark.parametrize(
+    ("place", "new", "why"), [(0, "zzz", "it lacks some of the 256 bytes"), (-1, "東", "not made of bytes")]
+)
+def test_a_vocabulary_without_a_byte_or_of_other_things_is_refused(place: int, new: str, why: str) -> None:
+    vocab = library()["model"]["vocab"]
+    vocab[new] = vocab.pop(sorted(vocab, key=vocab.__getitem__)[place])
+    with pytest.raises(TokenizerError, match=why):
+        BPETokenizer(library({"merges": [], "vocab": vocab}))
 
 
 def library(model: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:

@@ -4,9 +4,7 @@ import json
 import os
 import re
 import unicodedata
-from base64 import b64encode
 from functools import cache
-from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,9 @@ from hypothesis import strategies as st
 
 from tests.helpers import examples
 from tests.parity.make_goldens_sentencepiece import xlnet_ids, xlnet_text
-from tests.tokenizers.cases import TEXT, TOKENIZERS, UNICODE, check_stream, unigram
-from transformer_xl.config.run import TokenizerConfig
+from tests.tokenizers.cases import TOKENIZERS, UNICODE, check_stream, unigram
 from transformer_xl.errors import TokenizerError
-from transformer_xl.tokenizers.kinds import load_tokenizer, tokenizer_from_dict, train_tokenizer
+from transformer_xl.tokenizers.kinds import load_tokenizer, tokenizer_from_dict
 from transformer_xl.tokenizers.unigram import SPACE, SentencePieceTokenizer, read_spiece, xlnet_aligned
 from transformer_xl.tokenizers.unigram import xlnet_text as read_as_xlnet
 from transformer_xl.tokenizers.unigram_files import _field as field
@@ -125,34 +122,6 @@ def test_the_published_vocabulary() -> None:
     assert [f"  {text}"[start:end] for start, end in zip(starts, ends, strict=True)][1:] == ["Hello", ",", *text.split()[1:]]
 
 
-@pytest.mark.parametrize("kind", ["char", "bpe", "word"])
-def test_models_of_other_types(kind: str, tmp_path: Path) -> None:
-    """Chinese XLNets were trained with models of type char, in which each character is a piece."""
-    written = BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT.split("\n")),
-        model_writer=written,
-        model_type=kind,
-        vocab_size=60,
-        hard_vocab_limit=False,
-        control_symbols=["<cls>", "<sep>"],
-        minloglevel=2,
-    )
-    (tmp_path / "spiece.model").write_bytes(written.getvalue())
-    tokenizer, reader = read_spiece(tmp_path / "spiece.model"), sentencepiece.SentencePieceProcessor()
-    reader.LoadFromSerializedProto(written.getvalue())
-    line = "the cat sat on 東京, 1984"
-    assert tokenizer.encode(line).tolist() == reader.encode(line) == tokenizer.encode_with_offsets(line)[0].tolist()
-    assert tokenizer.decode(tokenizer.encode("the cat sat")) == "the cat sat"
-    assert tokenizer.id_of("<sep>") == 4
-
-
-def test_special_pieces_have_the_ids_of_xlnet() -> None:
-    pieces = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>", *'.()"-–£€']
-    assert list(model("xlnet").pieces[:17]) == pieces
-    assert model("xlnet").starts_word()[:17].tolist() == [True] * 14 + [False] * 3
-
-
 def test_unknown_characters_side_by_side_are_one() -> None:
     assert few().encode("東京 the 東").tolist() == [1, 0, 2, 1, 0]
     assert few().encode("<s>").tolist() == [1, 0], "text never becomes a control piece"
@@ -195,19 +164,17 @@ def test_what_text_is_lost_is_said() -> None:
 # --- places -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_place_of_a_piece_begins_after_the_space() -> None:
-    _, starts, ends = few().encode_with_offsets("  the   the")
-    assert (starts.tolist(), ends.tolist()) == ([2, 8], [5, 11])
-
-
-def test_pieces_of_one_character_have_its_place() -> None:
-    _, starts, ends = model("bytes").encode_with_offsets("x 東")
-    assert list(zip(starts.tolist(), ends.tolist(), strict=True))[-3:] == [(2, 3)] * 3
-
-
-def test_a_piece_that_ends_inside_of_a_character_has_its_place() -> None:
-    _, starts, ends = model("xlnet").encode_with_offsets("\xad½")
-    assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == [(0, 2), (1, 2), (1, 2)]
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "places"),
+    [
+        (few(), "  the   the", [(2, 5), (8, 11)]),  # after the space
+        (model("bytes"), "x 東", [(0, 0), (0, 1), (1, 2), (2, 3), (2, 3), (2, 3)]),  # pieces of one character have its place
+        (model("xlnet"), "\xad½", [(0, 2), (1, 2), (1, 2)]),  # a piece that ends inside of a character, too
+    ],
+)
+def test_places(tokenizer: SentencePieceTokenizer, text: str, places: list[tuple[int, int]]) -> None:
+    _, starts, ends = tokenizer.encode_with_offsets(text)
+    assert list(zip(starts.tolist(), ends.tolist(), strict=True)) == places
 
 
 @settings(max_examples=examples(300))
@@ -255,17 +222,6 @@ def test_stream_decoder_agrees_with_decode(setting: str, data: st.DataObject) ->
         assert tokenizer.decode(ids) == library(name).decode(ids)
 
 
-@given(text=st.text(st.sampled_from("the cat sat on\n") | st.characters(categories=("L", "N"))))
-def test_bytes_stand_for_unknown_characters(text: str) -> None:
-    lines = [" ".join(line.split(" ")).strip(" ") for line in re.sub(" +", " ", text).split("\n")]
-    assert with_bytes().decode(with_bytes().encode(text)) == "\n".join(lines)
-
-
-@cache
-def with_bytes() -> Any:
-    return train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=350, byte_fallback=True), [TEXT])
-
-
 # --- foreign bytes ----------------------------------------------------------------------------------------------------
 
 
@@ -281,12 +237,6 @@ SMALL = (
 def read(data: bytes, tmp_path: Path) -> SentencePieceTokenizer:
     (tmp_path / "spiece.model").write_bytes(data)
     return read_spiece(tmp_path / "spiece.model", normalization="none")
-
-
-def test_a_model_written_by_hand(tmp_path: Path) -> None:
-    tokenizer = read(SMALL, tmp_path)
-    assert tokenizer.encode("a  aa b").tolist() == [3, 3, 2, 1, 0]
-    assert tokenizer.decode([3, 3, 2, 1, 0]) == "a aa  \u2047 "
 
 
 @pytest.mark.parametrize(
@@ -336,9 +286,6 @@ def test_a_file_of_0_2_is_saved_as_one_of_0_3(tmp_path: Path) -> None:
     assert tokenizer.decode([2, 0]) == "the?"
     tokenizer.save(tmp_path / "tokenizer.json")
     assert load_tokenizer(tmp_path / "tokenizer.json").fingerprint == tokenizer.fingerprint
-
-
-def test_a_file_of_0_2_keeps_bytes_and_spaces() -> None:
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a"]
     tokenizer = few(pieces=pieces, scores=[-1.0] * 259, control=[], user_defined=[], byte_fallback=True)
     assert tokenizer.encode("aé").tolist() == [257, 258, 1 + 0xC3, 1 + 0xA9]
@@ -350,19 +297,15 @@ def test_a_file_of_0_2_keeps_bytes_and_spaces() -> None:
     [
         ({"pieces": []}, "zip"),
         ({"scores": ["a"] * 12}, "damaged tokenizer: could not convert string to float"),
-        ({"scores": [1e300] * 12}, "damaged tokenizer: float too large to pack"),
-        ({"unknown": "<UNK>"}, "unk is not defined"),
         ({"rules": "é"}, "damaged tokenizer: .* ASCII"),
-        ({"rules": "AAAA"}, "normalization rule is broken"),
         ({"lower_case": True}, "lower_case and keep_accents need 'xlnet'"),
         ({"line_end": "<unk>"}, "line_end stands for unknown text"),
         ({"more": 1}, "unexpected keyword argument 'more'"),
     ],
 )
 def test_inconsistent_values_of_0_2(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(TokenizerError, match=message) as error:
+    with pytest.raises(TokenizerError, match=message):
         few(**changes)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -370,15 +313,13 @@ def test_inconsistent_values_of_0_2(changes: dict[str, Any], message: str) -> No
     [
         ({"model": 1}, "damaged tokenizer: .*not .int"),
         ({"model": "é"}, "sentencepiece cannot read it"),
-        ({"model": b64encode(b"x").decode()}, "damaged, or of another kind"),
         ({"normalization": "nfkc"}, "is not one of none, spaces, xlnet"),
         ({"line_end": ["<unk>"]}, "is not one of its pieces"),
     ],
 )
 def test_inconsistent_values(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(TokenizerError, match=message) as error:
+    with pytest.raises(TokenizerError, match=message):
         tokenizer_from_dict(model("phrases").to_dict() | changes)
-    assert "\n" not in str(error.value)
 
 
 # --- how XLNet changes text -------------------------------------------------------------------------------------------

@@ -8,20 +8,13 @@ from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.errors import TokenizerError
 from transformer_xl.tokenizers import unigram
 from transformer_xl.tokenizers.kinds import train_tokenizer
-from transformer_xl.tokenizers.unigram import CONTROL, USER_DEFINED, SentencePieceTokenizer
+from transformer_xl.tokenizers.unigram import SentencePieceTokenizer
 
 
 def train(text: str = TEXT, **settings) -> SentencePieceTokenizer:
     tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", **{"vocab_size": 120, **settings}), [text])
     assert isinstance(tokenizer, SentencePieceTokenizer)
     return tokenizer
-
-
-def test_special_pieces_come_first() -> None:
-    tokenizer = train()
-    assert tokenizer.pieces[:17] == (*CONTROL, *USER_DEFINED)
-    assert tokenizer.pieces[:9] == ("<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>")
-    assert 50 < tokenizer.vocab_size <= 120
 
 
 def test_the_same_text_gives_the_same_pieces() -> None:
@@ -58,13 +51,6 @@ def test_lines_that_the_library_would_skip_are_learned_from(normalization: str) 
     assert "▁zebra" in train(f"{long}\n", normalization=normalization).pieces
     assert "東" in train("東" * 5000 + "\n", normalization=normalization).pieces
     assert "▁zebra" in train("".join(f"{n} \u2585 zebra\n" for n in range(50)), normalization=normalization).pieces
-
-
-def test_the_text_of_the_unknown_piece_is_learned_like_any_other() -> None:
-    """PTB and WikiText have it in place of rare words."""
-    tokenizer = train("the <unk> sat on the mat\n" * 20)
-    assert 0 not in tokenizer.encode("the <unk>")
-    assert tokenizer.decode(tokenizer.encode("the <unk>")) == "the <unk>"
 
 
 def test_settings_of_normalization_are_those_of_the_tokenizer() -> None:
