@@ -231,9 +231,9 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
             with gathered_output(world):  # a process that has ended waits for the texts of the others
                 print_events(job.run(prompts, received), printer, n_token, hidden=hidden)
         elif options.remembered.read_only:
-            print_events(job.ask(session, prompts, received), printer, n_token, hidden=hidden)
+            print_events(job.run(prompts, received, session, apart=True), printer, n_token, hidden=hidden)
         else:
-            if print_events(job.go_on(session, prompts[0], received), printer, n_token, hidden=hidden):
+            if print_events(job.run(prompts[:1], received, session), printer, n_token, hidden=hidden):
                 say(f"\nstopped reading; {memory} stays as it was", quiet=output.quiet)
                 return True
             session.save(memory)

@@ -130,7 +130,7 @@ class Conversation:
         """Go on from a prompt; an interrupt that ends this has done its work."""
         job = dataclasses.replace(self._job, n_tokens=n_tokens, seed=text_seed(self._seed, self._turn, 0))
         self._turn += 1
-        events = job.go_on(self._session, prompt, received)
+        events = job.run([prompt], received, self._session)
         if print_events(events, StreamPrinter(), len(prompt.ids), hidden=self._quiet):
             say(f"\nstopped reading; {self._session.text.n_tokens:,} tokens are remembered")
         elif received:

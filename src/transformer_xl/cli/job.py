@@ -1,9 +1,8 @@
 """`WritingJob`: many texts for some prompts, written until an interrupt."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from transformer_xl.cli.prompts import Prompt
 from transformer_xl.generation.decoder import Decoder
@@ -67,30 +66,14 @@ class WritingJob:
     own: range | None = None  # numbers of the texts that this process writes; None: all
     totals: Totals = field(default_factory=Totals)
 
-    def run(self, prompts: Sequence[Prompt], received: Sequence[int]) -> Iterator[Event]:
-        """Write all texts; `received` holds an interrupt once there is one. The label of a draft is its number."""
-        return self._until(received, prompts, lambda drafts: write(self.decoder, drafts))
-
-    def ask(self, session: TextSession, prompts: Sequence[Prompt], received: Sequence[int]) -> Iterator[Event]:
-        """Write all texts one after another, each after what the session remembers now and not after the others; as `run`.
-
-        In the end the session also remembers the last text.
-        """
-        kept = session.keep()
-
-        def asked(draft: Draft) -> Iterator[Event]:
-            session.restore(kept)
-            return session.write(draft)
-
-        return self._until(received, prompts, lambda drafts: chain.from_iterable(map(asked, drafts)))
-
-    def go_on(self, session: TextSession, prompt: Prompt, received: Sequence[int]) -> Iterator[Event]:
-        """Write one text after all that a session has read, and remember it; as `run`."""
-        return self._until(received, [prompt], lambda drafts: chain.from_iterable(map(session.write, drafts)))
-
-    def _until(
-        self, received: Sequence[int], prompts: Sequence[Prompt], written: Callable[[Iterator[Draft]], Iterator[Event]]
+    def run(
+        self, prompts: Sequence[Prompt], received: Sequence[int], session: TextSession | None = None, *, apart: bool = False
     ) -> Iterator[Event]:
+        """Write all texts; `received` holds an interrupt once there is one. The label of a draft is its number.
+
+        With a session, one after another: each after all that it has read, or `apart`, after what it remembers now and not
+        after the others. In the end it also remembers the last text.
+        """
         open_drafts: list[Draft] = []
 
         def drafts() -> Iterator[Draft]:
@@ -101,7 +84,7 @@ class WritingJob:
                 yield draft
 
         begin, reading = time.perf_counter(), self.totals.reading
-        for event in written(drafts()):
+        for event in write(self.decoder, drafts()) if session is None else _remembered(session, drafts(), apart=apart):
             yield event
             for draft in open_drafts if received else ():
                 draft.interrupt()
@@ -128,3 +111,11 @@ class WritingJob:
                 likeliest=self.likeliest,
                 label=number,
             )
+
+
+def _remembered(session: TextSession, drafts: Iterator[Draft], *, apart: bool) -> Iterator[Event]:
+    kept = session.keep() if apart else None
+    for draft in drafts:
+        if kept is not None:
+            session.restore(kept)
+        yield from session.write(draft)
