@@ -120,10 +120,8 @@ bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against H
 	$(BIN)/python benchmarks/eval_speed.py
 	$(BIN)/python benchmarks/long_session.py
 	$(BIN)/python benchmarks/serve.py
-	$(BIN)/python benchmarks/explain_page.py
 	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/prepare_memory.py
-	$(BIN)/python benchmarks/large_corpus.py
+	$(BIN)/python benchmarks/corpus.py
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/large_vocabulary.py
 	$(BIN)/python benchmarks/gpu/train_step.py

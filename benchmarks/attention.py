@@ -5,10 +5,9 @@ with the equation; what cannot run here, or does not agree, is named and not tim
 """
 
 import argparse
-import json
 import statistics
 import sys
-import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,12 +15,10 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from common.machine import describe, n_cores
-from common.report import facts
+from common.harness import command, mb, parse, run, seconds_of, take_turns
 from torch import Tensor
 
 from transformer_xl.console import say, table
-from transformer_xl.cost.hardware import finish
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.choose import Attention, choose_backend
 from transformer_xl.kernels.equation import Positions, relative_attention
@@ -52,36 +49,6 @@ SHAPES = {
     "N": Shape(32, 192, 192, 8, 64),
     "tiny": Shape(2, 9, 7, 2, 8),
 }
-
-
-def main() -> None:
-    options = parse_arguments()
-    device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print(f"skipped: there is no device '{options.device}' here; --device cpu measures what runs on a processor")
-        return
-    torch.set_num_threads(options.threads)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{options.threads} threads"
-    machine = describe() | {"device": name, "torch": torch.__version__}
-    print(facts(machine))
-    results = [measure(shape, dtype, device, options) for shape in options.shape for dtype in options.dtypes]
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2))
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=["512", "1024", "evaluate"], help="default: all but tiny")
-    parser.add_argument("--backends", choices=BACKENDS, nargs="+", default=list(BACKENDS), help="default: all")
-    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["fp32", "bf16"])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
-    parser.add_argument("--repeats", type=int, default=7, help="rounds (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=n_cores(), help="default: all cores (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single time there too")
-    options = parser.parse_args()
-    if options.repeats < 1 or options.threads < 1:
-        parser.error("--repeats and --threads must be at least 1")
-    return options
 
 
 class Inputs(NamedTuple):
@@ -119,7 +86,12 @@ class Inputs(NamedTuple):
         return [out, *torch.autograd.grad(out, self.leaves(), self.grad)]
 
 
-def measure(shape_name: str, dtype_name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure all backends at one shape in all types."""
+    return [compare(name, dtype, torch.device(options.device), options) for dtype in options.dtypes]
+
+
+def compare(shape_name: str, dtype_name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
     """Measure all backends at one shape in one type, print a table, and return all figures."""
     shape, dtype = SHAPES[shape_name], DTYPES[dtype_name]
     inputs = Inputs.draw(shape, device, dtype)
@@ -136,12 +108,15 @@ def measure(shape_name: str, dtype_name: str, device: torch.device, options: arg
                 found[name][way] = run
             else:
                 runs[name, way] = run
-                found[name][way] = {"seconds": [], "bytes": added_bytes(run, device)}
+                found[name][way] = {"bytes": added_bytes(run, device)}
     runs = {key: captured(run, device) for key, run in runs.items()}
-    for turn in range(options.repeats):
-        say(f"{shape_name}, {dtype_name}: round {turn + 1} of {options.repeats}")
-        for (name, way), run in runs.items():
-            found[name][way]["seconds"].append(seconds_of(run, device))
+    n_call = N_CALL if device.type == "cuda" else 1  # that a captured run makes
+    turns: dict[str, Callable[[int], float]] = {
+        f"{name}, {way}": lambda _, run=run: seconds_of(run, 1, device) / n_call for (name, way), run in runs.items()
+    }
+    seconds = take_turns(turns, options.repeats, f"{shape_name}, {dtype_name}, seconds:")
+    for name, way in runs:
+        found[name][way]["seconds"] = seconds[f"{name}, {way}"]
     print(f"\n{shape_name}: {shape}, {dtype_name}\n")
     print(table([["", "forward ms", "MB", "with gradients ms", "MB"], *[line(name, own) for name, own in found.items()]]))
     for remark in dict.fromkeys(
@@ -195,15 +170,6 @@ def captured(run: Any, device: torch.device) -> Any:
     return graph.replay
 
 
-def seconds_of(run: Any, device: torch.device) -> float:
-    """Time one call; on a GPU the mean of ten."""
-    finish(device)
-    begin = time.perf_counter()
-    run()
-    finish(device)
-    return (time.perf_counter() - begin) / (N_CALL if device.type == "cuda" else 1)
-
-
 def added_bytes(run: Any, device: torch.device) -> int | None:
     """Return the most that a call holds beside its inputs; a GPU tells."""
     if device.type != "cuda":
@@ -225,9 +191,12 @@ def line(name: str, own: dict[str, Any]) -> list[str]:
     return cells
 
 
-def mb(n_bytes: int | None) -> str:
-    return "" if n_bytes is None else f"{n_bytes / 1e6:,.0f}"
-
-
 if __name__ == "__main__":
-    main()
+    parser = command(__doc__, repeats=7, device="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--shape", choices=SHAPES, nargs="+", default=["512", "1024", "evaluate"], help="default: the first three"
+    )
+    parser.add_argument("--backends", choices=BACKENDS, nargs="+", default=list(BACKENDS), help="default: all")
+    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=["fp32", "bf16"])
+    options = parse(parser)
+    run(options, measure, options.shape)

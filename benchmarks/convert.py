@@ -11,62 +11,32 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from common.machine import describe
-from common.report import facts
-from common.watch import Watched, run_watched
+from common.harness import apart, command, facts, parse, run
+from common.watch import run_watched
 
-from transformer_xl.console import say, table
+from transformer_xl.console import say
 
 FORMATS = ("bin", "legacy bin", "safetensors")
-MAKER = """
-import sys; from pathlib import Path
-sys.path.insert(0, {here!r})
-import convert
-convert.write_checkpoint(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "tiny")
-"""
 TXL = "from transformer_xl.cli import main; main()"
 IDLE = "import transformer_xl.cli, transformer_xl.conversion.convert"
 
 
-def main() -> None:
-    options = parse_arguments()
-    print(facts({**describe(), "model": "tiny" if options.tiny else "wt103-large as Hugging Face has it"}) + "\n")
-    idle = run_watched([sys.executable, "-c", IDLE], "importing the package")
-    rows = []
+def measure(form: str, options: argparse.Namespace) -> dict[str, float]:
+    """Write a checkpoint, convert it, and return and print what that took."""
     with tempfile.TemporaryDirectory(dir=options.directory) as folder:
-        for form in options.format:
-            rows.append(measure(form, Path(folder, form.replace(" ", "-")), idle, tiny=options.tiny))
-    print(table([["file", "size MB", "seconds", "MB/s", "peak MB", "above idle MB", "peak / size"], *rows]))
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--format", choices=FORMATS, nargs="+", default=FORMATS, help="file formats (default: all)")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to see the benchmark run")
-    parser.add_argument("--directory", type=Path, help="where the temporary directory is made; needs 4 GB")
-    return parser.parse_args()
-
-
-def measure(form: str, folder: Path, idle: Watched, *, tiny: bool) -> list[str]:
-    """Write a checkpoint, convert it, and return the row of the table."""
-    say(f"writing a checkpoint ({form})")
-    source, destination = folder / "source", folder / "native"
-    source.mkdir(parents=True)
-    maker = MAKER.format(here=str(Path(__file__).parent))
-    run_watched([sys.executable, "-c", maker, str(source), form, "tiny" if tiny else "large"], "writing the checkpoint")
-    say(f"converting it ({form})")
-    done = run_watched([sys.executable, "-c", TXL, "convert", str(source), str(destination), "--json"], "converting")
-    assert json.loads(done.output)["tokenizer"] == "word"
-    size = next(path.stat().st_size for path in source.iterdir() if path.name.startswith(("pytorch", "model"))) / 1e6
-    return [
-        form,
-        f"{size:,.0f}",
-        f"{done.seconds:.1f}",
-        f"{size / done.seconds:,.0f}",
-        f"{done.peak_mb:,.0f}",
-        f"{done.peak_mb - idle.peak_mb:,.0f}",
-        f"{done.peak_mb / size:.2f}",
-    ]
+        source, destination = Path(folder, "source"), Path(folder, "native")
+        source.mkdir()
+        say(f"writing a checkpoint ({form})")
+        apart(write_checkpoint, source, form, options.tiny)
+        idle = run_watched([sys.executable, "-c", IDLE], "importing the package")
+        say(f"converting it ({form})")
+        done = run_watched([sys.executable, "-c", TXL, "convert", str(source), str(destination), "--json"], "converting")
+        assert json.loads(done.output)["tokenizer"] == "word"
+        size = next(path.stat().st_size for path in source.iterdir() if path.name.startswith(("pytorch", "model"))) / 1e6
+    found = {"size MB": size, "seconds": done.seconds, "MB/s": size / done.seconds, "peak MB": done.peak_mb}
+    found |= {"above idle MB": done.peak_mb - idle.peak_mb, "peak / size": done.peak_mb / size}
+    print("\n" + facts({"file": form, **{name: f"{value:,.2f}" for name, value in found.items()}}))
+    return found
 
 
 def write_checkpoint(folder: Path, form: str, tiny: bool) -> None:
@@ -105,4 +75,9 @@ def write_checkpoint(folder: Path, form: str, tiny: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = command(__doc__)
+    parser.add_argument("--format", choices=FORMATS, nargs="+", default=FORMATS, help="file formats (default: all)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to see the benchmark run")
+    parser.add_argument("--directory", type=Path, help="where the temporary directory is made; needs 4 GB")
+    options = parse(parser)
+    run(options, measure, options.format, model="tiny" if options.tiny else "wt103-large as Hugging Face has it")

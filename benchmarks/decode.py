@@ -12,179 +12,122 @@ compiling takes, and what several rows read together gain over one.
 
 import argparse
 import contextlib
+import random
 import statistics
-import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from common.reading_shapes import READING_SHAPES, ReadingShape
-from common.report import facts
-from common.sides import Sides, checked, random_ids, ratios, reading_options, run, spread
+import torch
+from common.harness import Sides, command, facts, parse, ratios, run, spread, take_turns
+from common.shapes import READING_SHAPES, ReadingShape, shapes_of
 from common.wire import Remote, WorkerError
 
 from transformer_xl.console import say, table
+from transformer_xl.cost.hardware import memory_bandwidth
 
 PRECISIONS = ("fp32", "bf16", "int8")
 WAYS = ("eager", "compiled")
 PARTS = ("one", "sessions")
 ROWS = (1, 2, 4, 8, 16)
-SESSION_PRECISIONS = ("fp32", "bf16")
 SESSION_TARGET = 6.0
 TOLERANCE = 1e-4
 HARMLESS_NATS = 0.01
-MEMORY_ALLOWANCE = 1.15
-LLAMA_TARGET = 1.0
 N_COMPARED = 24
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = reading_options(__doc__, repeats=7)
-    parser.add_argument("--precisions", choices=PRECISIONS, nargs="+", default=list(PRECISIONS), help="of ours")
-    parser.add_argument("--ways", choices=WAYS, nargs="+", help="of ours (default: both; with --quick eager)")
-    parser.add_argument("--parts", choices=PARTS, nargs="+", default=list(PARTS), help="one row against the peer; many rows")
-    parser.add_argument("--tokens", type=int, default=20, help="that ours reads in a turn (default: %(default)s)")
-    options = checked(parser)
-    if options.tokens < 1:
-        parser.error(f"--tokens ({options.tokens}) must be at least 1")
-    options.ways = options.ways or (WAYS[:1] if options.quick else WAYS)
-    return options
 
 
 def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Check and measure one shape, print tables, and return all figures."""
     shape = READING_SHAPES[name]
-    result: dict[str, Any] = {"shape": asdict(shape)}
-    with contextlib.ExitStack() as stack:
-        sides = Sides(name, options, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        bandwidth = stack.enter_context(sides.bandwidth())
-        say(f"shape {name}: building the peer")
-        with sides.peer() as peer:  # it writes the weights that the others read
-            result["peer"] = peer.ask("versions")
-            if "one" in options.parts:
-                result |= one_row(shape, sides, peer, bandwidth)
-                print(one_row_summary(name, result, options))
+    found: dict[str, Any] = {}
+    modes = [(precision, way) for precision in options.precisions for way in options.ways]
+    with Sides(options) as sides, sides.start("peer", "peer.py", "read", config=shape.sizes.values()) as peer:
+        if "one" in options.parts:
+            found["modes"] = one_row(shape, sides, peer, options, modes)
+            print(one_row_summary(name, shape, peer.ask("versions"), found["modes"]))
         if "sessions" in options.parts and shape.session_mem_lens:
-            result["sessions"] = [
-                sessions(shape, sides, bandwidth, mem_len, precision, way)
+            found["sessions"] = [
+                sessions(shape, sides, options, mem_len, *mode)
                 for mem_len in shape.session_mem_lens
-                for precision in SESSION_PRECISIONS
-                if precision in options.precisions
-                for way in options.ways
+                for mode in modes
+                if mode[0] != "int8"
             ]
-            print(sessions_summary(name, shape, result["sessions"]))
-    return result
+            print(sessions_summary(name, shape, found["sessions"]))
+    return found
 
 
-def one_row(shape: ReadingShape, sides: Sides, peer: Remote, bandwidth: Remote) -> dict[str, Any]:
+def one_row(
+    shape: ReadingShape, sides: Sides, peer: Remote, options: argparse.Namespace, modes: list[tuple[str, str]]
+) -> dict[str, Any]:
     """Compare the peer with each of ours in turn."""
-    stream = random_ids(shape.mem_len + N_COMPARED, shape.vocab_size, seed=0)
+    stream = random.Random(0).choices(range(shape.sizes.vocab_size), k=shape.sizes.mem_len + N_COMPARED)
     text = {"prefix": stream[:-N_COMPARED], "ids": stream[-N_COMPARED:], "path": sides.file("log_probs.safetensors")}
     say(f"the peer reads {len(stream):,} tokens, the last {N_COMPARED} one by one")
     peer.ask("read", **text)
-    modes = [(precision, way) for precision in sides.options.precisions for way in sides.options.ways]
-    return {"modes": {f"{p} {way}": one_mode(shape, sides, peer, bandwidth, p, way, text) for p, way in modes}}
+    return {f"{precision} {way}": one_mode(shape, sides, peer, options, precision, way, text) for precision, way in modes}
 
 
 def one_mode(
-    shape: ReadingShape, sides: Sides, peer: Remote, bandwidth: Remote, precision: str, way: str, text: dict[str, Any]
+    shape: ReadingShape, sides: Sides, peer: Remote, options: argparse.Namespace, precision: str, way: str, text: dict[str, Any]
 ) -> dict[str, Any]:
     """Check one precision, eager or compiled, and time it in turn with the peer.
 
     Raises:
         WorkerError: it is fp32, and computes something else.
     """
-    compiled, found = way == "compiled", {}
-    if compiled:
-        say(f"compiling {precision}")
-        with sides.ours(precision, compiled=True) as worker:
-            found["cold_s"] = worker.ask("open", rows=[1])
+    found: dict[str, Any] = {}
+    arguments, config = ("read", precision, *([way] if way == "compiled" else [])), shape.sizes.values()
+    if way == "compiled":
+        with sides.start(f"ours {precision}, to compile it", "ours.py", *arguments, config=config) as ours:
+            found["cold_s"] = ours.ask("open", rows=[1])
     with contextlib.ExitStack() as stack:
-        worker = stack.enter_context(sides.ours(precision, compiled=compiled))
-        workers = {"ours": worker}
-        if precision != "int8":
-            workers["llama"] = stack.enter_context(sides.llama(precision, compiled=compiled))
-            found["llama"] = workers["llama"].ask("versions")
-        found["open_s"] = worker.ask("open", rows=[1])
-        found["versions"] = worker.ask("versions")
-        say(f"{precision} {way} reads the same")
-        parity = found["parity"] = worker.ask("compare", **text)
+        ours = stack.enter_context(sides.start(f"ours {precision}", "ours.py", *arguments, config=config))
+        found["open_s"] = ours.ask("open", rows=[1])
+        found["versions"] = ours.ask("versions")
+        parity = found["parity"] = ours.ask("compare", **text)
         if precision == "fp32" and not parity["log_prob"] <= TOLERANCE:
             raise WorkerError(f"ours in fp32, {way}, is not the peer's model: {parity}; nothing was timed")
-        worker.ask("forget_peak")
-        found["rounds"] = take_turns(shape, sides.options, peer, workers, bandwidth, f"{precision} {way}")
-        found["memory_mb"] = worker.ask("memory") | {"model": worker.ask("model_mb")}
+        ids = random.Random(1).choices(range(shape.sizes.vocab_size), k=options.tokens)
+        turns: dict[str, Callable[[int], float]] = {
+            "peer": lambda _: peer.ask("tokens", ids=ids[: shape.peer_tokens]),
+            "ours": lambda _: ours.ask("tokens", ids=ids),
+            "bandwidth": lambda _: memory_bandwidth(torch.device("cpu")),
+        }
+        if precision != "int8":
+            llama = stack.enter_context(sides.start(f"Llama {precision}", "llama.py", *arguments, config=config))
+            turns["llama"] = lambda _: llama.ask("tokens", ids=ids)
+        ours.ask("forget_peak")
+        found["rounds"] = take_turns(turns, options.repeats, f"{precision} {way}, seconds a token:")
+        found["memory_mb"] = ours.ask("memory") | {"model": ours.ask("model_mb")}
     return found
 
 
-def take_turns(
-    shape: ReadingShape, options: argparse.Namespace, peer: Remote, workers: dict[str, Remote], bandwidth: Remote, mode: str
-) -> dict[str, list[float]]:
-    """Let all read some tokens in turn, and return seconds per token, and bytes per second of the machine, of each round."""
-    rounds: dict[str, list[float]] = {who: [] for who in ("peer", *workers, "bandwidth")}
-    ids = random_ids(options.tokens, shape.vocab_size, seed=1)
-    for i in range(options.repeats):
-        rounds["peer"].append(statistics.fmean(peer.ask("tokens", ids=ids[: shape.peer_tokens])))
-        for who, worker in workers.items():
-            rounds[who].append(statistics.fmean(worker.ask("tokens", ids=ids)))
-        rounds["bandwidth"].append(bandwidth.ask("measure"))
-        times = f"peer {rounds['peer'][-1] * 1e3:.0f} ms, ours {rounds['ours'][-1] * 1e3:.2f} ms"
-        say(f"{mode}, round {i + 1} of {options.repeats}: {times}, {rounds['bandwidth'][-1] / 1e9:.0f} GB/s")
-    return rounds
-
-
-def one_row_summary(name: str, result: dict[str, Any], options: argparse.Namespace) -> str:
+def one_row_summary(name: str, shape: ReadingShape, peer: dict[str, str], modes: dict[str, Any]) -> str:
     """Lay out what one row takes: time, parity, memory and compiling."""
-    shape, modes = READING_SHAPES[name], result["modes"]
-    peer = [seconds * 1e3 for found in modes.values() for seconds in found["rounds"]["peer"]]
-    first = ["peer", *spread(peer, 0), "1.0", *[""] * 8]
-    limits = ["MB a token", "limit ms", "times the limit", "min-max", "Llama ms", f"of it (<= {LLAMA_TARGET:g})", "min-max"]
-    times = table(
-        [
-            ["", "median ms", "min-max ms", "times faster", "min-max", *limits],
-            first,
-            *(time_row(shape, mode, found["rounds"]) for mode, found in modes.items()),
-        ],
-    )
-    differences = table(
-        [
-            ["against the peer", "log-probabilities", "nats lost per token", "same choice"],
-            *[parity_row(mode, found["parity"]) for mode, found in modes.items()],
-        ],
-    )
-    megabytes = table(
-        [
-            ["MB", "model", "copy of it", "keys, values", "together", "above idle", "of together", "whole life"],
-            *[memory_row(shape, mode, found["memory_mb"]) for mode, found in modes.items()],
-        ],
-    )
-    compiling = table(
-        [
-            ["seconds until it reads", "first time", "from then on"],
-            *[[mode, f"{found.get('cold_s', found['open_s']):.1f}", f"{found['open_s']:.1f}"] for mode, found in modes.items()],
-        ],
-    )
-    tables = "\n\n".join([times, facts(verdicts(shape, modes)), differences, megabytes, compiling])
-    return f"\n{facts(context(name, result, options))}\n\n{tables}"
-
-
-def context(name: str, result: dict[str, Any], options: argparse.Namespace) -> dict[str, str]:
-    """Say what was compared, and that it is comparable."""
-    shape, modes = READING_SHAPES[name], result["modes"]
     ours = next(iter(modes.values()))["versions"]
-    seen = [rate / 1e9 for found in modes.values() for rate in found["rounds"]["bandwidth"]]
-    return {
-        f"shape {name}": f"{shape}, B=1 T=1",
-        "threads": str(options.threads),
-        "peer": "{name}, torch {torch}, Python {python}, fp32".format(**result["peer"]),
-        "ours": "{name}, torch {torch}, Python {python}".format(**ours),
-        "token": f"read, and the likeliest next one found; memory full; mean of {options.tokens} in a round (of the peer "
-        f"{shape.peer_tokens}); rounds alternate",
-        "bandwidth": "{} GB/s, {} over the rounds".format(*spread(seen, 0)),
+    rates = [rate / 1e9 for found in modes.values() for rate in found["rounds"]["bandwidth"]]
+    about = {
+        f"shape {name}": f"{shape.sizes}, B=1 T=1",
+        "peer": "{name}, torch {torch}, {precision}".format(**peer),
+        "ours": "{name}, torch {torch}".format(**ours),
+        "bandwidth": "{} GB/s, {} over the rounds".format(*spread(rates, 0)),
         "limit": "bytes that a token touches, by the bandwidth in its round: weights, visible keys and values, and the keys of "
         "distances that clamp_len tells apart",
     }
+    limits = ["MB a token", "limit ms", "times the limit", "min-max", "Llama ms", "of it", "min-max"]
+    of_peer = [1e3 * seconds for found in modes.values() for seconds in found["rounds"]["peer"]]
+    times = [["", "median ms", "min-max ms", "times faster", "min-max", *limits]]
+    times += [["peer", *spread(of_peer, 0), "1.0", *[""] * 8]]
+    times += [time_row(shape, mode, found["rounds"]) for mode, found in modes.items()]
+    differences = [["against the peer", "log-probabilities", "nats lost per token", "same choice"]]
+    for mode, found in modes.items():
+        log_prob, nats, agree = (found["parity"][key] for key in ("log_prob", "nats", "agree"))
+        differences.append([mode, f"{log_prob:.1e}", f"{nats:.1e}", f"{agree:.0%}"])
+    megabytes = [["MB", "model", "copy of it", "keys, values", "together", "above idle", "of together", "whole life"]]
+    megabytes += [memory_row(shape, mode, found["memory_mb"]) for mode, found in modes.items()]
+    waits = [["seconds until it reads", "first time", "from then on"]]
+    waits += [[m, f"{found.get('cold_s', found['open_s']):.1f}", f"{found['open_s']:.1f}"] for m, found in modes.items()]
+    parts = [facts(about), table(times), facts(verdicts(shape, modes)), *map(table, (differences, megabytes, waits))]
+    return "\n" + "\n\n".join(parts)
 
 
 def time_row(shape: ReadingShape, mode: str, rounds: Mapping[str, list[float]]) -> list[str]:
@@ -204,60 +147,47 @@ def time_row(shape: ReadingShape, mode: str, rounds: Mapping[str, list[float]]) 
 
 def verdicts(shape: ReadingShape, modes: Mapping[str, dict[str, Any]]) -> dict[str, str]:
     """Hold the fastest of ours against the targets: the fastest in fp32, and of those whose loss is the peer's."""
-    rounds = {mode: found["rounds"] for mode, found in modes.items()}
-    faster = {mode: statistics.median(ratios(of["peer"], of["ours"])) for mode, of in rounds.items()}
+    faster = {mode: statistics.median(ratios(of["rounds"]["peer"], of["rounds"]["ours"])) for mode, of in modes.items()}
     exact = [mode for mode in modes if mode.startswith("fp32")]
     harmless = [mode for mode, found in modes.items() if found["parity"]["nats"] < HARMLESS_NATS]
     lines = {}
-    for what, which, target in (
-        ("fastest in fp32", exact, shape.targets.decode_fp32),
-        (f"fastest within {HARMLESS_NATS:g} nats", harmless, shape.targets.decode_fastest),
-    ):
+    for what, which, target in (("fp32", exact, "decode fp32"), (f"within {HARMLESS_NATS:g} nats", harmless, "decode fastest")):
         if which:
             best = max(which, key=faster.__getitem__)
-            lines[what] = f"{best}: {faster[best]:.1f} times the peer" + (f" (target >= {target:g})" if target else "")
-            if which is exact and shape.targets.decode_limit:
-                times = float(time_row(shape, best, rounds[best])[7])
-                lines[what] += f", {times:.2f} times the limit (target <= {shape.targets.decode_limit:g})"
+            lines[f"fastest, {what}"] = f"{best}: {faster[best]:.1f} times the peer (target {shape.targets.get(target, '-')})"
     return lines or {"fastest": "no mode whose loss is the peer's"}
-
-
-def parity_row(mode: str, parity: Mapping[str, float]) -> list[str]:
-    return [mode, f"{parity['log_prob']:.1e}", f"{parity['nats']:.1e}", f"{parity['agree']:.0%}"]
 
 
 def memory_row(shape: ReadingShape, mode: str, memory: Mapping[str, float]) -> list[str]:
     precision = mode.split()[0]
     kept = shape.memory_bytes(precision) + shape.position_bytes(precision)
     held = [memory["model"], shape.copy_bytes(precision) / 1e6, kept / 1e6]
-    target = f" (<= {MEMORY_ALLOWANCE:g})" if mode.endswith("eager") else ""  # a compiler stays in memory
     together, above = sum(held), memory["peak"] - memory["idle"]
     cells = [f"{x:,.0f}" for x in (*held, together, above)]
-    return [mode, *cells, f"{above / together:.2f}{target}", f"{memory['life'] - memory['idle']:,.0f}"]
+    return [mode, *cells, f"{above / together:.2f}", f"{memory['life'] - memory['idle']:,.0f}"]
 
 
-def sessions(shape: ReadingShape, sides: Sides, bandwidth: Remote, mem_len: int, precision: str, way: str) -> dict[str, Any]:
+def sessions(
+    shape: ReadingShape, sides: Sides, options: argparse.Namespace, mem_len: int, precision: str, way: str
+) -> dict[str, Any]:
     """Time steps of several numbers of rows in turn."""
     mode = f"{precision} {way}, M={mem_len}"
-    rounds: dict[str, list[float]] = {str(rows): [] for rows in ROWS} | {"bandwidth": []}
-    with sides.ours(precision, compiled=way == "compiled") as worker:
-        say(f"{mode}: decoders of {', '.join(map(str, ROWS))} rows")
-        worker.ask("open", rows=ROWS, mem_len=mem_len)
-        for i in range(sides.options.repeats):
-            for rows in ROWS:
-                rounds[str(rows)].append(statistics.fmean(worker.ask("steps", rows=rows, n=sides.options.tokens // 2 + 1)))
-            rounds["bandwidth"].append(bandwidth.ask("measure"))
-            say(f"{mode}, round {i + 1} of {sides.options.repeats}")
-    return {"precision": precision, "way": way, "mem_len": mem_len, "rounds": rounds}
+    arguments = ("read", precision, *([way] if way == "compiled" else []))
+    with sides.start(f"ours {precision} for several rows", "ours.py", *arguments, config=shape.sizes.values()) as ours:
+        ours.ask("open", rows=ROWS, mem_len=mem_len)
+        turns: dict[str, Callable[[int], float]] = {
+            str(n): lambda _, n=n: ours.ask("steps", rows=n, n=options.tokens // 2 + 1) for n in ROWS
+        }
+        turns["bandwidth"] = lambda _: memory_bandwidth(torch.device("cpu"))
+        rounds = take_turns(turns, options.repeats, f"{mode}, seconds a step of rows:")
+    return {"precision": precision, "mode": mode, "mem_len": mem_len, "rounds": rounds}
 
 
 def sessions_summary(name: str, shape: ReadingShape, measured: list[dict[str, Any]]) -> str:
     """Lay out what several rows read together gain."""
     header = ["rows", "ms a step", "tokens/s", "times one row", "min-max", "bytes allow", "times the limit", "target"]
     blocks = [f"\nshape {name}, several rows together, each a stream of its own; tokens/s of all rows"]
-    for found in measured:
-        rows = [session_row(shape, n, found) for n in ROWS]
-        blocks.append(f"{found['precision']} {found['way']}, M={found['mem_len']}\n\n{table([header, *rows])}")
+    blocks += [f"{found['mode']}\n\n{table([header, *[session_row(shape, n, found) for n in ROWS]])}" for found in measured]
     blocks.append(
         '"bytes allow" is the gain if each step took what its bytes take to read: weights once, keys and values of each row. '
         "Where that is below the target, one row alone must be far from its limit for the target to be reached."
@@ -282,4 +212,11 @@ def session_row(shape: ReadingShape, rows: int, found: Mapping[str, Any]) -> lis
 
 
 if __name__ == "__main__":
-    run(compare, parse_arguments())
+    parser = command(__doc__, repeats=7, peer=True)
+    parser.add_argument("--shape", choices=[*READING_SHAPES, "all"], default="all", help="E and W are those of docs/results.md")
+    parser.add_argument("--precisions", choices=PRECISIONS, nargs="+", default=list(PRECISIONS), help="of ours")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="of ours (default: both)")
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=list(PARTS), help="one row against the peer; many rows")
+    parser.add_argument("--tokens", type=int, default=20, help="that ours reads in a turn (default: %(default)s)")
+    options = parse(parser)
+    run(options, compare, shapes_of(options, READING_SHAPES))

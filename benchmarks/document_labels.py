@@ -12,15 +12,13 @@ Without memory nothing tells the label, so the best that can be had is the commo
 """
 
 import argparse
-import json
 import random
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from common.machine import describe
-from common.report import facts
+from common.harness import command, parse, run
 
 import transformer_xl as txl
 from transformer_xl.config.model import model_config
@@ -56,35 +54,15 @@ sample_tokens = 0
 """
 
 
-def main() -> None:
-    options = parse_arguments()
-    torch.set_num_threads(1)
-    asked = {"documents": options.documents, "epochs": options.epochs, "rate": options.rate, "seeds": options.seeds}
-    print(facts({**describe(), **{name: str(value) for name, value in asked.items()}}))
-    found: dict[str, Any] = {}
+def measure(kind: str, options: argparse.Namespace) -> list[tuple[float, ...]]:
+    """Learn with all seeds, print a table, and return the shares."""
     with tempfile.TemporaryDirectory() as folder:
-        for kind in options.kinds:
-            found[kind] = [compared(options, kind, seed, Path(folder, f"{kind}-{seed}")) for seed in range(options.seeds)]
-    head = ("model", "seed", "with memory", "memory emptied", "trained alone", "commonest label", "seconds")
-    rows = [
-        (kind, str(seed), *(f"{100 * share:.1f} %" for share in shares[:-1]), f"{shares[-1]:.0f}")
-        for kind, runs in found.items()
-        for seed, shares in enumerate(runs)
-    ]
-    print(table([head, *rows]))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2))
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", choices=("transformer_xl", "xlnet"), default=["transformer_xl", "xlnet"])
-    parser.add_argument("--documents", type=int, default=200, help="to learn from; a tenth as many are scored (%(default)s)")
-    parser.add_argument("--epochs", type=float, default=25, help="passes over them (%(default)s)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate (%(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    return parser.parse_args()
+        found = [compared(options, kind, seed, Path(folder, str(seed))) for seed in range(options.seeds)]
+    rows = [["model", "seed", "with memory", "memory emptied", "trained alone", "commonest label", "seconds"]]
+    for seed, (*shares, seconds) in enumerate(found):
+        rows.append([kind, str(seed), *(f"{100 * share:.1f} %" for share in shares), f"{seconds:.0f}"])
+    print(f"\n{table(rows)}")
+    return found
 
 
 def compared(options: argparse.Namespace, kind: str, seed: int, folder: Path) -> tuple[float, ...]:
@@ -127,4 +105,12 @@ def write(path: Path, n: int, *, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = command(__doc__)
+    parser.add_argument("--kinds", nargs="+", choices=("transformer_xl", "xlnet"), default=["transformer_xl", "xlnet"])
+    parser.add_argument("--documents", type=int, default=200, help="to learn from; a tenth as many are scored (%(default)s)")
+    parser.add_argument("--epochs", type=float, default=25, help="passes over them (%(default)s)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate (%(default)s)")
+    parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
+    parser.set_defaults(threads=1)
+    options = parse(parser)
+    run(options, measure, options.kinds)

@@ -9,7 +9,6 @@ The two take turns at all lengths, round by round, so that what slows the machin
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -21,13 +20,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from common.machine import describe
-from common.report import facts
+from common.harness import command, parse, ratios, run, take_turns
 from torch import Tensor
 
 from transformer_xl.config.model import VanillaConfig
 from transformer_xl.config.recipes import load_recipe
-from transformer_xl.console import say, table
+from transformer_xl.console import table
 from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.cost.work import with_vocabulary
 from transformer_xl.inference.reader import Reader
@@ -41,53 +39,28 @@ N_SEGMENT = 2
 """Segments of ours that a round times, after one that brings its data back into the caches."""
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", default="enwik8-base", help="whose sizes both have (default: %(default)s)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=list(PUBLISHED), help="positions that a token sees")
-    parser.add_argument("--tgt-len", type=int, default=256, help="tokens of a segment of ours (default: %(default)s)")
-    parser.add_argument("--stride", type=int, default=64, help="tokens of vanilla's second way (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="rounds (default: %(default)s)")
-    parser.add_argument("--plot", type=Path, help="draw the ratios into this file")
-    parser.add_argument("--json", type=Path, help="write all figures into this file")
-    options = parser.parse_args()
-    if min(options.tgt_len, options.stride, options.repeats) < 1 or options.stride > min(options.lengths):
-        parser.error("all numbers must be at least 1, and --stride at most the least of --lengths")
-    return options
-
-
 @torch.no_grad()
-def main() -> None:
-    options = parse_arguments()
-    machine = describe()  # before this program adds to the load
+def measure(recipe: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure a recipe's sizes at all lengths, print a table, and return all figures."""
     torch.manual_seed(0)
-    config = load_recipe(options.recipe)
+    config = load_recipe(recipe)
     sizes, _ = with_vocabulary(config)
     ours = TransformerXL(sizes).eval().with_context(clamp_len=config.eval.clamp_len)
     shared = sizes.model_dump(include=VanillaConfig.model_fields.keys() - {"mem_len", "max_len"})
     vanilla = Vanilla(VanillaConfig(**shared, max_len=max(options.lengths))).eval()
     ids = torch.randint(sizes.vocab_size or 1, (max(*options.lengths, options.tgt_len) + 1,))
-    print(facts({**machine, "model": options.recipe, "precision": f"fp32, {torch.get_num_threads()} threads"}) + "\n")
-    ways = {
-        length: {
-            "vanilla": window(vanilla, ids[-length - 1 :], n_scored=1),
-            "strided": window(vanilla, ids[-length - 1 :], n_scored=options.stride),
-            "ours": segment(with_length(ours, length), ids[-options.tgt_len - 1 :]),
-        }
-        for length in options.lengths
-    }
-    seconds: dict[int, dict[str, list[float]]] = {length: {way: [] for way in ways[length]} for length in ways}
-    for i in range(options.repeats):
-        for length in ways:
-            say(f"round {i + 1} of {options.repeats}, attention length {length:,}")
-            for way, measure in ways[length].items():
-                seconds[length][way].append(measure())
+    turns: dict[str, Callable[[int], float]] = {}
+    for length in options.lengths:
+        turns[f"{length} vanilla"] = window(vanilla, ids[-length - 1 :], n_scored=1)
+        turns[f"{length} strided"] = window(vanilla, ids[-length - 1 :], n_scored=options.stride)
+        turns[f"{length} ours"] = segment(with_length(ours, length), ids[-options.tgt_len - 1 :])
+    rounds = take_turns(turns, options.repeats, "seconds a token:")
+    seconds = {length: {way: rounds[f"{length} {way}"] for way in ("vanilla", "strided", "ours")} for length in options.lengths}
     figures = [figures_of(length, own, ours, vanilla, ids, options) for length, own in seconds.items()]
-    print(table([list(figures[0]), *([shown(value) for value in row.values()] for row in figures)], n_left=0))
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "figures": figures, "seconds": seconds}))
+    print("\n" + table([list(figures[0]), *([shown(value) for value in row.values()] for row in figures)], n_left=0))
     if options.plot:
-        draw(options.plot, figures, title=f"a token of a vanilla Transformer, against {options.recipe}")
+        draw(options.plot, figures, title=f"a token of a vanilla Transformer, against {recipe}")
+    return {"figures": figures, "seconds": seconds}
 
 
 def with_length(model: TransformerXL, length: int) -> TransformerXL:
@@ -95,19 +68,19 @@ def with_length(model: TransformerXL, length: int) -> TransformerXL:
     return model.with_context(mem_len=max(length - model.config.same_length_besides_self, 1), same_length=True)
 
 
-def window(model: Vanilla, ids: Tensor, *, n_scored: int) -> Callable[[], float]:
+def window(model: Vanilla, ids: Tensor, *, n_scored: int) -> Callable[[int], float]:
     """Return what reads a window (L + 1,) anew and gives the seconds per token scored at its end."""
 
-    def measure() -> float:
+    def turn(_: int) -> float:
         begin = time.perf_counter()
-        h_BTD, _ = model.read(ids[None, :-1])
+        h_BTD = model.read(ids[None, :-1])[0]
         model.softmax.nll(h_BTD[:, -n_scored:], ids[None, -n_scored:], model.embedding)
         return (time.perf_counter() - begin) / n_scored
 
-    return measure
+    return turn
 
 
-def segment(model: TransformerXL, ids: Tensor) -> Callable[[], float]:
+def segment(model: TransformerXL, ids: Tensor) -> Callable[[int], float]:
     """Return what reads segments (T + 1,) after a full memory and gives the seconds per token."""
     reader, empty = Reader(model, tgt_len=len(ids) - 1, precision="fp32"), model.init_mems(1)
     hidden = tuple(map(torch.randn_like, empty.hidden))
@@ -116,14 +89,14 @@ def segment(model: TransformerXL, ids: Tensor) -> Callable[[], float]:
     def read() -> None:
         reader.softmax.nll(reader.read(ids[None, :-1], memory).flatten(0, 1), ids[1:])
 
-    def measure() -> float:
+    def turn(_: int) -> float:
         read()
         begin = time.perf_counter()
         for _ in range(N_SEGMENT):
             read()
         return (time.perf_counter() - begin) / (N_SEGMENT * (len(ids) - 1))
 
-    return measure
+    return turn
 
 
 def figures_of(
@@ -135,7 +108,7 @@ def figures_of(
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Return a row of the table; times are medians, and a slowdown is that of each round."""
-    slowdowns = [theirs / own for theirs, own in zip(seconds["vanilla"], seconds["ours"], strict=True)]
+    slowdowns = ratios(seconds["vanilla"], seconds["ours"])
     needed = flops_per_token(with_length(ours, length), ids.numpy(), tgt_len=options.tgt_len)
     return {
         "length": length,
@@ -170,4 +143,13 @@ def draw(path: Path, figures: list[dict[str, Any]], *, title: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = command(__doc__, repeats=3)
+    parser.add_argument("--recipe", default="enwik8-base", help="whose sizes both have (default: %(default)s)")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(PUBLISHED), help="positions that a token sees")
+    parser.add_argument("--tgt-len", type=int, default=256, help="tokens of a segment of ours (default: %(default)s)")
+    parser.add_argument("--stride", type=int, default=64, help="tokens of vanilla's second way (default: %(default)s)")
+    parser.add_argument("--plot", type=Path, help="draw the ratios into this file")
+    options = parse(parser)
+    if options.stride > min(options.lengths):
+        parser.error("--stride must be at most the least of --lengths")
+    run(options, measure, [options.recipe], model=options.recipe, precision="fp32")

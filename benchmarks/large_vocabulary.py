@@ -5,13 +5,10 @@ or scores it and propagates back. "all at once" computes the logits of all token
 """
 
 import argparse
-import json
-import subprocess
-import sys
 from typing import Any
 
-from common.machine import describe, peak_mb, reset_peak, resident_mb
-from common.report import facts
+from common.harness import apart, command, parse, run, seconds_of
+from common.machine import peak_mb, reset_peak, resident_mb
 
 from transformer_xl.console import say, table
 
@@ -25,47 +22,24 @@ WAYS = ("chunks", "all at once")
 WIDTH = 256
 
 
-def main() -> None:
-    options = parse_arguments()
-    if options.point:
-        print(json.dumps(measure(*options.point)))
-        return
-    shape = f"1 layer, d_model {WIDTH}, {VOCABULARY:,} words, fp32"
-    print(facts({**describe(), "model": shape}) + "\n")
-    rows = []
-    for softmax in SOFTMAXES:
-        for task in ("score", "train"):
-            for n_token in options.tokens:
-                rows.append([softmax, task, f"{n_token:,}", f"{n_token * VOCABULARY * 4 / 1e6:,.0f}"])
-                for way in WAYS if n_token <= options.limit else WAYS[:1]:
-                    say(f"{softmax}, {task}, {n_token:,} tokens, {way}")
-                    point = apart(softmax, task, str(n_token), way)
-                    rows[-1] += [f"{point['above_mb']:,.0f}", f"{point['seconds']:.2f}"]
-                rows[-1] += ["-"] * (8 - len(rows[-1]))
-    print(table([["softmax", "task", "tokens", "logits MB", "chunks MB", "s", "all at once MB", "s"], *rows]))
+def measure(softmax: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure one softmax, print a table, and return all figures."""
+    found, rows = [], [["softmax", "task", "tokens", "logits MB", "chunks MB", "s", "all at once MB", "s"]]
+    for task in ("score", "train"):
+        for n_token in options.tokens:
+            row = [softmax, task, f"{n_token:,}", f"{n_token * VOCABULARY * 4 / 1e6:,.0f}"]
+            for way in WAYS if n_token <= options.limit else WAYS[:1]:
+                say(f"{softmax}, {task}, {n_token:,} tokens, {way}")
+                own = apart(point, softmax, task, n_token, way)
+                found.append({"task": task, "tokens": n_token, "way": way, **own})
+                row += [f"{own['above_mb']:,.0f}", f"{own['seconds']:.2f}"]
+            rows.append(row + ["-"] * (8 - len(row)))
+    print(f"\n{table(rows)}")
+    return found
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 4096], help="tokens per batch")
-    parser.add_argument("--limit", type=int, default=1024, help="all at once only up to so many tokens (default: %(default)s)")
-    parser.add_argument(
-        "--point", nargs=4, help=argparse.SUPPRESS
-    )  # softmax, task, tokens, way: what the fresh process measures
-    return parser.parse_args()
-
-
-def apart(*point: str) -> dict[str, float]:
-    done = subprocess.run([sys.executable, __file__, "--point", *point], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"error: measuring {', '.join(point)} failed; see the messages above")
-    return json.loads(done.stdout)
-
-
-def measure(softmax: str, task: str, n_token: str, way: str) -> dict[str, float]:
+def point(softmax: str, task: str, n_token: int, way: str) -> dict[str, float]:
     """Return peak memory above that of weights and gradients, and seconds, of the second of two passes."""
-    import time
-
     import torch
 
     from transformer_xl.config.model import TransformerXLConfig
@@ -74,9 +48,9 @@ def measure(softmax: str, task: str, n_token: str, way: str) -> dict[str, float]
     torch.manual_seed(0)
     sizes = {"n_layer": 1, "d_model": WIDTH, "n_head": 4, "d_head": 64, "d_inner": WIDTH, "mem_len": 0, "dropout": 0.0}
     model = TransformerXL(TransformerXLConfig(vocab_size=VOCABULARY, **sizes, **SOFTMAXES[softmax]))
-    ids, labels = torch.randint(VOCABULARY, (2, int(n_token) // 64, 64))
+    ids, labels = torch.randint(VOCABULARY, (2, n_token // 64, 64))
 
-    def run() -> None:
+    def step() -> None:
         with torch.set_grad_enabled(task == "train"):
             if way == "chunks":
                 nll = model(ids, labels=labels).nll
@@ -86,13 +60,16 @@ def measure(softmax: str, task: str, n_token: str, way: str) -> dict[str, float]
             if task == "train":
                 nll.mean().backward()
 
-    run()  # gradients are there from now on
+    step()  # gradients are there from now on
     idle = resident_mb()
     reset_peak()
-    begin = time.perf_counter()
-    run()
-    return {"seconds": time.perf_counter() - begin, "above_mb": peak_mb() - idle}
+    return {"seconds": seconds_of(step), "above_mb": peak_mb() - idle}
 
 
 if __name__ == "__main__":
-    main()
+    parser = command(__doc__)
+    parser.add_argument("--softmax", choices=SOFTMAXES, nargs="+", default=list(SOFTMAXES), help="default: all")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 4096], help="tokens per batch")
+    parser.add_argument("--limit", type=int, default=1024, help="all at once only up to so many tokens (default: %(default)s)")
+    options = parse(parser)
+    run(options, measure, options.softmax, model=f"1 layer, d_model {WIDTH}, {VOCABULARY:,} words, fp32")

@@ -8,11 +8,12 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from common.machine import describe, n_cores, resident_mb
-from common.report import facts
+from common.harness import command, facts, parse, run
+from common.machine import resident_mb
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.console import say, table
@@ -33,50 +34,34 @@ class Sizes:
     mem_len: int
 
 
-MIDDLE = Sizes(n_layer=4, d_model=192, n_head=4, mem_len=512)
-TINY = Sizes(n_layer=1, d_model=16, n_head=2, mem_len=8)
+SIZES = {
+    "middle": Sizes(n_layer=4, d_model=192, n_head=4, mem_len=512),
+    "paper": Sizes(n_layer=12, d_model=512, n_head=8, mem_len=2100),
+    "tiny": Sizes(n_layer=1, d_model=16, n_head=2, mem_len=8),
+}
 
 
-@dataclass(frozen=True)
-class Point:
-    """What a stretch of the session came to.
-
-    Attributes:
-        n_read: tokens read when it ended.
-        resident: MB of the process then.
-        seconds: median per token.
-    """
-
-    n_read: int
-    resident: float
-    seconds: float
-
-
-def main() -> None:
-    options = parse_arguments()
-    torch.set_num_threads(options.threads)
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Read a session; print a table with a row for every tenth of it, and return the figures."""
     torch.manual_seed(0)
-    sizes = TINY if options.tiny else MIDDLE
-    decoder = open_decoder(sizes, options)
-    print(facts({**describe(), "torch": torch.__version__, "threads": str(options.threads), **about(decoder, sizes, options)}))
-    points = measure(decoder, options.tokens, options.chunk)
-    rows = [[f"{point.n_read:,}", f"{point.resident:,.1f}", f"{point.seconds * 1e6:,.0f}"] for point in points]
+    decoder = open_decoder(SIZES[name], options)
+    print(facts(about(decoder, SIZES[name], options)))
+    ids, points = torch.randint(VOCAB_SIZE, (1, options.tokens)), []
+    for stretch in ids.chunk(N_REPORT, dim=1):
+        seconds = []
+        for piece in stretch.split(options.chunk, dim=1):
+            begin = time.perf_counter()
+            decoder.feed(piece)
+            seconds.append((time.perf_counter() - begin) / piece.shape[1])
+        n_read = stretch.shape[1] + (points[-1][0] if points else 0)
+        points.append((n_read, resident_mb(), statistics.median(seconds)))
+        say(f"{n_read:,} tokens")
+    rows = [[f"{n_read:,}", f"{resident:,.1f}", f"{seconds * 1e6:,.0f}"] for n_read, resident, seconds in points]
     print(f"\n{table([['tokens read', 'resident MB', 'µs per token'], *rows])}")
-    steady = points[1:]  # in the first stretch the allocator warms up
-    n_read, resident = (np.array([getattr(point, name) for point in steady]) for name in ("n_read", "resident"))
+    n_read, resident, seconds = np.array(points[1:]).T  # in the first stretch the allocator warms up
     print(f"\nresident memory after the first stretch: {np.polyfit(n_read, resident, 1)[0] * 1e6:+.2f} MB per million tokens")
-    print(f"time per token, last stretch to second: {steady[-1].seconds / steady[0].seconds:.2f}")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=100_000, help="to read (default: %(default)s)")
-    parser.add_argument("--chunk", type=int, default=1, help="tokens fed at once (default: %(default)s)")
-    parser.add_argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
-    parser.add_argument("--no-compile", action="store_true", help="read single tokens by interpreted code")
-    parser.add_argument("--threads", type=int, default=n_cores(), help="default: all cores (%(default)s)")
-    parser.add_argument("--tiny", action="store_true", help="a model of no interest, to see whether this script works")
-    return parser.parse_args()
+    print(f"time per token, last stretch to second: {seconds[-1] / seconds[0]:.2f}")
+    return {"points": points}
 
 
 def make_model(sizes: Sizes) -> TransformerXL:
@@ -117,21 +102,12 @@ def about(decoder: Decoder, sizes: Sizes, options: argparse.Namespace) -> dict[s
     }
 
 
-def measure(decoder: Decoder, n_token: int, chunk: int) -> list[Point]:
-    """Read the session; a point for every tenth of it."""
-    ids = torch.randint(VOCAB_SIZE, (1, n_token))
-    points: list[Point] = []
-    for stretch in ids.chunk(N_REPORT, dim=1):
-        seconds = []
-        for piece in stretch.split(chunk, dim=1):
-            begin = time.perf_counter()
-            decoder.feed(piece)
-            seconds.append((time.perf_counter() - begin) / piece.shape[1])
-        n_read = (points[-1].n_read if points else 0) + stretch.shape[1]
-        points.append(Point(n_read, resident_mb(), statistics.median(seconds)))
-        say(f"{n_read:,} tokens")
-    return points
-
-
 if __name__ == "__main__":
-    main()
+    parser = command(__doc__)
+    parser.add_argument("--tokens", type=int, default=100_000, help="to read (default: %(default)s)")
+    parser.add_argument("--chunk", type=int, default=1, help="tokens fed at once (default: %(default)s)")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
+    parser.add_argument("--no-compile", action="store_true", help="read single tokens by interpreted code")
+    parser.add_argument("--tiny", action="store_true", help="a model of no interest, to see whether this script works")
+    options = parse(parser)
+    run(options, measure, ["tiny" if options.tiny else "middle"])

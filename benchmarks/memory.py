@@ -7,15 +7,14 @@ memory positions cost more; more text must not.
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from multiprocessing import get_context
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from common.machine import describe, n_cores, peak_mb, reset_peak, resident_mb
-from common.report import facts
+from common.harness import apart, command, parse, run
+from common.machine import peak_mb, reset_peak, resident_mb
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.run import OptimConfig, TrainConfig
@@ -80,32 +79,19 @@ class Measured:
     seconds: float
 
 
-def main() -> None:
-    options = parse_arguments()
+def measure(name: str, options: argparse.Namespace) -> list[Any]:
+    """Measure each point in a process of its own, print a table for each sweep, and return all figures."""
     precision, reason = choose_precision(options.precision, torch.device("cpu"))
-    print(
-        facts(
-            {**describe(), "torch": torch.__version__, "threads": str(options.threads), "precision": f"{precision}, {reason}"}
-        )
-    )
+    print(f"precision: {precision}, {reason}")
     sweeps = list(plan(options, precision))
-    measured = [[measure_apart(point) for point in points] for _, points in sweeps]
-    for (title, points), results in zip(sweeps, measured, strict=True):
-        print(f"\n{title}\n\n{as_table(points, results)}")
+    measured = []
+    for title, points in sweeps:
+        say(title)
+        measured.append([apart(read, point) for point in points])
+        print(f"\n{title}\n\n{as_table(points, measured[-1])}")
     if options.plot:
         plot(options.plot, sweeps, measured)
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto")
-    parser.add_argument("--threads", type=int, default=n_cores(), help="default: all cores (%(default)s)")
-    parser.add_argument("--segments", type=int, default=20, help="segments read per mem_len (default: %(default)s)")
-    parser.add_argument("--mem-lens", type=int, nargs="+", default=MEM_LENS, help="default: %(default)s")
-    parser.add_argument("--lengths", type=int, nargs="+", default=N_SEGMENTS, help="segments of text (default: %(default)s)")
-    parser.add_argument("--tiny", action="store_true", help="a model of no interest, to see whether this script works")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the tables, as PNG")
-    return parser.parse_args()
+    return [[title, [asdict(result) for result in results]] for (title, _), results in zip(sweeps, measured, strict=True)]
 
 
 def plan(options: argparse.Namespace, precision: Precision) -> Iterator[tuple[str, list[Point]]]:
@@ -121,14 +107,7 @@ def plan(options: argparse.Namespace, precision: Precision) -> Iterator[tuple[st
         yield f"{work}, against text read ({small}, mem_len {SMALL_MEM_LEN})", points
 
 
-def measure_apart(point: Point) -> Measured:
-    """Measure in a fresh process, which owes nothing to earlier points."""
-    say(f"{point.work}, mem_len {point.mem_len}, {point.n_segments} segments")
-    with get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure, (point,))
-
-
-def measure(point: Point) -> Measured:
+def read(point: Point) -> Measured:
     """Read the segments of a point, the first few before the clock starts."""
     torch.set_num_threads(point.n_threads)
     torch.manual_seed(0)
@@ -203,4 +182,12 @@ def plot(path: Path, sweeps: list[tuple[str, list[Point]]], measured: list[list[
 
 
 if __name__ == "__main__":
-    main()
+    parser = command(__doc__)
+    parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto")
+    parser.add_argument("--segments", type=int, default=20, help="segments read per mem_len (default: %(default)s)")
+    parser.add_argument("--mem-lens", type=int, nargs="+", default=list(MEM_LENS), help="default: %(default)s")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(N_SEGMENTS), help="segments of text (%(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="a model of no interest, to see whether this script works")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the tables, as PNG")
+    options = parse(parser, zero="mem_lens")
+    run(options, measure, ["memory"])

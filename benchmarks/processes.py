@@ -7,100 +7,82 @@ must be those of one process, or nothing is timed.
 
 import argparse
 import contextlib
-import json
+import gc
 import socket
 import statistics
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from common.machine import describe, n_cores
-from common.report import facts
-from common.shapes import SHAPES
-from common.sides import at_least, ratios, spread
-from common.wire import Remote, WorkerError
+import numpy as np
+import torch
+from common.harness import at_least, command, facts, parse, ratios, run, seconds_of, spread, take_turns
+from common.machine import n_cores, peak_mb, reset_peak
+from common.shapes import TRAINING_SHAPES, shapes_of
+from common.wire import Remote, WorkerError, serve
 
+from transformer_xl.config.run import OptimConfig, Parallelism, TrainConfig
 from transformer_xl.console import say, table
+from transformer_xl.data.streams import SegmentStream
+from transformer_xl.kernels.device import Precision, choose_precision
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.process import keep_freed_memory
+from transformer_xl.training.trainer import Trainer
+from transformer_xl.world import joined
 
-CHILD = Path(__file__).parent / "common" / "process_child.py"
 ALONE = "one process"
 PARALLEL = ("ddp", "fsdp")
-PRECISIONS = ("fp32", "auto")
 TARGET = 0.95
-TARGET_PROCESSES = 2
 N_WARM_UP = 2
 N_COMPARED = 3
 LOSS_TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}
 """Nats per token after updates; in bf16, gradients of parts are rounded otherwise than those of the whole."""
 
 
-def main() -> None:
-    options = parse_arguments()
-    machine = describe()
-    print(facts(machine))
-    try:
-        results = {name: compare(name, options) for name in options.shape}
-    except WorkerError as error:
-        sys.exit(f"error: {error}")
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "processes": options.processes, "shapes": results}, indent=2))
+class Process:
+    """A trainer, alone or together with others, as the variables that `torchrun` sets say."""
 
+    def __init__(self) -> None:
+        keep_freed_memory()  # as `txl train` does
+        self._held = contextlib.ExitStack()  # the others are met once, and left when the process ends
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, nargs="+", default=["E"], help="E and S are those of docs/results.md")
-    parser.add_argument("--processes", type=int, default=2, metavar="N", help="default: %(default)s")
-    parser.add_argument("--threads", type=int, help="of each process; one alone has N times as many (default: cores / N)")
-    parser.add_argument("--how", choices=PARALLEL, nargs="+", default=list(PARALLEL), help="default: both")
-    parser.add_argument("--precisions", choices=PRECISIONS, nargs="+", default=list(PRECISIONS), help="default: both")
-    parser.add_argument("--rows", type=int, help="lanes of all processes together (default: those of the shape)")
-    parser.add_argument("--steps", type=int, default=2, help="in a turn (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=7, help="rounds in which all take a turn (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single time there too")
-    options = parser.parse_args()
-    options.threads = max(1, n_cores() // max(1, options.processes)) if options.threads is None else options.threads
-    if min(options.processes - 1, options.threads, options.steps, options.repeats) < 1:
-        parser.error("--processes must be at least 2, and --threads, --steps and --repeats at least 1")
-    for name in options.shape:
-        if rows_of(name, options) % options.processes:
-            parser.error(f"--processes must divide the {rows_of(name, options)} lanes of shape {name}; see --rows")
-    return options
+    def build(self, shape: str, precision: Precision, how: Parallelism, n_threads: int, dropout: float) -> None:
+        """Make a trainer, the same weights and text in every process; a former one is forgotten."""
+        torch.set_num_threads(n_threads)
+        if not hasattr(self, "_world"):
+            self._world = self._held.enter_context(joined())
+        self.__dict__.pop("_trainer", None)
+        gc.collect()  # a trainer refers to itself, and would count in the peak of the next
+        own = TRAINING_SHAPES[shape]
+        rows, tgt_len, n_vocab = own.batch_size, own.tgt_len, own.sizes.vocab_size
+        torch.manual_seed(0)
+        model = TransformerXL(own.sizes.config(dropout=dropout))
+        ids = np.random.default_rng(0).integers(0, n_vocab, rows * tgt_len * 16 + 1).astype(np.uint16)
+        self._trainer = Trainer(
+            model,
+            SegmentStream(ids, batch_size=rows, tgt_len=tgt_len, rank=self._world.rank, world_size=self._world.size),
+            train=TrainConfig(batch_size=rows, tgt_len=tgt_len, max_steps=1_000_000, precision=precision, parallel=how),
+            optim=OptimConfig(optimizer="adam", schedule="constant"),
+            precision=precision,
+            world=self._world,
+        )
 
+    def losses(self, n: int) -> list[float]:
+        """Take steps, and return the nats per token of each."""
+        results = [self._trainer.train_step() for _ in range(n)]
+        return [result.nats / result.tokens for result in results]
 
-def rows_of(name: str, options: argparse.Namespace) -> int:
-    """Return the lanes that all processes read together."""
-    return SHAPES[name].batch_size if options.rows is None else options.rows
+    def steps(self, n: int) -> float:
+        """Take steps, and return the mean seconds."""
+        return seconds_of(self._trainer.train_step, n)
 
+    def forget_peak(self) -> None:
+        """Let `memory` count from here."""
+        reset_peak()
 
-def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure one shape in all precisions, print a table, and return all figures."""
-    found = {}
-    for precision, reason in chosen_precisions(options.precisions).items():
-        say(f"shape {name}, {precision}: building")
-        with contextlib.ExitStack() as stack:
-            teams = {who: Team(who, options, stack) for who in (ALONE, *options.how)}
-            settings = {"shape": name, "precision": precision, "rows": rows_of(name, options)}
-            differences = check_losses(teams, settings)
-            for team in teams.values():
-                team.ask("build", **settings, dropout=None)
-            seconds = time_steps(teams, options)
-            memory = {who: max(team.ask("memory")) for who, team in teams.items()}
-        found[precision] = {"reason": reason, "loss_differs": differences, "seconds": seconds, "peak_mb": memory}
-    result = {"shape": asdict(SHAPES[name]), "rows": rows_of(name, options), "precisions": found}
-    print(summary(name, result, options))
-    return result
-
-
-def chosen_precisions(names: list[str]) -> dict[str, str]:
-    """Return precisions, and why; `auto` may be one of the others."""
-    import torch
-
-    from transformer_xl.kernels.device import choose_precision
-
-    chosen = [choose_precision(name, torch.device("cpu")) for name in dict.fromkeys(names)]
-    return dict(chosen)
+    def memory(self) -> float:
+        """Return the most memory (MB) that this process held."""
+        return peak_mb()
 
 
 class Team:
@@ -117,17 +99,18 @@ class Team:
         size = 1 if alone else options.processes
         threads = options.processes * options.threads if alone else options.threads
         self._settings = {"how": "ddp" if alone else who, "n_threads": threads}
-        meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         meeting |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         meeting |= {"CUDA_VISIBLE_DEVICES": ""}  # else those that see a GPU meet by NCCL
-        self._workers = [
-            stack.enter_context(
-                Remote(
-                    f"{who}, rank {rank}", [sys.executable, str(CHILD)], meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                )
+        self._workers = []
+        for rank in range(size):
+            place = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._workers.append(
+                stack.enter_context(Remote(f"{who}, rank {rank}", [sys.executable, __file__, "--serve"], place))
             )
-            for rank in range(size)
-        ]
 
     def ask(self, method: str, **arguments: Any) -> list[Any]:
         """Let all processes do something together, and return what each returned."""
@@ -138,13 +121,45 @@ class Team:
         return [worker.answer() for worker in self._workers]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure one shape in all precisions, print a table, and return all figures."""
+    shape = TRAINING_SHAPES[name]
+    found: dict[str, Any] = {}
+    about = {
+        f"shape {name}": str(shape),
+        "step": "of the trainer: text, forward, backward, exchange, clipping, Adam; all alternate",
+    }
+    each = f"{options.threads} thread{'s' * (options.threads > 1)} each"
+    about["processes"] = f"{options.processes} with {each}, against one with {options.processes * options.threads}"
+    rows = [["", "median s", "min-max s", "tokens/s", "of one process", "min-max", "target", "peak MB of one"]]
+    for precision, reason in dict(choose_precision(one, torch.device("cpu")) for one in options.precisions).items():
+        say(f"shape {name}, {precision}: building")
+        with contextlib.ExitStack() as stack:
+            teams = {who: Team(who, options, stack) for who in (ALONE, *options.how)}
+            differences = check_losses(teams, name, precision)
+            for team in teams.values():
+                team.ask("build", shape=name, precision=precision, dropout=shape.sizes.dropout)
+                team.ask("steps", n=N_WARM_UP)
+                team.ask("forget_peak")
+            # a team is as slow as the slowest of it
+            turns: dict[str, Callable[[int], float]] = {
+                who: lambda _, team=team: max(team.ask("steps", n=options.steps)) for who, team in teams.items()
+            }
+            seconds = take_turns(turns, options.repeats, f"shape {name}, {precision}, seconds a step:")
+            memory = {who: max(team.ask("memory")) for who, team in teams.items()}
+        found[precision] = {"loss_differs": differences, "seconds": seconds, "peak_mb": memory}
+        about[precision] = reason
+        about[f"parity {precision}"] = ", ".join(f"{who} {nats:.1e} nats from one process" for who, nats in differences.items())
+        for who, own in seconds.items():
+            rate = shape.batch_size * shape.tgt_len / statistics.median(own)
+            target = at_least(TARGET) if options.processes == 2 and who != ALONE else ""
+            faster = spread(ratios(seconds[ALONE], own))
+            rows.append([f"{precision} {who}", *spread(own, 3), f"{rate:,.0f}", *faster, target, f"{memory[who]:,.0f}"])
+    print(f"\n{facts(about)}\n\n{table(rows)}")
+    return found
 
 
-def check_losses(teams: dict[str, Team], settings: dict[str, Any]) -> dict[str, float]:
+def check_losses(teams: dict[str, Team], shape: str, precision: str) -> dict[str, float]:
     """Let all take the same steps without dropout, and return how far their losses are from those of one process.
 
     Raises:
@@ -153,72 +168,33 @@ def check_losses(teams: dict[str, Team], settings: dict[str, Any]) -> dict[str, 
     say("comparing losses")
     losses = {}
     for who, team in teams.items():
-        team.ask("build", **settings, dropout=0.0)
+        team.ask("build", shape=shape, precision=precision, dropout=0.0)
         losses[who] = team.ask("losses", n=N_COMPARED)[0]
-    differences = {
-        who: max(abs(a - b) for a, b in zip(own, losses[ALONE], strict=True)) for who, own in losses.items() if who != ALONE
-    }
-    if not all(difference <= LOSS_TOLERANCE[settings["precision"]] for difference in differences.values()):
-        raise WorkerError(
-            f"several processes do not learn what one does: losses differ by {differences} nats; nothing was timed"
-        )
+    alone = losses.pop(ALONE)
+    differences = {who: max(abs(a - b) for a, b in zip(own, alone, strict=True)) for who, own in losses.items()}
+    if not all(difference <= LOSS_TOLERANCE[precision] for difference in differences.values()):
+        raise WorkerError(f"several processes do not learn what one does: losses differ by {differences} nats")
     return differences
 
 
-def time_steps(teams: dict[str, Team], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Take turns, and return the seconds of a step in each; a team is as slow as the slowest of it."""
-    for team in teams.values():
-        team.ask("steps", n=N_WARM_UP)
-        team.ask("forget_peak")
-    seconds: dict[str, list[float]] = {who: [] for who in teams}
-    for turn, order in enumerate(alternating(list(teams), options.repeats), start=1):
-        for who in order:
-            seconds[who].append(max(teams[who].ask("steps", n=options.steps)) / options.steps)
-        say(f"round {turn} of {options.repeats}: " + ", ".join(f"{who} {own[-1]:.3f} s" for who, own in seconds.items()))
-    return seconds
-
-
-def alternating(names: list[str], n: int) -> Iterator[list[str]]:
-    """Yield names forwards and backwards in turn: what follows another finds the caches that it left."""
-    for i in range(n):
-        yield names[:: -1 if i % 2 else 1]
-
-
-def summary(name: str, result: dict[str, Any], options: argparse.Namespace) -> str:
-    """Lay out what was measured at one shape."""
-    n, threads = options.processes, options.threads
-    about = {
-        f"shape {name}": f"{SHAPES[name]}; {result['rows']} rows in all",
-        "processes": f"{n} with {threads} thread{'s' * (threads > 1)} each, against one with {n * threads}",
-        "step": "of the trainer: text, forward, backward, exchange, clipping, Adam; all alternate",
-        **{precision: own["reason"] for precision, own in result["precisions"].items()},
-        **{
-            f"parity {precision}": ", ".join(f"{who} {nats:.1e}" for who, nats in own["loss_differs"].items())
-            + f" nats from one process, in {N_COMPARED} steps without dropout"
-            for precision, own in result["precisions"].items()
-        },
-    }
-    rows = [
-        row(f"{precision} {who}", own, who, result["rows"] * SHAPES[name].tgt_len, options)
-        for precision, own in result["precisions"].items()
-        for who in own["seconds"]
-    ]
-    header = ["", "median s", "min-max s", "tokens/s", "of one process", "min-max", "target", "peak MB of one"]
-    return f"\n{facts(about)}\n\n{table([header, *rows])}"
-
-
-def row(label: str, own: dict[str, Any], who: str, n_token: int, options: argparse.Namespace) -> list[str]:
-    times = own["seconds"][who]
-    target = TARGET if options.processes == TARGET_PROCESSES and who != ALONE else None
-    return [
-        label,
-        *spread(times, 3),
-        f"{n_token / statistics.median(times):,.0f}",
-        *spread(ratios(own["seconds"][ALONE], times)),  # speed: the time of one process by that of several
-        at_least(target),
-        f"{own['peak_mb'][who]:,.0f}",
-    ]
+def main() -> None:
+    parser = command(__doc__, repeats=7)
+    parser.add_argument("--shape", choices=[*TRAINING_SHAPES, "all"], default="E", help="E and S are those of docs/results.md")
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="default: %(default)s")
+    parser.add_argument("--how", choices=PARALLEL, nargs="+", default=list(PARALLEL), help="default: both")
+    parser.add_argument("--precisions", choices=("fp32", "auto"), nargs="+", default=["fp32", "auto"], help="default: both")
+    parser.add_argument("--steps", type=int, default=2, help="in a turn (default: %(default)s)")
+    parser.set_defaults(threads=max(1, n_cores() // 2))
+    options = parse(parser)
+    names = shapes_of(options, TRAINING_SHAPES)
+    for name in names:
+        if TRAINING_SHAPES[name].batch_size % options.processes:
+            parser.error(f"--processes must divide the {TRAINING_SHAPES[name].batch_size} lanes of shape {name}")
+    run(options, compare, names)
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == ["--serve"]:
+        serve(Process())
+    else:
+        main()

@@ -24,8 +24,8 @@ from typing import Any
 
 import rivals  # noqa: F401  # registers them
 import torch
+from common.harness import facts
 from common.machine import describe
-from common.report import facts
 
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.budget import Pace, measure_paces, n_parameters

@@ -2,8 +2,6 @@
 
 - streams: 64 texts on 8 rows, beside `txl bench decode` with as many rows, in turns;
 - victim: the gaps between the tokens of one text, alone and while another client appends a million tokens;
-- cancel: 500 calls that are left at random instants, and how long the next answer takes after each;
-- overload: how fast requests are refused while ten times as many come as there is room for;
 - sessions: 1,000 sessions through 8 rows; 100 of them fit into memory;
 - prefixes: a prompt of 5,000 bytes, and others that differ from it in the last one, with and without kept beginnings;
 - soak: clients that do everything at random, for `--minutes`.
@@ -30,54 +28,25 @@ from typing import Any
 import httpx
 import psutil
 import torch
-from common.machine import describe
-from common.report import facts
-from long_session import MIDDLE, TINY, Sizes, make_model
+from common.harness import command, parse, ratios, run, spread
+from long_session import SIZES, Sizes, make_model
 
 from transformer_xl.console import say, table
 from transformer_xl.tokenizers.kinds import ByteTokenizer
 
-PAPER = Sizes(n_layer=12, d_model=512, n_head=8, mem_len=2100)
 TXL = [sys.executable, "-c", "from transformer_xl.cli import main; main()"]
 ROWS = 8
 TEXT = {"content-type": "text/plain"}
 
 
-def main() -> None:
-    options = parse_arguments()
-    threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sizes = sizes_of(options)
-    model = f"{sizes.n_layer} layers / {sizes.d_model}, mem_len {sizes.mem_len}"
-    print(facts({**describe(), "torch": torch.__version__, "threads of the server": threads, "model": model}))
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        save_model(sizes, Path(folder, "model"))
-        os.chdir(folder)
-        for part in options.parts:
-            found[part] = asyncio.run(PARTS[part](options))
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2), encoding="utf-8")
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=[name for name in PARTS if name != "soak"])
-    parser.add_argument("--repeats", type=int, default=3, help="of streams (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=1_000_000, help="that the intruder appends (default: %(default)s)")
-    parser.add_argument("--calls", type=int, default=500, help="that are cancelled, or refused (default: %(default)s)")
-    parser.add_argument("--sessions", type=int, default=1000, help="default: %(default)s")
-    parser.add_argument("--minutes", type=float, default=60, help="of the soak (default: %(default)s)")
-    parser.add_argument(
-        "--paper", action="store_true", help="the paper's 12-layer enwik8 model, for streams with 32 tokens each"
-    )
-    parser.add_argument("--tiny", action="store_true", help="a model of no interest, to see whether this script works")
-    parser.add_argument("--json", type=lambda name: Path(name).resolve(), metavar="FILE", help="write every figure there, too")
-    return parser.parse_args()
+def measure(part: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure one part."""
+    return asyncio.run(PARTS[part](options))
 
 
 def sizes_of(options: argparse.Namespace) -> Sizes:
     """Return the sizes of the model."""
-    return TINY if options.tiny else PAPER if options.paper else MIDDLE
+    return SIZES["tiny" if options.tiny else "paper" if options.paper else "middle"]
 
 
 def save_model(sizes: Sizes, directory: Path) -> None:
@@ -170,14 +139,11 @@ async def streams(options: argparse.Namespace) -> dict[str, Any]:
         found["busy"].append(busy / ROWS)
         decoder, ours, busy = (values[-1] for values in found.values())
         say(f"decoder {decoder:,.0f}, server {ours:,.0f} tokens/s, rows busy {busy:.1%}")
-    ratios = [ours / alone for ours, alone in zip(found["server"], found["decoder"], strict=True)]
-    rows = [[f"{n_text} texts on {ROWS} rows", *(f"{statistics.median(found[key]):,.0f}" for key in ("decoder", "server"))]]
-    rows[0] += [
-        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})",
-        f"{statistics.median(found['busy']):.1%}",
-    ]
-    print(f"\n{table([['', 'decoder alone, tokens/s', 'server, tokens/s', 'of it', 'rows busy'], *rows])}")
-    return {**found, "ratios": ratios}
+    shares = ratios(found["server"], found["decoder"])
+    row = [f"{n_text} texts on {ROWS} rows", *(f"{statistics.median(found[key]):,.0f}" for key in ("decoder", "server"))]
+    row += [*spread(shares), f"{statistics.median(found['busy']):.1%}"]
+    print(f"\n{table([['', 'decoder alone, tokens/s', 'server, tokens/s', 'of it', 'min-max', 'rows busy'], row])}")
+    return {**found, "ratios": shares}
 
 
 async def write_all(server: Served, n_text: int, n_token: int) -> tuple[float, float]:
@@ -254,71 +220,6 @@ async def prefixes(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-async def cancel(options: argparse.Namespace) -> dict[str, Any]:
-    """Leave calls at random instants, and ask for a token after each."""
-    draw, waits = random.Random(0), list[float]()
-    async with served("--queue", "64") as server:
-        path = await server.session("A text of its own. " * 4)
-        await server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
-        before, size = server.resident_mb(), await server.count("txl_sessions")
-        for _ in range(options.calls):
-            body = {"prompt": "word " * draw.choice([1, 50, 2000]), "max_tokens": 400, "stream": draw.random() < 0.5}
-            calls = [
-                asyncio.ensure_future(server.client.post("/v1/completions", json=body)) for _ in range(draw.choice([1, 4, 12]))
-            ]
-            append = {"text": "and on " * draw.choice([1, 2000])}
-            calls.append(asyncio.ensure_future(server.client.post(f"{path}/append", json=append)))
-            await asyncio.sleep(draw.random() * 0.3)
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-            begin = time.perf_counter()
-            await server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})
-            waits.append(time.perf_counter() - begin)
-        await server.rest()
-        after, left = server.resident_mb(), await server.count("txl_sessions")
-    assert left == size, "a session is lost, or one is left"
-    median, p99, longest = (1000 * value for value in quantiles(waits))
-    print(f"\n{options.calls} times calls were left; the next answer took {median:.0f} ms (median), ", end="")
-    print(f"{p99:.0f} (99 %), {longest:.0f} (longest)")
-    print(f"no row is busy, no session more or less; the server took {before:,.1f} MB before and {after:,.1f} after")
-    return {"ms": [median, p99, longest], "resident_mb": [before, after]}
-
-
-async def overload(options: argparse.Namespace) -> dict[str, Any]:
-    """Fill every row and the queue, and ask for more."""
-    waits, room = list[float](), ROWS + 4 * ROWS
-    async with served() as server:
-        holding = list[asyncio.Future[Any]]()
-        body = {"prompt": "x", "max_tokens": 100_000, "timeout": 600}
-        while (
-            await server.count("txl_queue_requests") < 4 * ROWS
-        ):  # one by one, because the queue is full before rows are given
-            holding.append(asyncio.ensure_future(server.client.post("/v1/completions", json=body)))
-            await asyncio.sleep(0.05)
-
-        async def ask(n: int) -> None:
-            for _ in range(n):
-                begin = time.perf_counter()
-                answer = await server.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
-                waits.append(time.perf_counter() - begin)
-                assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1, answer.text
-
-        await ask(1)
-        waits.clear()
-        n_client = 4
-        await asyncio.gather(*(ask(max(options.calls, 9 * room) // n_client) for _ in range(n_client)))
-        for task in holding:
-            task.cancel()
-        await asyncio.gather(*holding, return_exceptions=True)
-    median, p99, longest = (1000 * value for value in quantiles(waits))
-    print(
-        f"\n{len(waits)} requests beyond the {room} that there is room for were refused in {median:.1f} ms (median), ", end=""
-    )
-    print(f"{p99:.1f} (99 %), {longest:.1f} (longest)")
-    return {"ms": [median, p99, longest], "refused": len(waits)}
-
-
 async def sessions(options: argparse.Namespace) -> dict[str, Any]:
     """Let sessions come and go through the rows; most of them lie on the disk."""
     n_kept, points = max(2 * ROWS, options.sessions // 10), list[list[float]]()
@@ -350,8 +251,8 @@ def bytes_of(options: argparse.Namespace) -> int:
 async def soak(options: argparse.Namespace) -> dict[str, Any]:
     """Do everything at random."""
     points, errors, counts = list[list[float]](), list[str](), dict[str, int]()
-    end = time.monotonic() + 60 * options.minutes
     async with served("--sessions", "soaked", "--save-every", "2000", "--session-memory", "0.2") as server:
+        end = time.monotonic() + 60 * options.minutes
 
         async def client(number: int) -> None:
             draw, path = random.Random(number), await server.session("Begin. ")
@@ -419,8 +320,6 @@ def quantiles(values: list[float]) -> tuple[float, float, float]:
 PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
     "streams": streams,
     "victim": victim,
-    "cancel": cancel,
-    "overload": overload,
     "sessions": sessions,
     "prefixes": prefixes,
     "soak": soak,
@@ -428,4 +327,17 @@ PARTS: dict[str, Callable[[argparse.Namespace], Any]] = {
 
 
 if __name__ == "__main__":
-    main()
+    parser = command(__doc__, repeats=3)
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=[name for name in PARTS if name != "soak"])
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="that the intruder appends (default: %(default)s)")
+    parser.add_argument("--sessions", type=int, default=1000, help="default: %(default)s")
+    parser.add_argument("--minutes", type=float, default=60, help="of the soak (default: %(default)s)")
+    parser.add_argument("--paper", action="store_true", help="the paper's 12-layer enwik8 model; streams of 32 tokens")
+    parser.add_argument("--tiny", action="store_true", help="a model of no interest, to see whether this script works")
+    parser.set_defaults(threads=1)
+    options = parse(parser)
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # of the server, too
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(sizes_of(options), Path(folder, "model"))
+        os.chdir(folder)
+        run(options, measure, options.parts, model=str(sizes_of(options)))

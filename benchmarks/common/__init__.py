@@ -1,3 +1,3 @@
-"""What the benchmarks share. Nothing here imports more than the standard library, torch and safetensors, but for `ours.py` and
-`peer.py` (and those of `xlnet.py`), each of which runs in its own process, the latter in an environment of its own.
+"""What the benchmarks share. Processes of a peer run in its environment, so `wire`, `machine`, `side` and `peer` import nothing
+of transformer_xl but within functions that ours call.
 """

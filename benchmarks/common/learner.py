@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from common.training_shapes import N_SEGMENT
+from common.recipe_shapes import N_SEGMENT
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.run import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream

@@ -6,7 +6,6 @@ git clone --depth 1 https://github.com/NVIDIA/DeepLearningExamples
 
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -65,9 +64,6 @@ class PeerLearner:
         time_first = segment.T
         loss, self.mems = self.model(time_first[:-1].contiguous(), time_first[1:].contiguous(), self.mems)
         return loss.float().mean()
-
-    def fixed_memory(self) -> Callable[[], None]:
-        raise NotImplementedError("as NVIDIA trains it, without graphs")
 
     def gradients(self) -> dict[str, Tensor]:
         own = {name: gradient_of(parameter) for name, parameter in self.model.named_parameters()}

@@ -1,11 +1,14 @@
-"""The peer's side of `train_step.py`, in a process and an environment of its own: `peer.py`.
+"""Hugging Face transformers 4.35.2 in an environment of its own: `peer.py train`, `peer.py read` or `peer.py xlnet fp32|bf16`.
 
-Hugging Face transformers 4.35.2, `TransfoXLLMHeadModel`, in fp32. Its memory is time-major, of constant length, and starts as
-zeros that are attended to; labels are shifted by the model.
+`TransfoXLLMHeadModel` in fp32, with the memory that its last call returned; that is time-major, of constant length, and starts
+as zeros that are attended to. `XLNetLMHeadModel` in fp32 or under bf16 autocast: converted to bf16, its two streams raise.
 """
 
+import contextlib
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -13,72 +16,104 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import TransfoXLConfig, TransfoXLLMHeadModel
+from transformers import TransfoXLConfig, TransfoXLLMHeadModel, XLNetConfig, XLNetLMHeadModel
 
-from common.contestant import Contestant
-from common.shapes import Shape
+from common.side import ReadingSide, Side, TrainingSide, states_loss
 from common.wire import serve
 
-SEED = 0
 
+class Peer(Side):
+    kind: Any = TransfoXLLMHeadModel
+    config_kind: Any = TransfoXLConfig
+    precision = "fp32"
 
-class Peer(Contestant[TransfoXLLMHeadModel]):
     def versions(self) -> dict[str, str]:
-        return {
-            "transformers": transformers.__version__,
-            "torch": torch.__version__,
-            "python": sys.version.split()[0],
-            "precision": "fp32",
-            "reason": "the only one in which it trains on a CPU",
-        }
+        name = f"transformers {transformers.__version__} {self.kind.__name__}, Python {sys.version.split()[0]}"
+        return {"name": name, "torch": torch.__version__, "precision": self.precision}
 
-    def _build(self, shape: Shape, weights: str) -> None:
-        config = TransfoXLConfig(
-            vocab_size=shape.vocab_size,
-            n_layer=shape.n_layer,
-            d_model=shape.d_model,
-            d_embed=shape.d_model,
-            n_head=shape.n_head,
-            d_head=shape.d_head,
-            d_inner=shape.d_inner,
-            mem_len=shape.mem_len,
-            dropout=shape.dropout,
-            dropatt=0.0,
-            cutoffs=[],
-            div_val=1,
-            clamp_len=-1,
-            same_length=False,
-            untie_r=False,
-            attn_type=0,
-        )
-        torch.manual_seed(SEED)
-        self.model = TransfoXLLMHeadModel(config)
-        # each parameter once, under the first of its names: u and v belong to the model and to every layer
-        save_file({name: p.detach().contiguous() for name, p in self.model.named_parameters()}, weights)
+    def _build(self, weights: str) -> None:
+        torch.manual_seed(0)
+        self.model = self.kind(self.config_kind(**self.config)).eval()
+        if self.precision == "fp32":  # each parameter once, under the first of its names: u and v belong to every layer, too
+            save_file({name: p.detach().contiguous() for name, p in self.model.named_parameters()}, weights)
 
-    def _zero_mems(self, shape: Shape) -> list[Tensor]:
-        return self.model.init_mems(shape.batch_size)
 
-    def _loss(self, ids: Tensor) -> Tensor:
-        out = self.model(ids, mems=self.mems, labels=ids)
+class TrainingPeer(Peer, TrainingSide):
+    def _zero_mems(self, n_row: int) -> list[Tensor]:
+        return self.model.init_mems(n_row)
+
+    def _loss(self, batch: dict[str, Tensor]) -> Tensor:
+        out = self.model(batch["ids"], mems=self.mems, labels=batch["ids"])  # the model shifts labels
         self.mems = out.mems
         return out.loss
 
-    def _peer_named_gradients(self) -> dict[str, Tensor]:
-        return {name: p.grad for name, p in self.model.named_parameters()}
-
-    def bf16_failure(self, segment: list[list[int]]) -> str | None:
+    def bf16_failure(self, batch: dict[str, Any]) -> str | None:
         """Try a step under bf16 autocast and return why it fails; None if it does not."""
-        try:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = self._loss(torch.tensor(segment))
-            loss.backward()
-        except RuntimeError as error:
-            return str(error).splitlines()[0]
-        finally:
-            self.model.zero_grad(set_to_none=True)
-        return None
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.failure(batch)
+
+
+class XLNetPeer(Peer, TrainingSide):
+    kind, config_kind = XLNetLMHeadModel, XLNetConfig
+
+    def __init__(self, precision: str) -> None:
+        super().__init__()
+        self.precision = precision
+
+    def _zero_mems(self, n_row: int) -> list[Tensor]:
+        config = self.model.config
+        return [torch.zeros(config.mem_len, n_row, config.d_model) for _ in range(config.n_layer)]
+
+    def _loss(self, batch: dict[str, Tensor]) -> Tensor:
+        bf16 = self.precision == "bf16"
+        with torch.autocast("cpu", dtype=torch.bfloat16) if bf16 else contextlib.nullcontext():
+            if "targets" not in batch:
+                read = self.model.transformer(batch["ids"], token_type_ids=batch["texts"], use_mems=False)
+                return states_loss(read.last_hidden_state)
+            ids, targets = batch["ids"], batch["targets"]
+            hidden = (batch["rank"].unsqueeze(1) >= batch["sees"].unsqueeze(2)).float()
+            mapping = torch.nn.functional.one_hot(targets, ids.shape[1]).float()
+            given = {"perm_mask": hidden, "target_mapping": mapping, "token_type_ids": batch["texts"]}
+            out = self.model(ids, **given, labels=ids.gather(1, targets), mems=self.mems, use_mems=True)
+        self.mems = out.mems
+        return out.loss
+
+
+class ReadingPeer(Peer, ReadingSide):
+    def score(self, ids: list[int], tgt_len: int) -> dict[str, list[float]]:
+        """Score a new stream segment by segment, every token but the first; return nats and seconds of each segment."""
+        self._start()
+        nats, seconds = [], []
+        inputs, labels = torch.tensor([ids[:-1]]), torch.tensor([ids[1:]])
+        for segment, label in zip(inputs.split(tgt_len, 1), labels.split(tgt_len, 1), strict=True):
+            begin = time.perf_counter()
+            nats.append(self._segment_nats(segment, label))
+            seconds.append(time.perf_counter() - begin)
+        return {"nats": nats, "seconds": seconds}
+
+    def _start(self) -> None:
+        self.mems = self.model.init_mems(1)
+
+    def _read_piece(self, ids: Tensor) -> None:
+        self._hidden(ids)
+
+    def _read_token(self, ids: Tensor) -> Tensor:
+        out = self.model(ids.unsqueeze(0), mems=self.mems)
+        self.mems = out.mems
+        return out.logits[0, -1]
+
+    def _segment_nats(self, ids: Tensor, labels: Tensor) -> float:
+        """Score all of a segment; with `labels=`, the model itself would leave its first token unscored."""
+        hidden = self._hidden(ids)
+        # the softmax drops the last state and the first label
+        states, targets = torch.cat([hidden, hidden[:, -1:]], dim=1), torch.cat([labels[:, :1], labels], dim=1)
+        return self.model.crit(states, targets).double().sum().item()
+
+    def _hidden(self, ids: Tensor) -> Tensor:
+        out = self.model.transformer(ids, mems=self.mems)
+        self.mems = out.mems
+        return out.last_hidden_state
 
 
 if __name__ == "__main__":
-    serve(Peer())
+    serve({"train": TrainingPeer, "read": ReadingPeer, "xlnet": XLNetPeer}[sys.argv[1]](*sys.argv[2:]))

@@ -45,14 +45,6 @@ def run_watched(command: Sequence[str], what: str) -> Watched:
     return Watched(output, time.perf_counter() - begin, peak_mb)
 
 
-def run_unwatched(command: Sequence[str], what: str) -> str:
-    """Run a command to its end and return what it printed; looking at many mapped pages over and over would slow it down."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"error: {what} failed; see the messages above")
-    return done.stdout
-
-
 def memory_of(process: subprocess.Popen[str]) -> Iterator[float]:
     """Yield the memory (MB) of a process and its children until it ends."""
     watched = psutil.Process(process.pid)

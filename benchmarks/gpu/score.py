@@ -9,7 +9,6 @@ scores a whole text, with all that it prepares. Where there is no such device, t
 import argparse
 import contextlib
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -21,16 +20,12 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from common.machine import describe, peak_mb, reset_peak, resident_mb
-from common.reading_ours import config_of
-from common.reading_shapes import READING_SHAPES
-from common.report import facts
-from common.sides import ratios, spread
+from common.harness import command, finish, parse, ratios, run, spread, take_turns
+from common.machine import peak_mb, reset_peak, resident_mb
+from common.shapes import READING_SHAPES
 from torch import Tensor
 
-import transformer_xl
 from transformer_xl.console import say, table
-from transformer_xl.cost.hardware import finish
 from transformer_xl.kernels.graphs import Graphs, Readback
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading import stream as streams
@@ -43,46 +38,11 @@ N_WARM_UP = 3
 """Segments at least: the first compiles kernels, the second captures."""
 
 
-def main() -> None:
-    options = parse_arguments()
-    device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print(f"skipped: there is no device '{options.device}' here; --device cpu tries the benchmark out")
-        return
-    machine = describe() | {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "ours": f"transformer_xl {transformer_xl.__version__}, torch {torch.__version__}",
-    }
-    print(facts(machine))
-    if device.type != "cuda":
-        print(f"{device} has no CUDA graphs: all ways are the same here")
-    results = {name: measure(name, device, options) for name in options.shape}
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "shapes": results}, indent=2))
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=READING_SHAPES, nargs="+", default=["E"], help="those of docs/results.md")
-    parser.add_argument("--device", default="cuda", help="default: %(default)s")
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="read together (default: 1 16)")
-    parser.add_argument("--precisions", choices=PRECISIONS, nargs="+", default=["bf16"], help="default: bf16")
-    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: graph eager")
-    parser.add_argument("--tgt-len", type=int, default=512, help="tokens of a segment (default: %(default)s)")
-    parser.add_argument("--segments", type=int, default=32, help="in a turn, and in a text (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds in which all take a turn (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single time there too")
-    options = parser.parse_args()
-    if min(options.repeats, options.segments, options.tgt_len, *options.rows) < 1:
-        parser.error("--repeats, --segments, --tgt-len and --rows must be at least 1")
-    return options
-
-
-def measure(name: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one shape, print tables, and return all figures."""
     torch.manual_seed(0)
-    with torch.device(device):
-        model = TransformerXL(config_of(READING_SHAPES[name]))
+    with torch.device(options.device):
+        model = TransformerXL(READING_SHAPES[name].sizes.config())
     read = []
     for precision, rows in itertools.product(options.precisions, options.rows):
         say(f"shape {name}, {precision}, {rows} rows")
@@ -99,7 +59,6 @@ def streamed(model: TransformerXL, precision: Any, rows: int, options: argparse.
     """Let streams of all ways read on in turn; return the seconds of a segment in each round, and the MB that each takes."""
     T, n_warm_up = options.tgt_len, max(N_WARM_UP, -(-model.mem_len // options.tgt_len))
     opened: dict[str, Stream] = {}
-    seconds: dict[str, list[float]] = {way: [] for way in options.ways}
     peaks: dict[str, float] = {}
     with scoring(model):
         warm_up = random_segments(model, n_warm_up, rows, T)
@@ -111,38 +70,40 @@ def streamed(model: TransformerXL, precision: Any, rows: int, options: argparse.
             nats[way] = score(opened[way], warm_up)
             check_captured(way, made)
             peaks[way] = peak(model.device) - held
-        differs = difference(nats)
-        for i in range(options.repeats):
-            segments = random_segments(model, options.segments, rows, T)
-            for way in options.ways[:: -1 if i % 2 else 1]:  # a device that grows warm slows down what comes later
-                finish(model.device)
-                begin = time.perf_counter()
-                nats[way] = score(opened[way], segments)
-                seconds[way].append((time.perf_counter() - begin) / options.segments)
-            differs = max(differs, difference(nats))
-    return {"seconds": seconds, "peak_mb": peaks, "differs": differs}
+        rounds = [nats, *({} for _ in range(options.repeats))]
+        texts = [random_segments(model, options.segments, rows, T) for _ in range(options.repeats)]
+
+        def turn(way: str, i: int) -> float:
+            finish(model.device)
+            begin = time.perf_counter()
+            rounds[i + 1][way] = score(opened[way], texts[i])
+            return (time.perf_counter() - begin) / options.segments
+
+        seconds = take_turns({way: lambda i, way=way: turn(way, i) for way in options.ways}, options.repeats, "segments:")
+    return {"seconds": seconds, "peak_mb": peaks, "differs": max(map(difference, rounds))}
 
 
 def evaluated(model: TransformerXL, precision: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Score a whole text in one row, in turn by all ways; return the seconds of each round, after one that is not counted."""
     n_token = options.segments * options.tgt_len + 1
     ids = torch.randint(model.config.vocab_size or 0, (n_token,))
-    seconds: dict[str, list[float]] = {way: [] for way in options.ways}
-    differs = 0.0
-    for _ in range(1 + options.repeats):
-        nats = {}
-        for way in options.ways:
-            with launched(way) as made:
-                finish(model.device)
-                begin = time.perf_counter()
-                found = evaluate(model, ids, tgt_len=options.tgt_len, precision=precision, per_token=True)
-                seconds[way].append(time.perf_counter() - begin)
-            if options.segments > 1:  # a shape that comes once is not captured
-                check_captured(way, made)
-            assert found.token_nats is not None
-            nats[way] = torch.from_numpy(found.token_nats)
-        differs = max(differs, difference(nats))
-    return {"n_token": n_token, "seconds": {way: own[1:] for way, own in seconds.items()}, "differs": differs}
+    rounds: list[dict[str, Tensor]] = [{} for _ in range(1 + options.repeats)]
+
+    def turn(way: str, i: int) -> float:
+        with launched(way) as made:
+            finish(model.device)
+            begin = time.perf_counter()
+            found = evaluate(model, ids, tgt_len=options.tgt_len, precision=precision, per_token=True)
+            seconds = time.perf_counter() - begin
+        if options.segments > 1:  # a shape that comes once is not captured
+            check_captured(way, made)
+        assert found.token_nats is not None
+        rounds[i][way] = torch.from_numpy(found.token_nats)
+        return seconds
+
+    seconds = take_turns({way: lambda i, way=way: turn(way, i) for way in options.ways}, 1 + options.repeats, "texts:")
+    seconds = {way: own[1:] for way, own in seconds.items()}
+    return {"n_token": n_token, "seconds": seconds, "differs": max(map(difference, rounds))}
 
 
 @contextlib.contextmanager
@@ -218,7 +179,7 @@ def summary(name: str, read: list[dict[str, Any]], texts: list[dict[str, Any]], 
     of_texts = [["", "way", "ms in all", "min-max ms", "tokens/s", *faster]]
     of_texts += [[own["precision"], way, *times(own["seconds"], way, n_token)] for own in texts for way in options.ways]
     lines = [
-        f"\nshape {name}: {READING_SHAPES[name]}, T={T}, {options.segments} segments in a turn\n",
+        f"\nshape {name}: {READING_SHAPES[name].sizes}, T={T}, {options.segments} segments in a turn\n",
         table(of_streams),
         f"\nevaluate, {n_token:,} tokens in one row, all preparation and the capture included\n",
         table(of_texts),
@@ -243,4 +204,12 @@ def bits(read: list[dict[str, Any]], texts: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    parser = command(__doc__, repeats=5, device="cuda")
+    parser.add_argument("--shape", choices=READING_SHAPES, nargs="+", default=["E"], help="those of docs/results.md")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 16], help="read together (default: 1 16)")
+    parser.add_argument("--precisions", choices=PRECISIONS, nargs="+", default=["bf16"], help="default: bf16")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: graph eager")
+    parser.add_argument("--tgt-len", type=int, default=512, help="tokens of a segment (default: %(default)s)")
+    parser.add_argument("--segments", type=int, default=32, help="in a turn, and in a text (default: %(default)s)")
+    options = parse(parser)
+    run(options, measure, options.shape)

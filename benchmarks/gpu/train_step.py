@@ -7,10 +7,8 @@ run here, or does not agree, is named and not timed. Where there is no such devi
 """
 
 import argparse
-import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
+from common.harness import at_least, command, facts, mb, parse, ratios, run, seconds_of, spread, take_turns
 from common.learner import (
     N_WARM_UP,
     Learner,
@@ -29,16 +28,12 @@ from common.learner import (
     gradients_of_one,
     make_ours,
 )
-from common.machine import describe
 from common.nvidia import PeerLearner, load_peer
-from common.report import facts
-from common.sides import at_least, ratios, spread
-from common.training_shapes import TRAINING_SHAPES, TrainingShape
+from common.recipe_shapes import RECIPE_SHAPES, RecipeShape
 from torch import nn
 
-import transformer_xl
 from transformer_xl.console import say, table
-from transformer_xl.cost.hardware import finish, matmul_rate
+from transformer_xl.cost.hardware import matmul_rate
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import Precision
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -53,64 +48,23 @@ TOLERANCE: dict[Precision, float] = {"fp32": 1e-2, "bf16": 0.1, "fp16": 5e-2}
 """Of the norm of all gradients together, by `matmul` in fp32; TF32 is switched off."""
 
 
-def main() -> None:
-    options = parse_arguments()
-    device = torch.device(options.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        print(f"skipped: no GPU: there is no device '{options.device}' here; --device cpu tries the benchmark out")
-        return
-    try:
-        peer = load_peer(options.peer) if options.peer else None
-    except (ImportError, OSError) as error:
-        sys.exit(f"error: --peer {options.peer}: {error}; it is mem_transformer.py, with utils/ beside it")
-    machine = describe() | {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "ours": f"transformer_xl {transformer_xl.__version__}, torch {torch.__version__}",
-        "peer": f"{options.peer}, in the same process" if options.peer else "none; see --peer",
-    }
-    print(facts(machine))
-    results = {name: measure(name, device, peer, options) for name in options.shape}
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "shapes": results}, indent=2))
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=TRAINING_SHAPES, nargs="+", default=["E", "W", "N"], help="default: E, W and N")
-    parser.add_argument("--rows", type=int, help="B (default: the shape's)")
-    parser.add_argument("--tgt-len", type=int, help="T (default: the shape's)")
-    parser.add_argument("--mem-len", type=int, help="M (default: the shape's)")
-    parser.add_argument("--backends", choices=BACKENDS, nargs="+", default=list(BACKENDS), help="default: all")
-    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
-    parser.add_argument("--precisions", choices=DTYPES, nargs="+", default=list(DTYPES), help="default: all")
-    parser.add_argument("--peer", type=Path, metavar="FILE", help="mem_transformer.py of NVIDIA/DeepLearningExamples")
-    parser.add_argument("--device", default="cuda", help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=10, help="in a turn (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds in which all take a turn (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single time there too")
-    options = parser.parse_args()
-    if min(options.steps, options.repeats, *(given for given in sizes(options).values())) < 1:
-        parser.error("--steps, --repeats, --rows, --tgt-len and --mem-len must be at least 1")
-    return options
-
-
 def sizes(options: argparse.Namespace) -> dict[str, int]:
     """Return the sizes that were asked for."""
     asked = {"rows": options.rows, "tgt_len": options.tgt_len, "mem_len": options.mem_len}
     return {name: size for name, size in asked.items() if size is not None}
 
 
-def measure(name: str, device: torch.device, peer: type[nn.Module] | None, options: argparse.Namespace) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one shape, print a table, and return all figures."""
-    shape = replace(TRAINING_SHAPES[name], **sizes(options))
-    ours = make_ours(shape.config(), device)
-    sides = Sides(shape, ours, peer, options)
+    shape = replace(RECIPE_SHAPES[name], **sizes(options))
+    ours = make_ours(shape.config(), torch.device(options.device))
+    sides = Candidates(shape, ours, options.peer_kind, options)
     found = {precision: sides.measure(precision) for precision in options.precisions}
     print(summary(name, shape, found))
     return {"rows": shape.rows, "tgt_len": shape.T, "mem_len": ours.mem_len, "precisions": found}
 
 
-class Sides:
+class Candidates:
     """All that take steps at one shape.
 
     Args:
@@ -121,7 +75,7 @@ class Sides:
     """
 
     def __init__(
-        self, shape: TrainingShape, ours: TransformerXL, peer: type[nn.Module] | None, options: argparse.Namespace
+        self, shape: RecipeShape, ours: TransformerXL, peer: type[nn.Module] | None, options: argparse.Namespace
     ) -> None:
         self._shape, self._ours, self._options, self._device = shape, ours, options, ours.device
         self._segments = shape.segments(ours.device)
@@ -141,14 +95,15 @@ class Sides:
             if isinstance(step, str):
                 found[label] = {"failure": step}
             else:
-                found[label], steps[label] = {**own, "seconds": []}, step
-        rates = []
-        for turn, order in enumerate(alternating(list(steps), self._options.repeats), start=1):
-            say(f"{self._shape.recipe}, {precision}: round {turn} of {self._options.repeats}")
-            rates.append(matmul_rate(self._device, DTYPES[precision]))
-            for label in order:
-                found[label]["seconds"].append(seconds_of(steps[label], self._device, self._options.steps))
-        return {"matmul_rate": rates, "flops": self._shape.flops(precision), "sides": found}
+                found[label], steps[label] = own, step
+        turns: dict[str, Callable[[int], float]] = {
+            label: lambda _, step=step: seconds_of(step, self._options.steps, self._device) for label, step in steps.items()
+        }
+        turns["matmul"] = lambda _: matmul_rate(self._device, DTYPES[precision])
+        rounds = take_turns(turns, self._options.repeats, f"{self._shape.recipe}, {precision}:")
+        for label in steps:
+            found[label]["seconds"] = rounds[label]
+        return {"matmul_rate": rounds["matmul"], "flops": self._shape.flops(precision), "sides": found}
 
     def _candidates(self, precision: Precision) -> Iterator[tuple[str, str | None, Callable[[], Step]]]:
         """Yield a name, why it cannot be, and what makes it; the peer first, and graphs last, for they keep their memory."""
@@ -208,27 +163,11 @@ def reason(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def alternating(names: list[str], n: int) -> Iterator[list[str]]:
-    """Yield names forwards and backwards in turn, for a device that grows warm slows down what comes later."""
-    for i in range(n):
-        yield names[:: -1 if i % 2 else 1]
-
-
-def seconds_of(step: Step, device: torch.device, n: int) -> float:
-    """Return the seconds of a step, of several in a row."""
-    finish(device)
-    begin = time.perf_counter()
-    for _ in range(n):
-        step()
-    finish(device)
-    return (time.perf_counter() - begin) / n
-
-
 def allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
-def summary(name: str, shape: TrainingShape, found: dict[str, Any]) -> str:
+def summary(name: str, shape: RecipeShape, found: dict[str, Any]) -> str:
     """Lay out what was measured at one shape."""
     about = {
         f"shape {name}": str(shape),
@@ -254,7 +193,7 @@ def summary(name: str, shape: TrainingShape, found: dict[str, Any]) -> str:
     return "\n".join([f"\n{facts(about)}\n\n{table([header, *rows])}", *remarks])
 
 
-def cells(side: dict[str, Any], own: dict[str, Any], shape: TrainingShape) -> list[str]:
+def cells(side: dict[str, Any], own: dict[str, Any], shape: RecipeShape) -> list[str]:
     if "failure" in side:
         return ["-", *[""] * 7]
     median = statistics.median(side["seconds"])
@@ -262,7 +201,7 @@ def cells(side: dict[str, Any], own: dict[str, Any], shape: TrainingShape) -> li
     return [
         *spread([seconds * 1e3 for seconds in side["seconds"]]),
         f"{shape.n_token / median:,.0f}",
-        "" if side["bytes"] is None else f"{side['bytes'] / 1e6:,.0f}",
+        mb(side["bytes"]),
         f"{own['flops'] / median / 1e12:.3g}",
         f"{own['flops'] / median / statistics.median(own['matmul_rate']):.0%}",
         *(spread(ratios(peer, side["seconds"])) if peer else ["", ""]),
@@ -270,4 +209,19 @@ def cells(side: dict[str, Any], own: dict[str, Any], shape: TrainingShape) -> li
 
 
 if __name__ == "__main__":
-    main()
+    parser = command(__doc__, repeats=5, device="cuda")
+    parser.add_argument("--shape", choices=RECIPE_SHAPES, nargs="+", default=["E", "W", "N"], help="default: E, W and N")
+    parser.add_argument("--rows", type=int, help="B (default: the shape's)")
+    parser.add_argument("--tgt-len", type=int, help="T (default: the shape's)")
+    parser.add_argument("--mem-len", type=int, help="M (default: the shape's)")
+    parser.add_argument("--backends", choices=BACKENDS, nargs="+", default=list(BACKENDS), help="default: all")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
+    parser.add_argument("--precisions", choices=DTYPES, nargs="+", default=list(DTYPES), help="default: all")
+    parser.add_argument("--peer", type=Path, metavar="FILE", help="mem_transformer.py of NVIDIA/DeepLearningExamples")
+    parser.add_argument("--steps", type=int, default=10, help="in a turn (default: %(default)s)")
+    options = parse(parser)
+    try:
+        options.peer_kind = load_peer(options.peer) if options.peer else None
+    except (ImportError, OSError) as error:
+        sys.exit(f"error: --peer {options.peer}: {error}; it is mem_transformer.py, with utils/ beside it")
+    run(options, measure, options.shape, peer=f"{options.peer}, in the same process")

@@ -9,7 +9,9 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,10 @@ from transformer_xl.training.run import train
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PEER_PYTHON = Path(os.environ.get("TXL_PEER_PYTHON", ROOT / ".venv-peer" / "bin" / "python"))
+SCRIPTS = [str(path.relative_to(BENCHMARKS)) for folder in ("", "gpu") for path in (BENCHMARKS / folder).glob("*.py")]
+PEER = ["--peer-python", PEER_PYTHON]
+
+needs_peer = pytest.mark.skipif(not PEER_PYTHON.exists(), reason=f"{PEER_PYTHON} is missing; `make test-benchmarks` makes it")
 
 
 def run(script: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -31,7 +37,37 @@ def run(script: str, *arguments: object, status: int = 0) -> subprocess.Complete
     return done
 
 
-SCRIPTS = [str(path.relative_to(BENCHMARKS)) for folder in ("", "gpu") for path in (BENCHMARKS / folder).glob("*.py")]
+@pytest.fixture
+def measured(tmp_path):
+    """A function that runs a benchmark and returns its figures; each of their times was taken."""
+
+    def measured(script: str, *arguments: object) -> Any:
+        run(script, *arguments, "--threads", 1, "--json", tmp_path / "figures.json")
+        results = json.loads((tmp_path / "figures.json").read_text())["results"]
+        times = list(times_of(results))
+        assert min(times, default=1.0) > 0
+        return results
+
+    return measured
+
+
+def times_of(figures: Any) -> Iterator[float]:
+    """Yield all numbers below the key "seconds"."""
+    if isinstance(figures, list):
+        figures = dict(enumerate(figures))
+    for key, value in figures.items() if isinstance(figures, dict) else ():
+        if key == "seconds":
+            yield from numbers(value)
+        else:
+            yield from times_of(value)
+
+
+def numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from numbers(each)
+    else:
+        yield value
 
 
 def test_each_says_how_it_is_used():
@@ -56,123 +92,55 @@ def test_each_says_how_it_is_used():
         assert said.startswith(f"{script}\nusage"), said
 
 
-def test_readme_names_every_benchmark():
-    readme = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+def test_readme_and_make_name_every_benchmark():
+    readme, make = (BENCHMARKS / "README.md").read_text(encoding="utf-8"), (ROOT / "Makefile").read_text(encoding="utf-8")
     for script in SCRIPTS:
-        assert f"## {script}" in readme
+        assert f"`{script}`" in readme
+        assert f"benchmarks/{script}" in make or script == "finetuning.py", "it needs a trained run"
+
+
+def test_without_peer_says_how_to_get_it(tmp_path):
+    last = run("train_step.py", "--peer-python", tmp_path / "python", status=2).stderr.splitlines()[-1]
+    assert str(tmp_path / "python") in last and "make bench" in last
 
 
 @pytest.mark.benchmarks
-def test_memory(tmp_path):
-    picture = tmp_path / "memory.png"
-    done = run("memory.py", "--tiny", "--segments", 1, "--mem-lens", 0, 8, "--lengths", 2, "--plot", picture)
-    assert done.stdout.count("above idle MB") == 4
-    assert picture.read_bytes().startswith(b"\x89PNG")
+def test_what_cannot_be_is_refused(tmp_path):
+    assert "--processes must divide the 2 lanes" in run("processes.py", "--shape", "tiny", "--processes", 3, status=2).stderr
+    assert "--repeats must be at least 1" in run("eval_speed.py", "--repeats", 0, status=2).stderr
+    peer = ["--device", "cpu", "--peer", tmp_path / "mem_transformer.py"]
+    assert "it is mem_transformer.py, with utils/ beside it" in run("gpu/train_step.py", *peer, status=1).stderr
 
 
 @pytest.mark.benchmarks
-def test_recall(tmp_path):
-    arguments = ("--out", tmp_path, "--steps", 2, "--distances", 10, 40)
-    done = run("recall.py", *arguments, "--sides", "delta", "plain")
-    assert (tmp_path / "recall.png").read_bytes().startswith(b"\x89PNG")
-    again = run("recall.py", *arguments, "--sides", "lstm")
-    assert "delta" in done.stdout
-    assert [line.split()[0] for line in again.stdout.splitlines()[-4:-1]] == ["delta", "plain", "lstm"]
-    kept = {json.loads(file.read_text())["kept_bytes"] for file in tmp_path.glob("[dp]*.json")}
-    assert max(kept) < 1.01 * min(kept)
-
-
-@pytest.mark.benchmarks
-def test_reading_time(tmp_path, monkeypatch):
-    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
-    recipe, text = write_recipe(tmp_path / "tiny.toml"), write_text(tmp_path / "text.txt")
-    train(str(recipe), corpus=str(text), out=tmp_path / "run")
-    sizes = ("--tokens", 90, "--tune-tokens", 40, "--training-tokens", 50)
-    run("reading_time.py", tmp_path / "run", *sizes, "--json", tmp_path / "figures.json")
-    rows = json.loads((tmp_path / "figures.json").read_text())
-    assert [row["way"] for row in rows] == ["plain", "sgd", "rms", "cache", "rms and cache"]
-    assert all(row["loss"] + row["gained"] == pytest.approx(rows[0]["loss"]) for row in rows)
-
-
-@pytest.mark.benchmarks
-def test_prepare_memory(tmp_path):
-    done = run("prepare_memory.py", "--mb", 1, "--kind", "byte", "word", "--directory", tmp_path)
-    kinds = [line.split()[0] for line in done.stdout.splitlines()[-2:]]
-    assert kinds == ["byte", "word"]
-    assert not list(tmp_path.iterdir()), "the temporary directory is left"
-
-
-@pytest.mark.benchmarks
-def test_large_corpus(tmp_path):
-    done = run("large_corpus.py", "--mb", 25, "--directory", tmp_path)
-    rows = [line.split() for line in done.stdout.splitlines()[-3:]]
-    assert [row[1] for row in rows] == ["byte", "none", "documents"]
-    assert len({tuple(row[-2:]) for row in rows}) == 1, "not all read the same text"
-    assert all(float(row[3]) < 20 for row in rows[1:]), "reading keeps what it has read: 50 MB of ids in the end"
-    assert not list(tmp_path.iterdir()), "the temporary directory is left"
-
-
-@pytest.mark.benchmarks
-def test_convert(tmp_path):
-    done = run("convert.py", "--tiny", "--format", "bin", "safetensors", "--directory", tmp_path)
-    assert [line.split()[0] for line in done.stdout.splitlines()[-2:]] == ["bin", "safetensors"]
-    assert not list(tmp_path.iterdir()), "the temporary directory is left"
-
-
-@pytest.mark.benchmarks
-def test_large_vocabulary():
-    point = json.loads(run("large_vocabulary.py", "--point", "adaptive, div_val 4", "score", 64, "chunks").stdout)
-    assert point.keys() == {"seconds", "above_mb"}
-
-
-@pytest.mark.parametrize("script", ["train_step.py", "xlnet.py", "decode.py", "evaluate.py"])
-def test_without_peer_says_how_to_get_it(script, tmp_path):
-    done = run(script, "--peer-python", tmp_path / "python", status=2)
-    last = done.stderr.splitlines()[-1]
-    assert str(tmp_path / "python") in last
-    assert "make bench" in last
-
-
-@pytest.mark.benchmarks
-def test_train_step_has_parity_and_times(tmp_path):
-    if not PEER_PYTHON.exists():
-        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make test-benchmarks` sets it up")
-    figures = tmp_path / "figures.json"
-    run("train_step.py", "--shape", "tiny", "--repeats", 2, "--peer-python", PEER_PYTHON, "--json", figures)
-    result = json.loads(figures.read_text())["shapes"]["tiny"]
+@needs_peer
+def test_train_step_has_parity_and_times(measured):
+    result = measured("train_step.py", "--shape", "tiny", "--repeats", 2, *PEER)["tiny"]
     sides = {"peer", "ours fp32", "ours auto", "Llama fp32", "Llama auto"}
     assert set(result["seconds"]) == set(result["memory_mb"]) == sides
-    assert all(len(times) == 2 and min(times) > 0 for times in result["seconds"].values())
+    assert all(len(times) == 2 for times in result["seconds"].values())
     assert result["parity"]["ours fp32"]["loss"] < 1e-5
     assert result["parity"]["ours fp32"]["gradient"] < 1e-4
 
 
 @pytest.mark.benchmarks
-def test_xlnet_has_parity_and_times(tmp_path):
-    if not PEER_PYTHON.exists():
-        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make test-benchmarks` sets it up")
-    figures = tmp_path / "figures.json"
-    run("xlnet.py", "--shape", "tiny", "--repeats", 2, "--threads", 1, "--peer-python", PEER_PYTHON, "--json", figures)
-    parts = json.loads(figures.read_text())["parts"]
-    assert set(parts) == {"pretrain", "finetune", "document"}
-    for part, result in parts.items():
+@needs_peer
+def test_xlnet_has_parity_and_times(measured):
+    parts = measured("xlnet.py", "--shape", "tiny", "--repeats", 2, *PEER)
+    assert set(parts) == {"pretrain", "finetune"}
+    for result in parts.values():
         assert {"peer", "ours fp32", "ours auto"} <= set(result["seconds"]) == set(result["memory_mb"])
-        assert all(len(times) == 2 and min(times) > 0 for times in result["seconds"].values())
-        if part != "document":
-            assert result["parity"]["ours fp32"]["loss"] < 1e-5
-            assert result["parity"]["ours fp32"]["gradient"] < 1e-4
+        assert result["parity"]["ours fp32"]["loss"] < 1e-5
+        assert result["parity"]["ours fp32"]["gradient"] < 1e-4
 
 
 @pytest.mark.benchmarks
-def test_decode_tries_out_everything(tmp_path):
-    figures = tmp_path / "figures.json"
-    arguments = ["--precisions", "fp32", "int8", "--tokens", 3, "--threads", 1]
-    done = run("decode.py", "--quick", *arguments, "--json", figures)
-    assert "NOT the peer" in done.stdout
-    result = json.loads(figures.read_text())["shapes"]["tiny"]
+@needs_peer
+def test_decode_reads_as_the_peer_does(measured):
+    how = ["--precisions", "fp32", "int8", "--ways", "eager", "--tokens", 3, "--repeats", 2]
+    result = measured("decode.py", "--shape", "tiny", *how, *PEER)["tiny"]
     exact, rounded = result["modes"]["fp32 eager"], result["modes"]["int8 eager"]
-    assert exact["parity"]["log_prob"] < 1e-5
-    assert exact["parity"]["agree"] == 1.0
+    assert exact["parity"]["log_prob"] < 1e-5 and exact["parity"]["agree"] == 1.0
     assert rounded["parity"]["log_prob"] > 1e-3, "int8 is fp32"
     assert exact["rounds"].keys() == {"peer", "ours", "llama", "bandwidth"}
     assert rounded["rounds"].keys() == {"peer", "ours", "bandwidth"}
@@ -183,22 +151,17 @@ def test_decode_tries_out_everything(tmp_path):
 
 
 @pytest.mark.benchmarks
-def test_evaluate_tries_out_everything(tmp_path):
-    figures = tmp_path / "figures.json"
-    done = run("evaluate.py", "--quick", "--segments", 3, "--threads", 1, "--json", figures)
-    assert "NOT the peer" in done.stdout
-    result = json.loads(figures.read_text())["shapes"]["tiny"]
-    assert set(result["seconds"]) == {"peer", "ours fp32", "ours auto"}
-    assert all(len(rounds) == 2 and {len(own) for own in rounds} == {3} for rounds in result["seconds"].values())
+@needs_peer
+def test_evaluate_reads_as_the_peer_does(measured):
+    result = measured("evaluate.py", "--shape", "tiny", "--segments", 3, "--repeats", 2, *PEER)["tiny"]
+    assert {who: len(times) for who, times in result["seconds"].items()} == {"peer": 2, "ours fp32": 2, "ours auto": 2}
     assert result["parity"]["ours fp32"]["segment"] < 1e-5
 
 
-def test_eval_speed(tmp_path):
-    sizes = ("--lengths", 7, 12, "--tgt-len", 4, "--stride", 2, "--repeats", 2)
-    recipe, files = write_recipe(tmp_path / "tiny.toml"), ("--plot", tmp_path / "a.png", "--json", tmp_path / "a.json")
-    done = run("eval_speed.py", "--recipe", recipe, *sizes, *files)
-    assert done.stdout.splitlines()[-3].split()[:4] == ["length", "vanilla", "ms", "ours"]
-    result = json.loads((tmp_path / "a.json").read_text())
+def test_eval_speed(measured, tmp_path):
+    sizes = ("--lengths", 7, 12, "--tgt-len", 4, "--stride", 2, "--repeats", 2, "--plot", tmp_path / "a.png")
+    recipe = write_recipe(tmp_path / "tiny.toml")
+    (result,) = measured("eval_speed.py", "--recipe", recipe, *sizes).values()
     for row in result["figures"]:
         own = result["seconds"][str(row["length"])]
         ratios = [theirs / ours for theirs, ours in zip(own["vanilla"], own["ours"], strict=True)]
@@ -208,144 +171,125 @@ def test_eval_speed(tmp_path):
 
 
 @pytest.mark.benchmarks
-def test_decode_and_evaluate_read_as_the_peer_does(tmp_path):
-    if not PEER_PYTHON.exists():
-        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make test-benchmarks` sets it up")
-    arguments = ["--shape", "tiny", "--repeats", 1, "--threads", 1, "--peer-python", PEER_PYTHON, "--json"]
-    run("decode.py", "--parts", "one", "--precisions", "fp32", "--ways", "eager", *arguments, tmp_path / "decode.json")
-    run("evaluate.py", *arguments, tmp_path / "evaluate.json")
-    decode, score = (json.loads((tmp_path / f"{name}.json").read_text())["shapes"]["tiny"] for name in ("decode", "evaluate"))
-    assert "TransfoXLLMHeadModel" in decode["peer"]["name"]
-    assert decode["modes"]["fp32 eager"]["parity"]["log_prob"] < 1e-5
-    assert score["parity"]["ours fp32"]["segment"] < 1e-5
+def test_memory(measured, tmp_path):
+    picture = tmp_path / "memory.png"
+    sweeps = measured("memory.py", "--tiny", "--segments", 1, "--mem-lens", 0, 8, "--lengths", 2, "--plot", picture)["memory"]
+    assert [len(results) for _, results in sweeps] == [2, 2, 1, 1]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.benchmarks
+def test_corpus(measured, tmp_path):
+    found = measured("corpus.py", "--mb", 25, "--kind", "byte", "--directory", tmp_path)
+    assert [own["kind"] for own in found["prepare"]] == ["byte"]
+    assert [own["shuffle"] for own in found["stream"]] == ["none", "documents"]
+    assert len({own["tokens"] for own in found["stream"]}) == 1, "not all read the same text"
+    grown = [own["peak_mb"] - own["start_mb"] for own in found["stream"]]
+    assert max(grown) < 20, "reading keeps what it has read: 50 MB of ids in the end"
+    assert {path.name for path in tmp_path.iterdir()} == {"figures.json"}, "the temporary directory is left"
+
+
+@pytest.mark.benchmarks
+def test_convert(measured, tmp_path):
+    found = measured("convert.py", "--tiny", "--format", "bin", "safetensors", "--directory", tmp_path)
+    assert set(found) == {"bin", "safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"figures.json"}, "the temporary directory is left"
+
+
+@pytest.mark.benchmarks
+def test_large_vocabulary(measured):
+    (found,) = measured("large_vocabulary.py", "--softmax", "adaptive, div_val 4", "--tokens", 64, "--limit", 1).values()
+    assert [(own["task"], own["way"]) for own in found] == [("score", "chunks"), ("train", "chunks")]
 
 
 @pytest.fixture
 def reading_shapes(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    from common.reading_ours import config_of
-    from common.reading_shapes import READING_SHAPES
+    from common.shapes import READING_SHAPES
 
-    return [(shape, config_of(shape)) for shape in READING_SHAPES.values()]
+    return list(READING_SHAPES.values())
 
 
 def test_reading_shapes_count_the_weights_that_a_token_touches(reading_shapes):
-    for shape, config in reading_shapes:
+    for shape in reading_shapes:
         with torch.device("meta"):
-            parameters = dict(TransformerXL(config).named_parameters())
+            parameters = dict(TransformerXL(shape.sizes.config()).named_parameters())
         touched = [p for name, p in parameters.items() if name.startswith("layers.") and "r_net" not in name]
         touched += [p for name, p in parameters.items() if name.endswith(("cluster_weight", "softmax.projections.0"))]
-        head = shape.cutoffs[0] if shape.cutoffs else shape.vocab_size
-        matrices = sum(p.numel() for p in touched if p.dim() == 2) + head * shape.d_model
+        head = shape.sizes.cutoffs[0] if shape.sizes.cutoffs else shape.sizes.vocab_size
+        matrices = sum(p.numel() for p in touched if p.dim() == 2) + head * shape.sizes.d_model
         for precision, size in (("fp32", 4), ("bf16", 2), ("int8", 1)):
             assert shape.weight_bytes(precision) == size * matrices + 4 * shape.vectors()
 
 
 def test_reading_shapes_count_the_memory_that_a_token_touches(reading_shapes):
-    shape, config = reading_shapes[-1]
-    model = TransformerXL(config)
+    shape = reading_shapes[-1]
+    model = TransformerXL(shape.sizes.config())
     for precision in ("fp32", "bf16", "int8"):
         reader = Reader(model, tgt_len=4, precision=precision)
         per_slot = (reader.empty_memory(3).n_bytes / 3 - 16) / reader.n_slot  # without the counters of each row
-        assert shape.memory_bytes(precision) == per_slot * shape.mem_len
-        assert shape.position_bytes(precision) == per_slot * (shape.clamp_len + 1) / 2 == reader.n_bytes
-        assert shape.token_bytes(precision, rows=3) - shape.token_bytes(precision) == 2 * per_slot * shape.mem_len
+        assert shape.memory_bytes(precision) == per_slot * shape.sizes.mem_len
+        assert shape.position_bytes(precision) == per_slot * (shape.sizes.clamp_len + 1) / 2 == reader.n_bytes
+        assert shape.token_bytes(precision, rows=3) - shape.token_bytes(precision) == 2 * per_slot * shape.sizes.mem_len
 
 
 @pytest.mark.benchmarks
-def test_gpu_decode_is_skipped_or_runs():
-    arguments = ["--shape", "tiny", "--rows", 2, "--repeats", 1, "--tokens", 2]
-    assert "skipped: " in run("gpu/decode.py", *arguments, "--device", "cuda:99").stdout
-    lines = run("gpu/decode.py", *arguments, "--device", "cpu").stdout.splitlines()
-    ways = [[precision, "2", way] for precision in ("fp32", "bf16") for way in ("eager", "graph")]
-    assert [line.split()[:3] for line in lines[-4:]] == ways
+def test_gpu_decode(measured):
+    found = measured("gpu/decode.py", "--shape", "tiny", "--rows", 2, "--repeats", 1, "--tokens", 2, "--device", "cpu")["tiny"]
+    ways = [(precision, 2, way) for precision in ("fp32", "bf16") for way in ("eager", "graph")]
+    assert [(own["precision"], own["rows"], own["way"]) for own in found] == ways
 
 
 @pytest.mark.benchmarks
-def test_gpu_score_is_skipped_or_runs(tmp_path):
-    figures = tmp_path / "figures.json"
-    arguments = ["--shape", "tiny", "--rows", 1, 2, "--tgt-len", 5, "--segments", 3, "--repeats", 2]
-    assert "skipped: " in run("gpu/score.py", *arguments, "--device", "cuda:99").stdout
-    done = run("gpu/score.py", *arguments, "--device", "cpu", "--json", figures)
-    lines = done.stdout.splitlines()
-    begin = next(i for i, line in enumerate(lines) if "ms a segment" in line)
-    expected = [["bf16", rows, way] for rows in ("1", "2") for way in ("graph", "eager")]
-    assert [line.split()[:3] for line in lines[begin + 1 : begin + 5]] == expected
-    assert lines[-1] == "nats are equal in all ways, to the last bit"
-    found = json.loads(figures.read_text())["shapes"]["tiny"]
+def test_gpu_score(measured):
+    sizes = ["--shape", "tiny", "--rows", 1, 2, "--tgt-len", 5, "--segments", 3, "--repeats", 2]
+    found = measured("gpu/score.py", *sizes, "--device", "cpu")["tiny"]
+    assert [own["rows"] for own in found["streams"]] == [1, 2]
+    assert [own["n_token"] for own in found["texts"]] == [16]
     for own in (*found["streams"], *found["texts"]):
         assert own["differs"] == 0
-        assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in own["seconds"].values())
-    assert [own["n_token"] for own in found["texts"]] == [16]
+        assert {way: len(seconds) for way, seconds in own["seconds"].items()} == {"graph": 2, "eager": 2}
 
 
 @pytest.mark.benchmarks
-def test_gpu_train_step_is_skipped_or_runs(tmp_path):
-    figures = tmp_path / "figures.json"
-    arguments = ["--shape", "tiny", "--ways", "eager", "graph", "--backends", "matmul", "sdpa"]
-    arguments += ["--precisions", "fp32", "bf16", "--steps", 1, "--repeats", 2]
-    assert run("gpu/train_step.py", *arguments, "--device", "cuda:99").stdout.startswith("skipped: no GPU")
-    done = run("gpu/train_step.py", *arguments, "--device", "cpu", "--json", figures)
-    why = "train.graph (on) cannot be: cpu has no CUDA graphs"
-    assert f"fp32 matmul, graph; fp32 sdpa, graph; bf16 matmul, graph; bf16 sdpa, graph: {why}" in done.stdout
-    shape = json.loads(figures.read_text())["shapes"]["tiny"]
-    for found in shape["precisions"].values():
-        assert found["flops"] > 0
-        assert len(found["matmul_rate"]) == 2
-        timed = {label: side["seconds"] for label, side in found["sides"].items() if "seconds" in side}
-        assert set(timed) == {"matmul, eager", "sdpa, eager"}
-        assert all(len(seconds) == 2 and min(seconds) > 0 for seconds in timed.values())
+def test_gpu_train_step(measured):
+    how = ["--shape", "tiny", "--ways", "eager", "graph", "--backends", "matmul", "sdpa", "--precisions", "fp32", "bf16"]
+    found = measured("gpu/train_step.py", *how, "--steps", 1, "--repeats", 2, "--device", "cpu")["tiny"]["precisions"]
+    assert set(found) == {"fp32", "bf16"}
+    for own in found.values():
+        assert own["flops"] > 0 and len(own["matmul_rate"]) == 2
+        assert {label for label, side in own["sides"].items() if "seconds" in side} == {"matmul, eager", "sdpa, eager"}
+        assert own["sides"]["sdpa, graph"]["failure"].startswith("train.graph (on) cannot be: cpu has no CUDA graphs")
 
 
 @pytest.mark.benchmarks
-def test_gpu_train_step_says_what_a_peer_is(tmp_path):
-    done = run("gpu/train_step.py", "--shape", "tiny", "--device", "cpu", "--peer", tmp_path / "mem_transformer.py", status=1)
-    assert "it is mem_transformer.py, with utils/ beside it" in done.stderr
+@pytest.mark.parametrize("script", ["gpu/decode.py", "gpu/score.py", "gpu/train_step.py", "attention.py"])
+def test_without_a_gpu_they_say_so(script):
+    assert "skipped: " in run(script, "--device", "cuda:99").stdout
 
 
 @pytest.mark.benchmarks
-def test_attention(tmp_path):
-    figures = tmp_path / "figures.json"
-    run("attention.py", "--shape", "tiny", "--repeats", 2, "--threads", 1, "--device", "cpu", "--json", figures)
-    fp32, bf16 = json.loads(figures.read_text())["results"]
+def test_attention(measured):
+    fp32, bf16 = measured("attention.py", "--shape", "tiny", "--repeats", 2, "--device", "cpu")["tiny"]
     assert (fp32["dtype"], bf16["dtype"]) == ("fp32", "bf16")
     for name in ("equation", "matmul", "sdpa"):
         assert all(len(fp32["found"][name][way]["seconds"]) == 2 for way in ("forward", "with gradients"))
 
 
 @pytest.mark.benchmarks
-def test_processes_learn_what_one_does(tmp_path):
-    figures = tmp_path / "figures.json"
-    arguments = ["--shape", "tiny", "--precisions", "fp32", "--threads", 1, "--steps", 2, "--repeats", 2]
-    done = run("processes.py", *arguments, "--json", figures)
-    assert "2 with 1 thread each, against one with 2" in done.stdout
-    found = json.loads(figures.read_text())["shapes"]["tiny"]["precisions"]["fp32"]
+def test_processes_learn_what_one_does(measured):
+    found = measured("processes.py", "--shape", "tiny", "--precisions", "fp32", "--steps", 2, "--repeats", 2)["tiny"]["fp32"]
     assert set(found["seconds"]) == set(found["peak_mb"]) == {"one process", "ddp", "fsdp"}
-    assert all(len(times) == 2 and min(times) > 0 for times in found["seconds"].values())
     assert set(found["loss_differs"]) == {"ddp", "fsdp"}
     assert max(found["loss_differs"].values()) < 1e-5
 
 
-def test_processes_refuses_lanes_that_cannot_be_divided():
-    done = run("processes.py", "--shape", "tiny", "--processes", 3, status=2)
-    assert "--processes must divide the 2 lanes of shape tiny" in done.stderr
-
-
 @pytest.mark.benchmarks
-def test_generate(tmp_path):
-    recipe, text = write_recipe(tmp_path / "tiny.toml"), write_text(tmp_path / "text.txt")
-    train(str(recipe), corpus=str(text), out=tmp_path / "run")
-    done = run("generate.py", tmp_path / "run", "--tokens", 5, "--calls", 1, "--no-compile")
-    rows = [line.split() for line in done.stdout.splitlines() if "fp32, not compiled" in line]
-    assert [row[0] for row in rows] == ["1"]
-
-
-@pytest.mark.benchmarks
-def test_serve():
-    small = ["--tiny", "--repeats", 1, "--tokens", 2000, "--calls", 5, "--sessions", 40, "--minutes", 0.05]
-    done = run("serve.py", *small, "--parts", "streams", "victim", "cancel", "overload", "sessions", "prefixes", "soak")
-    assert "rows busy" in done.stdout and "0 of 100 came back with another text; 0 tokens were read again" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith(" calls of 12 clients, 0 errors")
+def test_serve(measured):
+    small = ["--tiny", "--repeats", 1, "--tokens", 2000, "--sessions", 40, "--minutes", 0.05]
+    found = measured("serve.py", *small, "--parts", "streams", "victim", "sessions", "prefixes", "soak")
+    assert found["sessions"]["wrong"] == found["sessions"]["read_again"] == 0
+    assert found["soak"]["errors"] == [] and sum(found["soak"]["calls"].values()) > 0
 
 
 @pytest.mark.benchmarks
@@ -353,13 +297,6 @@ def test_long_session():
     done = run("long_session.py", "--tiny", "--tokens", 200, "--no-compile", "--threads", 1)
     assert "(+0.00%)" in done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith(("20 ", "200 "))] == ["20", "200"]
-
-
-@pytest.mark.benchmarks
-def test_explain_page():
-    done = run("explain_page.py", "--bytes", 2000)
-    first, second = (line.split() for line in done.stdout.splitlines() if line.startswith(("1,000 ", "2,000 ")))
-    assert float(second[2]) > float(first[2]) > 0
 
 
 TINY_XLNET = """
@@ -387,40 +324,25 @@ sample_tokens = 0
 
 
 @pytest.mark.benchmarks
-def test_pretraining_and_then_finetuning(tmp_path):
-    if not PEER_PYTHON.exists():
-        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make test-benchmarks` sets it up")
-    write_text(tmp_path / "text.txt")
+@needs_peer
+def test_finetuning(measured, tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY_XLNET)
-    out, figures = tmp_path / "out", tmp_path / "figures.json"
-    out.mkdir()
-    (out / "speed.json").write_text('{"xlnet": 1.0, "masked": 2.0, "transformer_xl": 1.0}')
-    arguments = ["--recipe", tmp_path / "tiny.toml", "--corpus", tmp_path / "text.txt", "--out", out, "--steps", 2]
-    run("pretraining.py", *arguments, "--seeds", 2, "--ways", "xlnet", "masked", "--threads", 1, "--json", figures)
-    found = json.loads(figures.read_text())
-    assert found["steps"] == {"xlnet": 2, "masked": 4, "transformer_xl": 2}
-    scored = {("xlnet", 0, 8), ("xlnet", 0, 0), ("masked", 0, 0), ("xlnet", 1, 8), ("xlnet", 1, 0), ("masked", 1, 0)}
-    assert {(way, seed, memory) for way, seed, _, memory, _ in found["scores"]} == scored
-
-    (tmp_path / "sst2").mkdir()
+    train(str(tmp_path / "tiny.toml"), corpus=str(write_text(tmp_path / "text.txt")), out=tmp_path / "run-0")
+    (tmp_path / "run-1").symlink_to(tmp_path / "run-0")
     for split in ("train", "dev", "test"):
         lines = [f"a{'b' * (i % 5)} {'ba' if i % 2 else 'ab'}\t{i % 2}" for i in range(40)]
-        (tmp_path / "sst2" / f"{split}.tsv.xz").write_bytes(lzma.compress("\n".join(lines).encode()))
-    arguments = ["--xlnet", out / "xlnet-{seed}", "--beside", f"masked={out}/masked-{{seed}}", "--data", tmp_path]
-    arguments += ["--parts", "sst2", "--rates", "1e-3", "--seeds", 2, "--epochs", 1, "--threads", 1]
-    done = run("finetuning.py", *arguments, "--peer-python", PEER_PYTHON, "--json", figures)
-    found = json.loads(figures.read_text())["sst2"]
-    assert found.keys() == {"XLNet, pretrained", "XLNet, random weights", "masked", "bag of words"}
-    assert all(len(each["test"]) == 2 for who, each in found.items() if who != "bag of words"), done.stdout
+        (tmp_path / f"{split}.tsv.xz").write_bytes(lzma.compress("\n".join(lines).encode()))
+    how = ["--rates", "1e-3", "--seeds", 2, "--epochs", 1, *PEER]
+    (found,) = measured("finetuning.py", "--xlnet", tmp_path / "run-{seed}", "--data", tmp_path, *how).values()
+    assert found.keys() == {"pretrained", "random weights", "bag of words"}
+    assert len(found["pretrained"]["test"]) == len(found["random weights"]["test"]) == 2
 
 
 @pytest.mark.benchmarks
-def test_document_labels_are_learned_with_and_without_memory(tmp_path):
-    figures = tmp_path / "figures.json"
-    run("document_labels.py", "--documents", 4, "--epochs", 1, "--seeds", 1, "--json", figures)
-    found = json.loads(figures.read_text())
+def test_document_labels_are_learned_with_and_without_memory(measured):
+    found = measured("document_labels.py", "--documents", 4, "--epochs", 1, "--seeds", 1)
     assert {kind: len(runs) for kind, runs in found.items()} == {"transformer_xl": 1, "xlnet": 1}
-    assert all(0 <= share <= 1 for runs in found.values() for shares in runs for share in shares[:-1])
+    assert all(0 <= share <= 1 for runs in found.values() for *shares, _ in runs for share in shares)
 
 
 @pytest.mark.benchmarks

@@ -16,7 +16,7 @@ N_SEGMENT = 8
 
 
 @dataclass(frozen=True)
-class TrainingShape:
+class RecipeShape:
     """A model, and what it reads in one step.
 
     Attributes:
@@ -83,13 +83,13 @@ class TrainingShape:
         )
 
 
-TRAINING_SHAPES = {
-    "E": TrainingShape("enwik8-base", rows=32, overrides=("model.vocab_size=204",)),
-    "W": TrainingShape("wt103-large", rows=16, flops_target=0.4),
-    "N": TrainingShape("nvidia-wt103-base", rows=32, peer_target=2.5),
-    "P": TrainingShape("ptb", rows=10),
-    "S": TrainingShape("shakespeare-char", rows=32, overrides=("model.vocab_size=65",)),
-    "tiny": TrainingShape(
+RECIPE_SHAPES = {
+    "E": RecipeShape("enwik8-base", rows=32, overrides=("model.vocab_size=204",)),
+    "W": RecipeShape("wt103-large", rows=16, flops_target=0.4),
+    "N": RecipeShape("nvidia-wt103-base", rows=32, peer_target=2.5),
+    "P": RecipeShape("ptb", rows=10),
+    "S": RecipeShape("shakespeare-char", rows=32, overrides=("model.vocab_size=65",)),
+    "tiny": RecipeShape(
         "nvidia-wt103-base",
         rows=2,
         overrides=(
