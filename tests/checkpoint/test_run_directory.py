@@ -85,11 +85,6 @@ def test_a_directory_with_something_in_it_is_refused(tmp_path: Path, tokenizer: 
     assert (tmp_path / name).read_text() == "mine"
 
 
-def test_another_run_is_refused(run: RunDirectory, tokenizer: Tokenizer) -> None:
-    with pytest.raises(CheckpointError, match=r"run' holds another run; continue it with --resume, or choose another --out"):
-        run.create(CONFIG, tokenizer)
-
-
 def test_one_process_at_a_time(run: RunDirectory, tmp_path: Path) -> None:
     other = RunDirectory(run.path)
     with run.locked():
@@ -148,9 +143,7 @@ def test_a_damaged_best_is_warned_of_and_the_newest_loaded(run: RunDirectory) ->
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        ("{", "config.json': Expecting property name"),
         ("[]", "config.json': .*must be a mapping"),
-        ('{"train": {"batch_size": "2"}}', r"train: batch_size \('2'\) must be a valid integer"),
         ('{"nmae": 3}', "unknown key 'nmae'; did you mean 'name'"),
     ],
 )
@@ -179,14 +172,6 @@ def test_only_runs_are_proposed_where_a_run_is_needed(run: RunDirectory, monkeyp
     (exported / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=f"txl finetune; known: {run.path}$"):
         RunDirectory(run.path.with_name("exporte")).config()
-
-
-def test_a_run_without_checkpoints(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    run = RunDirectory(tmp_path / "run")
-    with run.locked():
-        run.create(CONFIG, tokenizer)
-    with pytest.raises(CheckpointError, match=r"no checkpoint in '.*'; check the path, or train first"):
-        load(run.path)
 
 
 def test_tokenizers_that_do_not_fit(run: RunDirectory) -> None:

@@ -123,8 +123,8 @@ def tiny_stream(
     if head is not None:
         return LabelledStream(RandomTexts(head), batch_size=train.batch_size, seed=0, **process)
     if kind != "xlnet":
-        half, resets = train.loss == "half", train.reset_at_documents
-        return SegmentStream(ids, **sizes, **lanes, later_half=half, resets=resets)
+        half, separator = train.loss == "half", 7 if train.loss == "answer" else None
+        return SegmentStream(ids, **sizes, **lanes, later_half=half, separator=separator, resets=train.reset_at_documents)
     targets = {"reuse_len": 6, "num_predict": 3, "word_starts": np.ones(11, bool), "sep": 9, "cls": 10}
     return PairStream(ids, **sizes, **lanes, **targets, seed=train.seed)
 

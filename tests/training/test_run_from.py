@@ -53,6 +53,11 @@ def first_weights(run: Path) -> dict[str, torch.Tensor]:
     return CheckpointStore(run / "checkpoints").load(0).model
 
 
+def killed_before_its_first_checkpoint(whole: Path, run: Path) -> None:
+    """Make a run that has everything but what `whole` has saved since it began."""
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("step-*", "best.json", "metrics.jsonl"))
+
+
 def test_a_run_begins_with_the_weights_and_the_vocabulary_of_its_base(start: Start, base: Path, tmp_path: Path) -> None:
     display = Lines()
     start("run", "train.max_steps=2", "train.keep_checkpoints=9", base=base, display=display)
@@ -66,11 +71,13 @@ def test_a_run_begins_with_the_weights_and_the_vocabulary_of_its_base(start: Sta
     assert unlike(load(tmp_path / "run")[0].state_dict(), theirs.state_dict())
 
 
-def test_without_a_recipe_a_run_is_trained_as_its_base_was(start: Start, base: Path, tmp_path: Path) -> None:
-    start("run", "train.max_steps=2", recipe=None, base=base)
-    config, its = RunDirectory(tmp_path / "run").config(), RunDirectory(base).config()
+def test_without_a_recipe_a_run_is_trained_as_its_base_was_but_on_this_machine(start: Start, tmp_path: Path) -> None:
+    start("base", "train.max_steps=2", "train.threads=1", "compared_with=enwik8-small", "optim.lr=0.02")
+    start("run", "train.max_steps=3", recipe=None, base=tmp_path / "base")
+    config, its = (RunDirectory(tmp_path / name).config() for name in ("run", "base"))
     assert (config.name, config.optim, config.eval) == (its.name, its.optim, its.eval)
-    assert (config.train.max_steps, config.train.batch_size) == (2, its.train.batch_size)
+    assert (config.train.max_steps, config.train.batch_size) == (3, its.train.batch_size)
+    assert (config.train.threads, config.compared_with) == (None, None)
 
 
 def test_a_directory_without_a_run_is_a_base_too(start: Start, exported: Path, base: Path, tmp_path: Path) -> None:
@@ -96,10 +103,7 @@ def test_a_stopped_run_goes_on_exactly_without_its_base(
 
 def test_a_run_killed_before_its_first_checkpoint_begins_with_its_base_again(start: Start, base: Path, tmp_path: Path) -> None:
     start("whole", "train.keep_checkpoints=9", "train.max_steps=4", base=base)
-    shutil.copytree(tmp_path / "whole", tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (tmp_path / "run" / "metrics.jsonl").unlink()
+    killed_before_its_first_checkpoint(tmp_path / "whole", tmp_path / "run")
     start("run", resume=True)
     assert not unlike(first_weights(tmp_path / "run"), first_weights(tmp_path / "whole"))
     assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
@@ -192,10 +196,7 @@ def test_a_vocabulary_grows(start: Start, base: Path, tmp_path: Path) -> None:
     table = new.embedding.weight[tokenizer.encode("\u03b1\u03b2")]
     assert_close("new rows", table, old.embedding.weight.mean(0).expand(2, -1), 1e-6)
 
-    shutil.copytree(tmp_path / "whole", tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    (tmp_path / "run" / "metrics.jsonl").unlink()
+    killed_before_its_first_checkpoint(tmp_path / "whole", tmp_path / "run")
     start("run", resume=True, grow=True, corpus=str(text), display=stop_at(4))
     start("run", resume=True, corpus=str(text))
     assert not unlike(first_weights(tmp_path / "run"), first_weights(tmp_path / "whole"))
@@ -226,13 +227,6 @@ def test_the_loaded_model_has_the_loss_that_the_adapted_one_had(start: Start, ba
     score = evaluate(opened.model, text.ids, reading, precision="fp32")
     assert score.loss == pytest.approx(outcome.score.loss, abs=1e-6)
     assert unlike(load(tmp_path / "run")[0].state_dict(), load(base)[0].state_dict())
-
-
-def test_a_run_as_recipe_leaves_the_machine_of_its_base_behind(start: Start, home: Path, tmp_path: Path) -> None:
-    start("base", "train.max_steps=2", "train.threads=1", "compared_with=enwik8-small")
-    start("run", "train.max_steps=2", recipe=None, base=tmp_path / "base")
-    config = RunDirectory(tmp_path / "run").config()
-    assert (config.train.threads, config.compared_with) == (None, None)
 
 
 def test_models_without_linear_maps_and_fine_tuned_ones_are_refused(start: Start, base: Path, tmp_path: Path) -> None:

@@ -46,6 +46,10 @@ CASES: dict[str, dict[str, Any]] = {
     "varlen-epochs-budget": {"train": {"varlen": True, "max_steps": None, "max_epochs": 9.0}},
     "ema": {"train": {"average": "ema", "average_decay": 0.8}},
     "swa": {"train": {"average": "swa", "average_start": 0.3, "max_steps": 15}},
+    "answers": {
+        "train": {"loss": "answer", "label_smoothing": 0.1, "reset_at_documents": True, "varlen": True, "average": "swa"}
+        | {"average_start": 0.1}
+    },
     "half-losses": {"train": {"loss": "half", "accumulate": 2}},
     "vanilla": {"model": {"kind": "vanilla", "dropout": 0.2}, "train": {"reset_at_documents": True}},
     "vanilla-auxiliary": {"model": {"kind": "vanilla", "dropout": 0.2, "intermediate_losses": True, "n_target": 2}},
