@@ -263,7 +263,7 @@ def test_a_taught_model_is_taught_on_with_its_head_only_for_the_same_labels(
     [
         (lambda i: ("x", "y", "x,y", "")[i % 4], "multilabel", set()),
         (lambda i: str(i % 7 / 2), "regression", set()),
-        (lambda i: f"class{i % 35:02}", "classification", {"confusion.png"}),
+        (lambda i: f"class{i % 35:02}", "classification", set()),  # too many to draw
     ],
 )
 def test_other_kinds_of_labels(label: Callable[[int], str], kind: str, files: set[str], tune: Tune, tmp_path: Path) -> None:

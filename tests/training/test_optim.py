@@ -74,7 +74,12 @@ def test_matrices_decay_or_the_layers_alone_or_everything(kind: Any, layout: dic
     layers = {name for name in matrices if name.startswith("layers.")}
     assert layers < matrices
     everything = {name for name, _ in model.named_parameters()}
-    for settings, expected in (({}, matrices), ({"decayed": "layers"}, layers), ({"decayed": "all"}, everything)):
+    decayed: list[tuple[dict[str, Any], set[str]]] = [
+        ({}, matrices),
+        ({"decayed": "layers"}, layers),
+        ({"decayed": "all"}, everything),
+    ]
+    for settings, expected in decayed:
         optimizers = Optimizers(model, OptimConfig(optimizer=kind, weight_decay=0.1, **settings))
         assert {name for name, decay in setting("weight_decay", optimizers, model).items() if decay > 0} == expected
 

@@ -33,7 +33,7 @@ from transformer_xl.tasks.predict import predictions
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import Objective, Run, RunOutcome, StopError, conduct
-from transformer_xl.training.pictures import draw_confusion
+from transformer_xl.training.pictures import MOST_CLASSES, draw_confusion
 from transformer_xl.training.start import absolute_base, settings_of_base, settings_with_base, start
 from transformer_xl.world import World
 
@@ -215,13 +215,11 @@ class FineTuning(Objective[TaskOutcome]):
                 f"this model has no memory, so {head.max_len} tokens of a text are read; --set model.mem_len={head.max_len} "
                 "reads all"
             )
-        if head.kind == "classification":
-            (label, n), *_ = Counter(str(each.label) for each in valid).most_common(1)
-            yield f"always saying {label!r} would be right for {n / len(valid):.1%} of the texts to validate on"
-        if head.kind == "tokens":
-            counts = Counter(label for each in valid for label in each.label)
+        if head.kind in ("classification", "tokens"):
+            unit = "texts" if head.kind == "classification" else "words"
+            counts = Counter(label for each in valid for label in ([str(each.label)] if unit == "texts" else each.label))
             (label, n), *_ = counts.most_common(1)
-            yield f"always saying {label!r} would be right for {n / counts.total():.1%} of the words to validate on"
+            yield f"always saying {label!r} would be right for {n / counts.total():.1%} of the {unit} to validate on"
         if isinstance(rows, WeightedRows):
             weights = [f"{name} {weight:.3g}" for name, weight in zip(head.labels, rows.weights.tolist(), strict=True)]
             more = f" and {len(weights) - _MOST_NAMED:,} more" if len(weights) > _MOST_NAMED else ""
@@ -273,7 +271,7 @@ class FineTuning(Objective[TaskOutcome]):
                 scores = self._final_scores(run, received)
         outcome, path, head = self.outcome(run), run.directory.path, run.config.model.head
         pictures, confusion = outcome.pictures, scores["valid"].confusion if scores else None
-        if confusion is not None and head is not None and can_draw():
+        if confusion is not None and head is not None and len(head.labels) <= MOST_CLASSES and can_draw():
             pictures += (draw_confusion(path / "confusion.png", confusion, head.labels, name=path.absolute().name),)
         return replace(outcome, **scores, pictures=pictures)
 

@@ -23,8 +23,8 @@ _LOSSES: dict[str, dict[str, str]] = {  # of each kind of entry: the names of it
     },
 }
 
-_MOST_CELLS = 30  # classes of a matrix; of more, the largest confusions are drawn
-_MOST_BARS = 25
+MOST_CLASSES = 30
+"""A matrix of more could not be read, and is not drawn."""
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,8 @@ def _not_finite(entries: Iterable[Entry]) -> Iterator[tuple[float, str]]:
 
 
 def draw_confusion(path: Path, confusion: np.ndarray, labels: Sequence[str], *, name: str) -> Path:
-    """Draw how many texts or words of each class (row) got each class (column), (n, n); of many, which are confused most."""
-    names = [_short(label) for label in labels]
-    n = len(labels)
-    if n > _MOST_CELLS:
-        return _draw_largest(path, confusion, names, name=name)
+    """Draw how many texts or words of each class (row) got each class (column), (n, n)."""
+    names, n = [label if len(label) <= 24 else f"{label[:23]}…" for label in labels], len(labels)
     size = max(4.0, 1.6 + 0.42 * n)
     figure = new_figure(width=size + 1.5, height=size + 0.6)
     axes = figure.add_subplot()
@@ -155,21 +152,3 @@ def draw_confusion(path: Path, confusion: np.ndarray, labels: Sequence[str], *, 
     axes.set(xlabel="guess", ylabel="truth", title=f"{name}: each class, and what it was taken for")
     figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
     return save_picture(figure, path)
-
-
-def _draw_largest(path: Path, confusion: np.ndarray, names: Sequence[str], *, name: str) -> Path:
-    wrong = confusion.copy()
-    np.fill_diagonal(wrong, 0)
-    order = np.argsort(wrong, axis=None, kind="stable")[::-1][:_MOST_BARS]
-    pairs = [divmod(int(place), len(names)) for place in order if wrong.flat[place]]
-    figure = new_figure(width=9, height=1.5 + 0.28 * max(len(pairs), 1))
-    axes = figure.add_subplot()
-    axes.barh(range(len(pairs)), [int(wrong[pair]) for pair in pairs], color="#0072B2")
-    axes.set_yticks(range(len(pairs)), [f"{names[i]} → {names[j]}" for i, j in pairs])
-    axes.invert_yaxis()
-    axes.set(xlabel="times", title=f"{name}: the largest confusions (truth → guess) of {len(names):,} classes")
-    return save_picture(figure, path)
-
-
-def _short(label: str) -> str:
-    return label if len(label) <= 24 else f"{label[:23]}…"
