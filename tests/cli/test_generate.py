@@ -1,6 +1,5 @@
 """`txl generate`: prompts from everywhere, texts in every form, a memory in a file, and every mistake in one line."""
 
-import contextlib
 import io
 import itertools
 import json
@@ -11,28 +10,22 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests import forked
 from tests.cli.conftest import Txl, pipe_of, train_once
-from tests.forked import Child
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli.lines import open_pipe
-from transformer_xl.cli.printers import BeamPrinter
-from transformer_xl.cli.prompts import Prompt
 from transformer_xl.console import Bar
 from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.seeds import text_seed
 from transformer_xl.generation.session_file import describe_session
-from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 
 def figures(err: str) -> str:
@@ -65,15 +58,8 @@ def test_a_typed_prompt_is_repeated_and_gone_on_from(txl: Txl) -> None:
 
 def test_a_line_at_the_end_says_what_was_done_how_fast_and_by_what(txl: Txl) -> None:
     answer = txl("generate", "run", "--prompt", "the cat", "--tokens", "5", "--seed", "7")
-    number = r"[\d,.]+"
-    assert re.fullmatch(
-        rf"read 7 tokens in {number} s \({number} tokens/s\), wrote 5 tokens in {number} s \({number} tokens/s\); "
-        r"fp32, not compiled \(.+\); seed 7",
-        figures(answer.err),
-    )
+    assert re.fullmatch(r"read 7 tokens in .*, wrote 5 tokens in .*; fp32, not compiled \(.+\); seed 7", figures(answer.err))
     assert txl("generate", "run", "--prompt", "the cat", "--tokens", "5", "--quiet").err == ""
-    only_read = figures(txl("generate", "run", "--prompt", "the cat", "--tokens", "0", "--memory", "book").err)
-    assert re.fullmatch(rf"read 7 tokens in {number} s \({number} tokens/s\); 7 tokens saved to book", only_read)
     unseeded = [txl("generate", "run", "--tokens", "30") for _ in range(2)]
     assert unseeded[0].out != unseeded[1].out
     seed = re.findall(r"seed (\d+)$", figures(unseeded[0].err))[0]
@@ -135,7 +121,7 @@ def test_texts_come_in_order_and_json_lines_as_they_are_finished(txl: Txl) -> No
 
 @pytest.mark.parametrize("name", ["many.jsonl", "many.txt", "-"])
 def test_many_prompts_give_a_json_line_each(txl: Txl, workbench: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = ["the cat  sat", "ж —", "a"]
+    prompts = ["{the} cat  sat", "ж —", "a"]
     as_json = "\n".join(json.dumps({"prompt": prompt} | ({"seed": 5} if prompt == "a" else {})) for prompt in prompts)
     content = ("\n\n".join(prompts) if name == "many.txt" else as_json) + "\n"
     if name == "-":
@@ -186,17 +172,13 @@ def test_streamed_json_has_a_line_for_each_token_too(txl: Txl) -> None:
     options = ("--prompt", "the", "--tokens", "6", "--seed", "2", "--json")
     *tokens, last = lines(txl("generate", "run", *options, "--stream").out)
     (whole,) = lines(txl("generate", "run", *options).out)
+    assert txl("generate", "run", *options[:-1], "--no-stream").out == txl("generate", "run", *options[:-1]).out
     assert len(tokens) == 6
     assert all(set(token) == {"prompt_index", "sample", "text", "token"} for token in tokens)
     assert last["text"] == whole["text"]
     assert whole["text"].startswith("".join(token["text"] for token in tokens))
     *tokens, last = lines(txl("generate", "run", *options, "--stream", "--logprobs", "0").out)
     assert [token["logprob"] for token in tokens] == [entry["logprob"] for entry in last["logprobs"]]
-
-
-def test_a_text_that_is_not_streamed_is_the_same(txl: Txl) -> None:
-    options = ("--prompt", "the", "--tokens", "20", "--seed", "2")
-    assert txl("generate", "run", *options, "--no-stream").out == txl("generate", "run", *options).out
 
 
 def test_texts_end_at_stop_strings_and_stop_tokens(txl: Txl) -> None:
@@ -379,6 +361,7 @@ def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbe
         ("run --prompt-file gone.txt", "'gone.txt': No such file"),
         ("run --prompts empty.txt", "'empty.txt' holds no prompt; write one a line"),
         ("run --prompts latin.txt", "'latin.txt': byte 3 (0xe9) is not UTF-8; convert it (if it is Latin-1: iconv"),
+        ("run --prompts bad1.txt", "bad1.txt', line 1: it is not JSON ("),
         ("run --prompts bad2.jsonl", "'bad2.jsonl', line 3: 'sed' is not known; did you mean 'seed'?"),
         ("run --prompts bad3.jsonl", "'bad3.jsonl', line 1: it has no \"prompt\" that is text"),
         ("run --prompts bad4.jsonl", "'bad4.jsonl', line 1: seed ('1') must be a whole number"),
@@ -406,10 +389,11 @@ def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbe
 def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, command: str, complaint: str) -> None:
     (workbench / "empty.txt").touch()
     (workbench / "latin.txt").write_bytes(b"caf\xe9 " * 4)
-    bad = ['{"prompt": "a"}\n{"prompt": ', '\n{"prompt": "a"}\n{"prompt": "b", "sed": 1}', '{"text": "a"}']
+    bad = ["", '\n{"prompt": "a"}\n{"prompt": "b", "sed": 1}', '{"text": "a"}']
     bad += ['{"prompt": "a", "seed": "1"}', '{"prompt": "a", "seed": -1}', '{"prompt": "a"}\n{"prompt": ""}']
     for number, content in enumerate(bad, start=1):
         (workbench / f"bad{number}.jsonl").write_text(content)
+    (workbench / "bad1.txt").write_text(' { "prompt": "a", "seed": }\n')  # it begins as JSON, so it is no text
     before = {path: path.stat().st_mtime_ns for path in workbench.rglob("*")}
     answer = txl("generate", *command.split())
     assert answer.status == 1
@@ -459,17 +443,6 @@ def test_ctrl_c_ends_many_texts_in_good_order(txl: Txl, monkeypatch: pytest.Monk
     assert re.match(r"interrupted; read 12 tokens in .* wrote 36 tokens in .*; seed 2$", figures(answer.err))
 
 
-def test_after_ctrl_c_no_text_begins(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even where a row is free already, and others are being written."""
-    command = ("generate", "run", "--prompt", "the", "--tokens", "30", "-n", "6", "--seed", "2", "--stop", " ", "--json")
-    for step in range(12):
-        with monkeypatch.context() as patch:
-            interrupt(patch, step=step)
-            answer = txl(*command, "--batch-size", "2")
-        assert answer.status == 130
-        assert all(line["tokens"] > 0 for line in lines(answer.out) if line["finish"] == "interrupted")
-
-
 @pytest.mark.parametrize("options", [("-n", "9"), ("-n", "9", "--memory", "book", "--read-only"), ("--memory", "book")])
 def test_a_second_ctrl_c_aborts_at_once(txl: Txl, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> None:
     assert txl("generate", "run", "--prompt", "a cat", "--tokens", "0", "--memory", "book").status == 0
@@ -502,14 +475,12 @@ def test_ctrl_c_ends_one_text_in_good_order(txl: Txl, monkeypatch: pytest.Monkey
     assert (line["finish"], line["tokens"]) == ("interrupted", 9)
 
 
-@pytest.mark.parametrize("options", [("--tokens", "4"), ("--tokens", "24", "--stop", "e")])
-def test_texts_that_end_with_ctrl_c_ended_as_they_would_have(
-    txl: Txl, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
-) -> None:
+def test_texts_that_end_with_ctrl_c_ended_as_they_would_have(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever writes interrupted texts again writes none that is whole."""
-    command = ("generate", "run", "--prompt", "the", "-n", "4", "--batch-size", "4", "--seed", "1", "--json", *options)
+    options = "--prompt the -n 4 --batch-size 4 --seed 1 --json --tokens 24 --stop e"
+    command = ("generate", "run", *options.split())
     whole = {line["sample"]: line for line in lines(txl(*command).out)}
-    assert ("stop" in {line["finish"] for line in whole.values()}) == ("--stop" in options)
+    assert "stop" in {line["finish"] for line in whole.values()}
     for step in range(0, max(line["tokens"] for line in whole.values()), 3):
         with monkeypatch.context() as patch:
             interrupt(patch, step=step)
@@ -573,24 +544,6 @@ def test_questions_go_on_from_one_memory_though_the_file_changes(txl: Txl, monke
     assert txl(*command).out == whole
 
 
-def test_an_empty_pipe_is_noted(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.cli.generate_options.is_piped", lambda: True)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    answer = txl("generate", "run", "--tokens", "3", "--quiet")
-    assert (answer.status, answer.err) == (0, "note: nothing was piped in\n")
-
-
-def test_ctrl_c_ends_many_questions_in_good_order(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert txl("generate", "run", "--prompt", "a cat", "--tokens", "0", "--memory", "book").status == 0
-    interrupt(monkeypatch, step=15)
-    answer = txl("generate", "run", "--prompt", "the", "--tokens", "12", "-n", "9", "--memory", "book", "--read-only", "--json")
-    assert answer.status == 130
-    assert [(line["sample"], line["tokens"], line["finish"]) for line in lines(answer.out)] == [
-        (0, 12, "length"),
-        (1, 5, "interrupted"),
-    ]
-
-
 @pytest.mark.parametrize("several", [(), ("-n", "9"), ("--memory", "book", "--read-only", "-n", "9")])
 def test_ctrl_c_while_a_prompt_is_read(txl: Txl, monkeypatch: pytest.MonkeyPatch, several: tuple[str, ...]) -> None:
     """It ends there, and is counted as far as it was read."""
@@ -615,68 +568,12 @@ def test_ctrl_c_while_a_prompt_is_read_leaves_a_memory_as_it_was(txl: Txl, monke
     assert Path("book").read_bytes() == before
 
 
-def test_huge_numbers_stream(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And where Ctrl-C aborts, what was finished has been printed, and there is no traceback."""
-    steps = iter(range(100))
-    step = Decoder.step
-
-    def interrupted(self: Decoder, *arguments: Any, **options: Any) -> object:
-        if next(steps) == 20:
-            raise KeyboardInterrupt
-        return step(self, *arguments, **options)
-
-    monkeypatch.setattr(Decoder, "step", interrupted)
-    answer = txl("generate", "run", "--prompt", "x", "--tokens", "999999999999", "--compile", "no", "--no-echo")
-    assert (answer.status, answer.err.strip()) == (130, "")
-    assert 1 <= len(answer.out) <= 21
-    steps = iter(range(100))
-    answer = txl("generate", "run", "--prompt", "x", "--tokens", "3", "-n", "999999999999", "--json")
-    assert (answer.status, answer.err.strip()) == (130, "")
-    assert [line["tokens"] for line in lines(answer.out)] == [3] * 8 * (20 // 2)
-
-
 def test_a_character_the_model_does_not_know(txl: Txl, char_run: Path, workbench: Path) -> None:
     (workbench / "cats.txt").write_text("the\n5 cats")
     not_there = "character '5' (U+0035) is not in the tokenizer's"
-    assert txl("generate", str(char_run), "--prompt", "5 cats").complaint.startswith(not_there)
-    assert "stop token id 5 " not in txl("generate", str(char_run), "--stop-token", "5", "--tokens", "1").err
     assert f"'cats.txt', line 2: {not_there}" in txl("generate", str(char_run), "--prompts", "cats.txt").complaint
     assert "'cats.txt': character" in txl("generate", str(char_run), "--prompt-file", "cats.txt").complaint
     assert f"--bias '5x': {not_there}" in txl("generate", str(char_run), "--bias", "5x=1").complaint
-
-
-# processes
-
-
-@pytest.fixture
-def start(workbench: Path) -> Iterator[Callable[..., Child]]:
-    """Start `txl generate` as a process of its own."""
-    with contextlib.ExitStack() as children:
-
-        def start(*arguments: str) -> Child:
-            command = ("generate", "run", "--compile", "no", *arguments)
-            return children.enter_context(forked.start("tests.world_cases:slow_program", *command))
-
-        yield start
-
-
-def first(child: Child, n: int) -> bytes:
-    """The first bytes that it writes; unbuffered, so that `communicate` has the others."""
-    read = b""
-    while len(read) < n:
-        read += child.stdout.read(n - len(read)) or pytest.fail("it ended")
-    return read
-
-
-def test_a_closed_pipe_ends_quietly_and_leaves_the_memory_as_it_was(start, txl: Txl) -> None:
-    assert txl("generate", "run", "--prompt", "the", "--tokens", "3", "--memory", "book").status == 0
-    before = Path("book").read_bytes()
-    child = start("--prompt", "cat", "--memory", "book", "--tokens", "100000")
-    first(child, 20)
-    child.stdout.close()
-    assert child.wait() == 0
-    assert child.stderr.read() == b""
-    assert Path("book").read_bytes() == before
 
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "generating.md"
@@ -700,15 +597,6 @@ def test_the_examples_of_the_document_run(txl: Txl, workbench: Path) -> None:
             assert program == "txl"
             answer = txl(*arguments)
             assert (command, answer.status) == (command, 0)
-
-
-def test_the_document_has_every_field_and_option(txl: Txl) -> None:
-    document = DOCUMENT.read_text(encoding="utf-8")
-    (line,) = lines(txl("generate", "run", "--tokens", "2", "--json", "--logprobs", "1").out)
-    fields = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", document, re.MULTILINE))))
-    assert set(line) | {"prompt_file"} <= fields
-    known = set(re.findall(r"--[a-z][a-z-]*", txl("generate", "--help").out)) | {"--help", "--per-token"}
-    assert set(re.findall(r"--[a-z][a-z-]*", document)) <= known
 
 
 # sessions: what goes on from call to call, and what of a file is believed
@@ -740,27 +628,13 @@ def test_a_seed_and_read_only_begin_anew(txl: Txl, char_run: Path) -> None:
         Path("book").write_bytes(saved)
         return written_by(txl, char_run, "--memory", "book", "--tokens", "40", *options)
 
-    kept = go_on()
-    assert kept == go_on()
-    assert kept[1] == 1
-    anew = go_on("--seed", "1")
+    kept, anew = go_on(), go_on("--seed", "1")
+    assert kept == go_on() and kept[1] == 1
     assert anew[0] != kept[0]
-    assert anew == go_on("--seed", "1") == go_on("--seed", "1", "--read-only")
+    assert anew == go_on("--seed", "1", "--read-only")
     asked = [go_on("--read-only") for _ in range(2)]
     assert len({kept[0], asked[0][0], asked[1][0]}) == 3
     assert asked[0] == go_on("--seed", str(asked[0][1]))
-    prompted = [go_on("--prompt", " a") for _ in range(2)]
-    assert prompted[0] == prompted[1] != go_on("--prompt", " a", "--seed", "1")
-
-
-def test_after_a_stop_string_random_numbers_go_on(txl: Txl, char_run: Path) -> None:
-    """From where the first call left them, however it is cut from there."""
-    stop = ("--stop", "t", "--seed", "1", "--bias", "t=3")
-    assert written_by(txl, char_run, "--prompt", "a", *stop, "--tokens", "400", "--memory", "book")[2] == "stop"
-    Path("other").write_bytes(Path("book").read_bytes())
-    whole = written_by(txl, char_run, "--memory", "book", "--tokens", "60")[0]
-    parts = [written_by(txl, char_run, "--memory", "other", "--tokens", n)[0] for n in ("20", "40")]
-    assert "".join(parts) == whole
 
 
 def forge(path: str, **terms: object) -> None:
@@ -778,7 +652,7 @@ def test_a_file_that_asks_for_a_huge_memory_is_refused_with_the_bytes(txl: Txl) 
     assert (answer.status, describe_session(Path("book"))["decoder"]["mem_len"]) == (0, 4000)
     forge("book", mem_len=10**12)
     assert re.search(r"^reading with mem_len 1,000,000,000,000, .* takes [0-9.]+ TB, and ", txl(*command).complaint)
-    for mem_len in (-1, 4000.5, "4000", [4000], None, 10**4000):
+    for mem_len in (-1, [4000], 10**4000):
         forge("book", mem_len=mem_len)
         assert "is of another decoder: mem_len (" in txl(*command).complaint
     forge("book", mem_len=4000)
@@ -858,15 +732,3 @@ def test_ctrl_c_prints_what_waited_for_a_text_that_is_not_found(
     monkeypatch.setattr("transformer_xl.generation.beam.beam_search", interrupted)
     answer = txl("generate", "run", "--prompts", "many.txt", "--beams", "1")
     assert (answer.status, answer.out) == (130, "=== 2 (score -1.000) ===\ncata\n")
-
-
-def test_a_text_that_is_found_sooner_waits_for_those_before(capsys: pytest.CaptureFixture[str]) -> None:
-    prompts = [Prompt(np.array([65 + i]), {}, shown=True) for i in range(4)]
-    printer = BeamPrinter(prompts, ByteTokenizer(), n=1, echo=None, as_json=False)
-    out = []
-    for number in (1, 0, 3):
-        printer.found(number, [Hypothesis((97, 97), -1.5, -0.5)])
-        out.append(capsys.readouterr().out)
-    assert out == ["", "=== 1 (score -0.500) ===\nAaa\n=== 2 (score -0.500) ===\nBaa\n", ""]
-    printer.end()
-    assert capsys.readouterr().out == "=== 4 (score -0.500) ===\nDaa\n"

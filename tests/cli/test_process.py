@@ -23,13 +23,7 @@ from transformer_xl.cli.printers import show
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and limits")
 
-CODE = """
-import sys
-from transformer_xl.training import record
-record._tensorboard = lambda *_: None  # takes seconds to import
-from transformer_xl.cli import main
-main(sys.argv[1:])
-"""
+CODE = "import sys; from transformer_xl.cli import main; main(sys.argv[1:])"
 TRAIN = ("train", "tiny.toml", "--corpus", "text.txt", "--out")
 
 
@@ -47,10 +41,6 @@ def command(*arguments: str) -> list[str]:
 def environment(workbench: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # a person has buffers
     return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-
-
-def run(environment: dict[str, str], *arguments: str):
-    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_signals_stop_a_run_that_then_resumes_exactly(workbench: Path, txl: Txl) -> None:
@@ -109,13 +99,16 @@ def test_streams_that_are_closed_at_the_start(environment: dict[str, str]) -> No
     assert (done.returncode, done.stdout) == (2, b"")
 
 
-def test_a_reader_that_has_seen_enough(workbench: Path) -> None:
-    options = ("--prompt", "the", "--tokens", "100000", "--compile", "no")
+def test_a_reader_that_has_seen_enough_leaves_the_memory_as_it_was(workbench: Path, txl: Txl) -> None:
+    assert txl("generate", "run", "--prompt", "the", "--tokens", "3", "--memory", "book").status == 0
+    before = Path("book").read_bytes()
+    options = ("--prompt", "the", "--tokens", "100000", "--compile", "no", "--memory", "book")
     with forked.start("tests.world_cases:program", "generate", "run", *options) as child:
         assert child.stdout.read(20)
         child.stdout.close()
         assert child.wait() == 0
         assert child.stderr.read() == b""
+    assert Path("book").read_bytes() == before
 
 
 def unread() -> int:
@@ -129,9 +122,7 @@ CORPORA = ("corpus", "list")
 """So little that it is written when the command has ended, as a score is; but torch is not imported for it."""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status"), [(CORPORA, 0), (("recipes",), 0), (("--help",), 0), (("eval", "run", "--mem-len", "x"), 2)]
-)
+@pytest.mark.parametrize(("arguments", "status"), [(CORPORA, 0), (("--help",), 0), (("eval", "run", "--mem-len", "x"), 2)])
 def test_standard_output_without_a_reader_is_no_error(
     environment: dict[str, str], arguments: tuple[str, ...], status: int
 ) -> None:
@@ -142,25 +133,12 @@ def test_standard_output_without_a_reader_is_no_error(
     assert b"Error" not in done.stderr
 
 
-def test_a_training_without_a_reader_of_standard_output_goes_on(workbench: Path) -> None:
-    """Because it writes to standard error."""
-    settings = ("--set", "train.max_steps=2")
-    with forked.start("tests.cli.test_process:program_without_curve", *TRAIN, "short", *settings) as child:
-        child.stdout.close()
-        assert child.wait() == 0
-        assert b"Error" not in child.stderr.read()
-    assert RunDirectory(workbench / "short").store().steps() == [2]
-
-
-@pytest.mark.parametrize(("arguments", "status"), [(("eval", "nothing"), 1), (("--nonsense",), 2)])
-def test_standard_error_without_a_reader_takes_nothing_from_the_status(
-    environment: dict[str, str], arguments: tuple[str, ...], status: int
-) -> None:
+def test_standard_error_without_a_reader_takes_nothing_from_the_status(environment: dict[str, str]) -> None:
     """But a run that nobody watches any more is saved and ends, see above."""
     err = unread()
-    done = subprocess.run(command(*arguments), env=environment, stdout=subprocess.PIPE, stderr=err, timeout=60, check=False)
+    done = subprocess.run(command("eval", "gone"), env=environment, stdout=subprocess.PIPE, stderr=err, timeout=60, check=False)
     os.close(err)
-    assert (done.returncode, done.stdout) == (status, b"")
+    assert (done.returncode, done.stdout) == (1, b"")
 
 
 def program_that_says_how_far_it_is(*arguments: str) -> None:
@@ -242,16 +220,6 @@ def test_a_disk_that_is_full_at_the_start(workbench: Path, txl: Txl) -> None:
     (line,) = refused.err.splitlines()
     assert line.startswith("txl: error: 'full/") and line.endswith("': File too large; raise the limit of file sizes")
     assert txl(*TRAIN, "full", "--set", "train.max_steps=1").status == 0  # what it left is in nobody's way
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_is_read_only(environment: dict[str, str], workbench: Path) -> None:
-    workbench.chmod(0o500)
-    try:
-        refused = run(environment, *TRAIN, "new")
-    finally:
-        workbench.chmod(0o700)
-    assert "txl: error: 'new': Permission denied" in refused.stderr
 
 
 HEAVY = {"torch", "numpy", "matplotlib", "tokenizers", "safetensors", "huggingface_hub", "pydantic"}
