@@ -24,7 +24,7 @@ import transformer_xl as txl
 from transformer_xl.config.model import model_config
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.console import table
-from transformer_xl.data.labelled import Example
+from transformer_xl.data.labels import Example
 from transformer_xl.model.build import make_model
 from transformer_xl.tokenizers.unigram import train_unigram
 from transformer_xl.training.display import Display

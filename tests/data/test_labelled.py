@@ -11,19 +11,9 @@ from hypothesis import strategies as st
 from tests.tokenizers.cases import unigram
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.labelled import (
-    CHOICE_LEN,
-    WINDOW,
-    DocumentStream,
-    Example,
-    LabelledStream,
-    LabelledTexts,
-    Layout,
-    WeightedRows,
-    batch_of,
-    labels_of,
-)
-from transformer_xl.data.labels import balanced_weights, document_borders
+from transformer_xl.data.labelled import WINDOW, DocumentStream, LabelledStream, LabelledTexts, WeightedRows
+from transformer_xl.data.labels import Example, balanced_weights, document_borders, labels_of
+from transformer_xl.data.layout import CHOICE_LEN, Layout, batch_of
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, SentencePieceTokenizer, train_tokenizer
 

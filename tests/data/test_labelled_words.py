@@ -10,9 +10,9 @@ from tests.tokenizers.test_unigram import GOLDENS
 from transformer_xl.batch import NOT_SCORED
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.labelled import DocumentStream, LabelledStream, Layout, WeightedRows
-from transformer_xl.data.labelled_words import LabelledWords
+from transformer_xl.data.labelled import DocumentStream, LabelledStream, LabelledWords, WeightedRows
 from transformer_xl.data.labels import Example, balanced_weights, labels_of
+from transformer_xl.data.layout import Layout
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.tokenizers.kinds import ByteTokenizer, CharTokenizer, train_tokenizer
 from transformer_xl.tokenizers.unigram import read_spiece

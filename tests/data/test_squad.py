@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.helpers import examples
 from tests.tokenizers.cases import TOKENIZERS
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.labelled import LabelledStream, Layout
+from transformer_xl.data.labelled import LabelledStream
+from transformer_xl.data.layout import Layout
 from transformer_xl.data.squad import (
     GoldAnswer,
     LabelledWindows,

@@ -14,7 +14,8 @@ from tests.huggingface.conftest import TEXT, edit
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.conversion.convert import convert
-from transformer_xl.data.labelled import Example, Layout, batch_of
+from transformer_xl.data.labels import Example
+from transformer_xl.data.layout import Layout, batch_of
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.heads import TextHead
 from transformer_xl.model.task_model import TaskModel

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.helpers import TINY, examples, random_weights
 from transformer_xl.config.model import HeadConfig, TransformerXLConfig, XLNetConfig
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.labelled import Example, Layout
+from transformer_xl.data.labels import Example
+from transformer_xl.data.layout import Layout
 from transformer_xl.data.squad import Question, WindowLayout, batch_of_windows
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel

@@ -15,8 +15,8 @@ import torch
 from tests.helpers import TINY, random_weights, tiny_model
 from transformer_xl.config.model import HeadConfig, TransformerXLConfig, XLNetConfig
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.data.labelled import Layout, batch_of
 from transformer_xl.data.labels import Example, Label, labels_of
+from transformer_xl.data.layout import Layout, batch_of
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading import texts as texts_module

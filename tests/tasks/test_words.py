@@ -16,8 +16,8 @@ from tests.tasks.test_predict import BYTES, pieces
 from transformer_xl.config.model import HeadConfig, TransformerXLConfig, XLNetConfig
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.examples import read_examples
-from transformer_xl.data.labelled import Layout
 from transformer_xl.data.labels import Example
+from transformer_xl.data.layout import Layout
 from transformer_xl.errors import CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.reading import texts as texts_module

@@ -30,8 +30,8 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from transformer_xl.batch import NOT_SCORED, Batch
 from transformer_xl.config.model import ModelConfig
-from transformer_xl.data.labelled import Layout, Row, batch_of
 from transformer_xl.data.labels import Example
+from transformer_xl.data.layout import Layout, Row, batch_of
 from transformer_xl.data.text_files import FileRange, read_blocks
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, shown
 from transformer_xl.tokenizers.base import Tokenizer

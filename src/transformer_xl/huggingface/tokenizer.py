@@ -10,7 +10,7 @@ from transformers import BatchEncoding, PreTrainedTokenizer
 from transformers.utils.hub import cached_file
 
 from transformer_xl.config.model import ModelConfig, is_native, read_config
-from transformer_xl.data.labelled import Layout, Row
+from transformer_xl.data.layout import Layout, Row
 from transformer_xl.errors import TokenizerError
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.model.pretrained import CONFIG_FILE, TOKENIZER_FILE, manifest_of

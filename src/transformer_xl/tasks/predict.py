@@ -24,8 +24,8 @@ from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.columns import with_columns_of
 from transformer_xl.data.entities import as_bio, name_entities, scheme_of
 from transformer_xl.data.examples import read_examples, suffix_of
-from transformer_xl.data.labelled import Layout, Row, batch_of
 from transformer_xl.data.labels import Example, labels_of, whole_documents
+from transformer_xl.data.layout import Layout, Row, batch_of
 from transformer_xl.data.spaceless import join_words, words_of
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import FileRange, read_blocks

@@ -19,9 +19,16 @@ from transformer_xl.config.model import HeadConfig, TextSettings
 from transformer_xl.config.recipes import load_task
 from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.console import clock
-from transformer_xl.data.labelled import DocumentStream, LabelledRows, LabelledStream, LabelledTexts, Layout, WeightedRows
-from transformer_xl.data.labelled_words import LabelledWords
+from transformer_xl.data.labelled import (
+    DocumentStream,
+    LabelledRows,
+    LabelledStream,
+    LabelledTexts,
+    LabelledWords,
+    WeightedRows,
+)
 from transformer_xl.data.labels import balanced_weights, document_borders, labels_of
+from transformer_xl.data.layout import Layout
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError, shown
