@@ -23,7 +23,7 @@ from common.shapes import READING_SHAPES, ReadingShape, shapes_of
 from common.wire import Remote, WorkerError
 
 from transformer_xl.console import say, table
-from transformer_xl.cost.hardware import memory_bandwidth
+from transformer_xl.tools.hardware import memory_bandwidth
 
 PRECISIONS = ("fp32", "bf16", "int8")
 WAYS = ("eager", "compiled")

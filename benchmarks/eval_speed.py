@@ -15,23 +15,25 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from common.harness import command, parse, ratios, run, take_turns
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_xl.config.model import VanillaConfig
+from transformer_xl.config.model import TransformerXLConfig, VanillaConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.console import table
-from transformer_xl.cost.operations import flops_per_token
-from transformer_xl.cost.work import with_vocabulary
 from transformer_xl.inference.reader import Reader
+from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.pictures import new_figure, save_picture
+from transformer_xl.tools.flops import blueprint_of
+from transformer_xl.tools.plan import with_vocabulary
 
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """How many times longer the vanilla model takes for a token, by attention length, on the authors' GPU."""
@@ -44,7 +46,7 @@ def measure(recipe: str, options: argparse.Namespace) -> dict[str, Any]:
     """Measure a recipe's sizes at all lengths, print a table, and return all figures."""
     torch.manual_seed(0)
     config = load_recipe(recipe)
-    sizes, _ = with_vocabulary(config)
+    sizes = cast(TransformerXLConfig, with_vocabulary(config)[0])
     ours = TransformerXL(sizes).eval().with_context(clamp_len=config.eval.clamp_len)
     shared = sizes.model_dump(include=VanillaConfig.model_fields.keys() - {"mem_len", "max_len"})
     vanilla = Vanilla(VanillaConfig(**shared, max_len=max(options.lengths))).eval()
@@ -56,7 +58,7 @@ def measure(recipe: str, options: argparse.Namespace) -> dict[str, Any]:
         turns[f"{length} ours"] = segment(with_length(ours, length), ids[-options.tgt_len - 1 :])
     rounds = take_turns(turns, options.repeats, "seconds a token:")
     seconds = {length: {way: rounds[f"{length} {way}"] for way in ("vanilla", "strided", "ours")} for length in options.lengths}
-    figures = [figures_of(length, own, ours, vanilla, ids, options) for length, own in seconds.items()]
+    figures = [figures_of(length, own, ours, vanilla, options) for length, own in seconds.items()]
     print("\n" + table([list(figures[0]), *([shown(value) for value in row.values()] for row in figures)], n_left=0))
     if options.plot:
         draw(options.plot, figures, title=f"a token of a vanilla Transformer, against {recipe}")
@@ -99,17 +101,25 @@ def segment(model: TransformerXL, ids: Tensor) -> Callable[[int], float]:
     return turn
 
 
+def operations(model: LanguageModel, n_token: int, n_scored: int) -> int:
+    """Count the operations of reading tokens after a full memory, and of the scores of the last ones, without numbers."""
+    with FlopCounterMode(display=False) as counter:
+        ids = torch.zeros(1, n_token, dtype=torch.int64, device="meta")
+        h_BTD, _ = model.read(ids, mems=model.init_mems(1))
+        model.softmax.logits(h_BTD[:, -n_scored:], model.embedding)
+    return counter.get_total_flops()
+
+
 def figures_of(
     length: int,
     seconds: dict[str, list[float]],
     ours: TransformerXL,
     vanilla: Vanilla,
-    ids: Tensor,
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Return a row of the table; times are medians, and a slowdown is that of each round."""
     slowdowns = ratios(seconds["vanilla"], seconds["ours"])
-    needed = flops_per_token(with_length(ours, length), ids.numpy(), tgt_len=options.tgt_len)
+    needed = operations(with_length(cast(TransformerXL, blueprint_of(ours.config)), length), options.tgt_len, options.tgt_len)
     return {
         "length": length,
         "vanilla ms": 1000 * statistics.median(seconds["vanilla"]),
@@ -118,7 +128,7 @@ def figures_of(
         "min": min(slowdowns),
         "max": max(slowdowns),
         "paper": PUBLISHED.get(length),
-        "operations": flops_per_token(vanilla.with_context(ext_len=length - 1), ids.numpy(), tgt_len=1) / needed,
+        "operations": operations(blueprint_of(vanilla.config), length, 1) / (needed / options.tgt_len),
         f"every {options.stride}": statistics.median(seconds["strided"]) / statistics.median(seconds["ours"]),
     }
 

@@ -27,11 +27,6 @@ import torch
 from common.harness import facts
 from common.machine import describe
 
-from transformer_xl.analysis.ablation.ablation import Ablation
-from transformer_xl.analysis.ablation.budget import Pace, measure_paces, n_parameters
-from transformer_xl.analysis.ablation.plan import AblationPlan, Variant, make_variants
-from transformer_xl.analysis.ablation.worker import Worker
-from transformer_xl.analysis.comparison import score
 from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.config.recipes import apply_overrides
 from transformer_xl.console import markdown, say, table, warn
@@ -41,6 +36,11 @@ from transformer_xl.files import locked, replace_file
 from transformer_xl.pictures import line_style, new_figure, save_with_legend
 from transformer_xl.process import keep_freed_memory
 from transformer_xl.reading.reading import Reading
+from transformer_xl.tools.ablation import Ablation
+from transformer_xl.tools.budget import Pace, measure_paces, n_parameters
+from transformer_xl.tools.comparison import score
+from transformer_xl.tools.variants import AblationPlan, Variant, make_variants
+from transformer_xl.tools.worker import Worker
 
 RECIPES = Path(__file__).parent / "rivals" / "recipes"
 RIVALS = ("lstm-ngrams", "x-transformers", "x-transformers-shift", "xlstm", "mistral")

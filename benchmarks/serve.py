@@ -1,6 +1,6 @@
 """What `txl serve` does under load: speed, delays, cancellations, refusals, and memory, on a model with random weights.
 
-- streams: 64 texts on 8 rows, beside `txl bench decode` with as many rows, in turns;
+- streams: 64 texts on 8 rows, beside `txl bench` with as many rows, in turns;
 - victim: the gaps between the tokens of one text, alone and while another client appends a million tokens;
 - sessions: 1,000 sessions through 8 rows; 100 of them fit into memory;
 - prefixes: a prompt of 5,000 bytes, and others that differ from it in the last one, with and without kept beginnings;
@@ -128,7 +128,7 @@ async def streams(options: argparse.Namespace) -> dict[str, Any]:
     n_text, n_token = (16, 8) if options.tiny else (64, 32 if options.paper else 128)
     found: dict[str, list[float]] = {"decoder": [], "server": [], "busy": []}
     for _ in range(options.repeats):
-        command = ["bench", "decode", "model", "--rows", str(ROWS), "--precision", "fp32", "--no-compile", "--json"]
+        command = ["bench", "model", "--rows", str(ROWS), "--precision", "fp32", "--no-compile", "--json"]
         done = subprocess.run(
             [*TXL, *command, "--tokens", str(100 if options.paper else 8 * n_token)], check=True, capture_output=True, text=True
         )

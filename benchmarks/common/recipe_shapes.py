@@ -2,15 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.recipes import load_recipe
-from transformer_xl.cost.operations import count_flops
-from transformer_xl.cost.work import Work, build, with_vocabulary, zipf_shares
-from transformer_xl.kernels.device import Precision
+from transformer_xl.tools.flops import blueprint_of, count_pass
+from transformer_xl.tools.plan import with_vocabulary
 
 N_SEGMENT = 8
 
@@ -48,22 +48,11 @@ class RecipeShape:
     def config(self) -> TransformerXLConfig:
         """Return the settings of the model."""
         changes = [*self.overrides, *([] if self.mem_len is None else [f"model.mem_len={self.mem_len}"])]
-        return with_vocabulary(load_recipe(self.recipe, changes))[0]
+        return cast(TransformerXLConfig, with_vocabulary(load_recipe(self.recipe, changes))[0])
 
-    def flops(self, precision: Precision) -> float:
+    def flops(self) -> float:
         """Count the operations of a step: forward and backward, whatever a backend computes again."""
-        config = self.config()
-        work = Work(
-            model=build(config),
-            rows=self.rows,
-            tgt_len=self.T,
-            precision=precision,
-            backend="equation",
-            on_cpu=False,
-            checkpointing=False,
-            shares=zipf_shares(config.cutoffs, config.vocab_size or 1),
-        )
-        return count_flops(work).needed
+        return self.n_token * count_pass(blueprint_of(self.config()), rows=self.rows, tgt_len=self.T).flops
 
     def segments(self, device: torch.device) -> list[Tensor]:
         """Draw segments (B, T + 1) of token ids; the k-th has a frequency proportional to 1/k, as words of a text have."""

@@ -20,9 +20,9 @@ from common.harness import command, mb, parse, run, seconds_of, spread
 from common.shapes import READING_SHAPES, ReadingShape
 
 from transformer_xl.console import say, table
-from transformer_xl.cost.hardware import memory_bandwidth
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.tools.hardware import memory_bandwidth
 
 PRECISIONS = ("fp32", "bf16", "int8")
 WAYS = ("eager", "graph", "compiled")

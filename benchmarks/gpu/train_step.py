@@ -33,10 +33,10 @@ from common.recipe_shapes import RECIPE_SHAPES, RecipeShape
 from torch import nn
 
 from transformer_xl.console import say, table
-from transformer_xl.cost.hardware import matmul_rate
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import Precision
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.tools.hardware import matmul_rate
 
 Step = OurStep | PeerStep
 BACKENDS = ("matmul", "sdpa", "triton")
@@ -103,7 +103,7 @@ class Candidates:
         rounds = take_turns(turns, self._options.repeats, f"{self._shape.recipe}, {precision}:")
         for label in steps:
             found[label]["seconds"] = rounds[label]
-        return {"matmul_rate": rounds["matmul"], "flops": self._shape.flops(precision), "sides": found}
+        return {"matmul_rate": rounds["matmul"], "flops": self._shape.flops(), "sides": found}
 
     def _candidates(self, precision: Precision) -> Iterator[tuple[str, str | None, Callable[[], Step]]]:
         """Yield a name, why it cannot be, and what makes it; the peer first, and graphs last, for they keep their memory."""

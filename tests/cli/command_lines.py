@@ -90,8 +90,7 @@ _LIMITS = {
     "ablate": {"--steps": ["2"], "--tokens": ["50"], "--attention": ["transformer_xl"], "--loss": ["full"]},
     "generate": {"--tokens": ["5"]},
     "plot": {"--tokens": ["50"]},
-    "bench decode": {"--tokens": ["2"], "--precision": ["fp32"]},
-    "bench eval": {"--tokens": ["20"]},
+    "bench": {"--tokens": ["2"], "--precision": ["fp32"]},
 }
 """What is appended to commands that would take long, unless an option is there; --set in any case."""
 

@@ -103,7 +103,7 @@ def _prepare(home: str) -> None:
     import torch
 
     import transformer_xl
-    from transformer_xl.cost import hardware
+    from transformer_xl.tools import hardware
     from transformer_xl.training import record
 
     os.environ |= {"HF_HUB_OFFLINE": "1", "http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}

@@ -10,8 +10,8 @@ import pytest
 
 from tests.cli.conftest import Txl
 from tests.training.helpers import run_bits
-from transformer_xl.analysis.ablation import budget, worker
-from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.tools import budget, worker
+from transformer_xl.tools.ablation import Ablation
 from transformer_xl.training.trainer import Trainer
 
 RARELY = ("--set", "train.eval_interval=99")

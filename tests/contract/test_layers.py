@@ -21,8 +21,7 @@ LAYERS = [
     {"generation", "conversion"},
     {"tasks"},
     {"training", "huggingface", "onnx"},
-    {"cost"},
-    {"analysis", "explain", "server"},
+    {"tools", "explain", "server"},
     {"cli"},
     {"__main__"},
 ]

@@ -95,7 +95,7 @@ _GROUPS: dict[str, dict[str, Any]] = {
         "explain": explain.explain,
         "ablate": ablate.ablate,
         "plot": plot.plot,
-        "bench": bench.app,
+        "bench": bench.bench,
     },
     "Convert": {"convert": convert.convert},
     "This program": {"completion": completion},

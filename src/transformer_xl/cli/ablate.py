@@ -16,10 +16,10 @@ from transformer_xl.console import progress, say
 from transformer_xl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformer_xl.analysis.ablation.ablation import Ablation
-    from transformer_xl.analysis.ablation.plan import AblationPlan
-    from transformer_xl.analysis.ablation.table import Table
-    from transformer_xl.analysis.ablation.worker import Worker
+    from transformer_xl.tools.ablation import Ablation
+    from transformer_xl.tools.table import Table
+    from transformer_xl.tools.variants import AblationPlan
+    from transformer_xl.tools.worker import Worker
 
 _VALIDATIONS = 10
 """Validations of each run, for its curve, unless --set says how many."""
@@ -124,7 +124,7 @@ def ablate(
     if recl is not None and recl % 20:
         raise ConfigError(f"--recl ({recl}) must be a multiple of 20, such as 400: the context grows in twenty steps")
     ablation = _ablation(recipes, axes, budget, scoring, overrides=set_ or [], corpus=corpus, out=out)
-    from transformer_xl.analysis.ablation.worker import Worker
+    from transformer_xl.tools.worker import Worker
 
     worker = Worker(ablation, quiet=quiet)
     worker.check()
@@ -154,9 +154,9 @@ def _ablation(
     """Return a new ablation, or without recipes the one in `out`, whose plan no option may change."""
     if not recipes and out is None:
         raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
-    from transformer_xl.analysis.ablation.ablation import Ablation
     from transformer_xl.model.pretrained import RUNS
     from transformer_xl.process import keep_freed_memory
+    from transformer_xl.tools.ablation import Ablation
 
     if recipes:
         plan = _new_plan(recipes, axes, budget, scoring, overrides=overrides, corpus=corpus)
@@ -184,8 +184,8 @@ def _new_plan(
     overrides: Sequence[str],
     corpus: str | None,
 ) -> "AblationPlan":
-    from transformer_xl.analysis.ablation.plan import AblationPlan, make_variants
-    from transformer_xl.analysis.ablation.plan import axes as known_axes
+    from transformer_xl.tools.variants import AblationPlan, make_variants
+    from transformer_xl.tools.variants import axes as known_axes
 
     steps, minutes, lengths = budget.steps, budget.minutes, scoring.lengths
     if steps is not None and minutes is not None:
@@ -207,7 +207,7 @@ def _new_plan(
 
 def _print_forecast(worker: "Worker", *, json_: bool) -> None:
     """Print what will be trained and how long that takes."""
-    from transformer_xl.analysis.ablation.table import forecast_text
+    from transformer_xl.tools.table import forecast_text
 
     ablation, rows = worker.ablation, worker.forecast()
     print(json.dumps({"out": str(ablation.directory), "variants": rows}) if json_ else forecast_text(ablation, rows))
@@ -215,10 +215,10 @@ def _print_forecast(worker: "Worker", *, json_: bool) -> None:
 
 def _conclude(ablation: "Ablation", busy: list[str], *, recl: int | None, json_: bool, quiet: bool) -> None:
     """Write the table and pictures, print the table and the effective lengths, and say what is missing."""
-    from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
-    from transformer_xl.analysis.ablation.table import as_markdown, as_text, lengths_text, make_table
     from transformer_xl.files import replace_file
     from transformer_xl.pictures import MISSING, can_draw
+    from transformer_xl.tools.ablation_pictures import draw_curves, draw_lengths
+    from transformer_xl.tools.table import as_markdown, as_text, lengths_text, make_table
 
     table = make_table(ablation)
     with ablation.alone(lambda: None):
@@ -242,7 +242,7 @@ def _conclude(ablation: "Ablation", busy: list[str], *, recl: int | None, json_:
 
 def _effective_lengths(ablation: "Ablation", table: "Table", max_context: int, *, quiet: bool) -> dict[str, dict[float, int]]:
     """Return the relative effective context length of each variant, by share of the tokens."""
-    from transformer_xl.analysis.recl import ablation_lengths
+    from transformer_xl.tools.recl import ablation_lengths
 
     if table.compared != "loss":
         why = table.why_not or "vocabularies differ"

@@ -11,11 +11,11 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
-    from transformer_xl.analysis.comparison import ComparedRun, Unit
-    from transformer_xl.analysis.curves import Against
-    from transformer_xl.analysis.lines import PlotLine
     from transformer_xl.checkpoint.open_run import Opened
     from transformer_xl.data.text import Text
+    from transformer_xl.tools.comparison import ComparedRun, Unit
+    from transformer_xl.tools.curves import Against
+    from transformer_xl.tools.lines import PlotLine
 
     Texts = Iterable[tuple[ComparedRun, Opened, Text]]
     Drawing = tuple[list[PlotLine], dict[str, Any]]  # lines, and how `draw` draws them, x times `scale`
@@ -67,11 +67,11 @@ def plot(
     if wanted and against != "memory":
         raise ConfigError(f"--lengths ({lengths}) are lengths of memory, and --against is {against}; use --against memory")
     import_kinds(import_)
-    from transformer_xl.analysis.comparison import UNITS, check_units, find_runs
-    from transformer_xl.analysis.curves import open_texts
-    from transformer_xl.analysis.lines import draw
     from transformer_xl.console import warn
     from transformer_xl.process import keep_freed_memory
+    from transformer_xl.tools.comparison import UNITS, check_units, find_runs
+    from transformer_xl.tools.curves import open_texts
+    from transformer_xl.tools.lines import draw
 
     keep_freed_memory()
     found = find_runs(runs)
@@ -95,9 +95,9 @@ def plot(
 
 
 def _while_training(runs: "Sequence[ComparedRun]", against: "Against", unit: "Unit") -> "Drawing":
-    from transformer_xl.analysis.comparison import check_validations
-    from transformer_xl.analysis.curves import XLABELS, learning_curves
     from transformer_xl.console import warn
+    from transformer_xl.tools.comparison import check_validations
+    from transformer_xl.tools.curves import XLABELS, learning_curves
     from transformer_xl.training.pictures import tokens_axis
 
     check_validations(runs, warn=warn)
@@ -110,8 +110,8 @@ def _while_training(runs: "Sequence[ComparedRun]", against: "Against", unit: "Un
 
 
 def _by_memory(texts: "Texts", unit: "Unit", lengths: list[int] | None) -> "Drawing":
-    from transformer_xl.analysis.curves import memory_line, memory_readings
     from transformer_xl.console import progress
+    from transformer_xl.tools.curves import memory_line, memory_readings
 
     scored: dict[str, list[PlotLine]] = {}
     for run, opened, text in texts:
@@ -124,8 +124,8 @@ def _by_memory(texts: "Texts", unit: "Unit", lengths: list[int] | None) -> "Draw
 
 
 def _by_position(runs: "Sequence[ComparedRun]", texts: "Texts", unit: "Unit", n_segment: int) -> "Drawing":
-    from transformer_xl.analysis.curves import position_lines, segment_readings
     from transformer_xl.console import progress
+    from transformer_xl.tools.curves import position_lines, segment_readings
 
     readings = {run.name: segment_readings(run.config) for run in runs}
     longest = max(reading.tgt_len for each in readings.values() for _, reading in each)

@@ -251,11 +251,9 @@ def _dry_run(
 ) -> None:
     """Print the plan, on this machine, of the run that would be trained; `out`: of that run if there is one."""
     from transformer_xl.checkpoint.run_directory import RunDirectory, load
-    from transformer_xl.cost.display import plan_table
-    from transformer_xl.cost.hardware import this_machine
-    from transformer_xl.cost.plan import make_plan
-    from transformer_xl.cost.work import is_counted, vocabulary
     from transformer_xl.model.build import count_parameters
+    from transformer_xl.tools.hardware import this_machine
+    from transformer_xl.tools.plan import can_plan, make_plan, plan_table, vocabulary
     from transformer_xl.training.run import Pretraining, comparison
     from transformer_xl.training.start import complete, resumed_settings
 
@@ -267,7 +265,7 @@ def _dry_run(
         size = objective.vocabulary_for(config, load(base)[1]).vocab_size
         config = config.changed(model={"vocab_size": size})
         print(printable(objective.vocabulary_note or "the vocabulary has all characters of the text; it does not grow"))
-    if is_counted(config.model):
+    if can_plan(config.model):
         plan = make_plan(config, this_machine(config.train.device, config.train.precision))
         model = plan.model
         print(plan_table(plan))
@@ -280,5 +278,5 @@ def _dry_run(
         print(f"this plan is of all weights; with train.lora_rank={config.train.lora_rank} gradients and optimizer take less")
     if compared := comparison(config.model_copy(update={"model": model})):
         print(printable(compared))
-    if not is_counted(model):
+    if not can_plan(model):
         print(f"memory, operations and time cannot be planned for models of kind {model.kind}")

@@ -95,6 +95,16 @@ def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractC
     return torch.autocast(device.type, dtype=_DTYPES[precision])
 
 
+def in_autocast(device: torch.device) -> bool:
+    """Return whether products on a device are rounded now; the meta device knows no autocast."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
+def in_full_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Turn autocast off in a context."""
+    return torch.autocast(device.type, enabled=False) if device.type != "meta" else contextlib.nullcontext()
+
+
 def activation_dtype(precision: InferencePrecision, weights: torch.dtype) -> torch.dtype:
     """Return the type of activations, keys and values at inference; "fp32" means the type of the model's own weights."""
     return _DTYPES.get(precision, weights)
@@ -107,8 +117,7 @@ def at_least_fp32(x: Tensor) -> Tensor:
 
 def narrowed(x: Tensor) -> Tensor:
     """Return x in the type in which autocast multiplies it, so that what several products read is converted once."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    return x.to(torch.get_autocast_dtype(x.device.type)) if in_autocast(x.device) else x
 
 
 def check_precision(name: str, known: Sequence[str] = get_args(PrecisionName)) -> None:

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.config.model import AttentionConfig, TransformerXLConfig
+from transformer_xl.kernels.device import in_full_precision
 
 GROUPS = ((2, 0.0), (1, 0.5), (1, 0.8))
 """Channels from the first on: how many eighths of D, and how much less a token counts than the one after it."""
@@ -116,7 +117,7 @@ def faded(h_BLD: Tensor, decay: float, first_BT: Tensor | None, *, reach: int) -
         if first_BT is not None:
             position = torch.arange(start, start + reach + n, device=h_BLD.device)
             weight = torch.where(position >= first_BT[:, start : start + n].unsqueeze(-1), weight, 0)
-        with torch.autocast(h_BLD.device.type, enabled=False):  # the products are small, and states stay as exact as they are
+        with in_full_precision(h_BLD.device):  # the products are small, and states stay as exact as they are
             sums.append(torch.bmm(weight, h_BLD[:, start : start + reach + n]))
     return sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.errors import TokenizerError
 from transformer_xl.kernels.cpu_linear import linear
-from transformer_xl.kernels.device import at_least_fp32
+from transformer_xl.kernels.device import at_least_fp32, in_autocast
 from transformer_xl.kernels.fused import fused_problem
 
 CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 1 << 25, 1 << 27
@@ -185,7 +185,7 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
         return torch.zeros(len(label_X), dtype=nats.dtype).index_add(0, where, nats)
     if len(h_XE) <= n_chunk:
         return _nll(h_XE, vectors_VE, bias_V, label_X)
-    is_narrow = torch.is_autocast_enabled(h_XE.device.type) or h_XE.dtype not in (torch.float32, torch.float64)
+    is_narrow = in_autocast(h_XE.device) or h_XE.dtype not in (torch.float32, torch.float64)
     if not is_narrow and hasattr(nn, "LinearCrossEntropyOptions"):  # not in torch 2.10
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=n_chunk, chunking_method=None)
         return F.linear_cross_entropy(h_XE, vectors_VE, label_X, linear_bias=bias_V, reduction="none", options=options)

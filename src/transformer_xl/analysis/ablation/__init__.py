@@ -1,1 +1,0 @@
-"""Variants of recipes trained at equal budget, scored, and compared in one table."""
