@@ -37,14 +37,11 @@ def test_lines_in_a_pipe_are_whole() -> None:
     assert "step 10" not in out.getvalue()
 
 
-def test_a_terminal_has_a_bar() -> None:
+def test_a_terminal_has_a_bar_and_quiet_runs_show_warnings_only() -> None:
     shown, out = display(terminal=True)
     show_all(shown)
     assert "\x1b[" in out.getvalue()
     shown.advance(step=30, progress=0.7, loss=1.0, tokens_per_second=1.0, final=True)  # after the end: no bar, no error
-
-
-def test_quiet_runs_show_warnings_only() -> None:
     shown, out = display(quiet=True)
     show_all(shown)
     assert out.getvalue() == "warning: mind the gap\n"

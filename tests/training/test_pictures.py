@@ -78,12 +78,9 @@ def test_every_number_says_its_split_its_size_and_its_memory(figures: list[Figur
     assert numbers(lines["training, memory of 1,600"].get_xdata()) == [step / 10 for step in range(1, 9)]
 
 
-def test_many_tokens_are_millions(figures: list[Figure]) -> None:
+def test_many_tokens_are_millions_and_one_of_each_can_be_told_apart(figures: list[Figure]) -> None:
     (line,) = drawn(figures, [entry("train", 20_000, 1.0)]).values()
     assert (figures[-1].axes[0].get_xlabel(), numbers(line.get_xdata())) == ("training tokens read (millions)", [2.0])
-
-
-def test_one_of_each_can_be_told_apart(figures: list[Figure]) -> None:
     assert len(drawn(figures, [TRAINING[-1], VALIDATION[-1] | {"average_loss": 4.6}, END])) == 6
 
 

@@ -151,26 +151,27 @@ def write_some(directory: Path, *loggers: str, **more: Any) -> None:
     record.close()
 
 
-def test_wandb_gets_the_numbers_with_their_step(tmp_path: Path, remotes: list[Remote]) -> None:
-    write_some(tmp_path, "wandb")
-    (run,) = remotes
-    assert run.options == {
-        **{"project": "transformer_xl", "name": tmp_path.name, "resume": "allow", "dir": str(tmp_path)},
-        **{"id": json.loads((tmp_path / "loggers.json").read_text())["wandb"], "config": {"train": {"seed": 3}}},
-    }
-    assert run.metrics == [("step", {}), ("*", {"step_metric": "step"})]
-    assert run.got == [({"train/loss": 0.5, "train/tokens": 40, "train/seconds": 1.0, "step": 4}, {})]
-    assert run.finished
-    assert len(read_metrics(tmp_path)) == 2
-
-
-def test_a_resumed_run_goes_on_in_the_same_place(tmp_path: Path, remotes: list[Remote]) -> None:
+def test_wandb_gets_the_numbers_with_their_step_and_a_resumed_run_goes_on_in_the_same_place(
+    tmp_path: Path, remotes: list[Remote]
+) -> None:
     for _ in range(2):
         write_some(tmp_path, "wandb", "wandb")
     (tmp_path / "other").mkdir()
     write_some(tmp_path / "other", "wandb")
-    first, again, other = (run.options["id"] for run in remotes)
-    assert first == again != other
+    first, again, other = remotes
+    assert (
+        first.options
+        == again.options
+        == {
+            **{"project": "transformer_xl", "name": tmp_path.name, "resume": "allow", "dir": str(tmp_path)},
+            **{"id": json.loads((tmp_path / "loggers.json").read_text())["wandb"], "config": {"train": {"seed": 3}}},
+        }
+    )
+    assert other.options["id"] != first.options["id"]
+    assert first.metrics == [("step", {}), ("*", {"step_metric": "step"})]
+    assert first.got == [({"train/loss": 0.5, "train/tokens": 40, "train/seconds": 1.0, "step": 4}, {})]
+    assert first.finished
+    assert len(read_metrics(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("moment", ["init", "log", "finish"])
