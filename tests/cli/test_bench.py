@@ -65,10 +65,11 @@ def test_json_of_decoding_is_consistent(txl: Txl) -> None:
         assert four["bytes_per_step"] > one["bytes_per_step"]
 
 
-def test_memory_of_another_length(txl: Txl, read: list[Any]) -> None:
-    result = json.loads(txl(*DECODE, "--precision", "fp32", "--mem-len", "100", "--json").out)
-    assert result["mem_len"] == 100
-    assert [model.mem_len for model, _ in read] == [100]
+def test_memory_of_another_length(txl: Txl, workbench: Path, read: list[Any]) -> None:
+    change_settings(workbench / "run", "model", same_length=True)  # which cannot be without memory
+    for n in (100, 0):
+        assert json.loads(txl(*DECODE, "--precision", "fp32", "--mem-len", str(n), "--json").out)["mem_len"] == n
+    assert [model.mem_len for model, _ in read] == [100, 0]
 
 
 def test_what_is_read(txl: Txl, workbench: Path, read: list[Any]) -> None:
@@ -135,12 +136,6 @@ def test_models_that_read_again(txl: Txl, workbench: Path, changes: dict[str, An
     assert all("needs keys that stay the same" in why for why in result["skipped"].values())
 
 
-def test_without_memory(txl: Txl, workbench: Path) -> None:
-    change_settings(workbench / "run", "model", same_length=True)  # which cannot be without memory
-    result = json.loads(txl(*DECODE, "--mem-len", "0", "--precision", "fp32", "--json").out)
-    assert (result["mem_len"], len(result["figures"])) == (0, 1)
-
-
 def test_interrupted_it_shows_what_it_has(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     original = bench.measure_decoding
 
@@ -174,12 +169,3 @@ def test_errors_are_one_line(txl: Txl, command: str, complaint: str) -> None:
     answer = txl("bench", *command.split())
     assert (answer.status, answer.out) == (1, "")
     assert complaint in answer.complaint
-
-
-def test_on_a_terminal_it_shows_how_far_it_is(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
-    monkeypatch.setattr("transformer_xl.console.DRAW_SECONDS", 0)
-    answer = txl(*DECODE, "--precision", "fp32", "--json")
-    assert "how fast memory is read" in answer.err
-    assert "fp32 eager" in answer.err
-    assert json.loads(answer.out)["bandwidth"] == 1e9

@@ -3,7 +3,6 @@
 The clock stands still except for what is timed.
 """
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -95,18 +94,8 @@ def test_the_decoder_is_made_as_asked(monkeypatch: pytest.MonkeyPatch, compile: 
 
 
 def test_bytes_are_weights_and_the_memory_of_all_rows() -> None:
-    one, two, rounded = (
-        measure_decoding(tiny_model(), TEXT, precision=precision, n_row=n, n_token=1)["bytes_per_step"]
-        for precision, n in (("fp32", 1), ("fp32", 2), ("int8", 2))
-    )
+    one, two = (measure_decoding(tiny_model(), TEXT, n_row=n, n_token=1)["bytes_per_step"] for n in (1, 2))
+    rounded = measure_decoding(tiny_model(), TEXT, precision="int8", n_row=2, n_token=1)["bytes_per_step"]
     memory = 2 * 2 * 3 * SLOTS * 4 * 4  # keys and values of two layers with three heads of four numbers
     assert two - one == memory
     assert rounded < two / 2
-
-
-@pytest.mark.parametrize("changes", [{"mem_len": 0}, {"attention": "vaswani"}])
-def test_models_that_read_again_are_timed_too(changes: dict[str, Any]) -> None:
-    measured = measure_decoding(tiny_model(**changes), TEXT, n_token=2)
-    unknown = {"bytes_per_step", "limit_seconds", "time_over_limit"}
-    assert {name for name, value in measured.items() if value is None} == unknown
-    assert json.loads(json.dumps(measured, allow_nan=False)) == measured

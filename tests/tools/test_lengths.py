@@ -36,8 +36,8 @@ def test_without_recurrence_text_is_read_again() -> None:
 
 def test_a_vanilla_model_reads_no_more_than_its_positions() -> None:
     config = of_kind("vanilla", max_len=64)
-    found = readings(config, [0, 48, 64, 500], exact=True)
-    assert [reading.length for reading in found] == [0, 48, 63]
+    found = readings(config, [0, 48, 64, 500])
+    assert [reading.length for reading in found] == [0, 48]
     assert {reading.tgt_len + reading.ext_len for reading in found} == {64}
     assert {reading.tgt_len * reading.batch_size for reading in found} == {64 * 8}
     assert [reading.length for reading in readings(config)] == [0, 32, 48]

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.training.test_pictures import CONFIG, TRAINING, VALIDATION
 from transformer_xl.pictures import Look
 from transformer_xl.tools.lines import PlotLine, draw
-from transformer_xl.training.pictures import curves_of, draw_curve
 
 
 def test_no_two_lines_look_alike_in_gray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,34 +29,3 @@ def test_no_two_lines_look_alike_in_gray(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     assert len(set(kinds)) == len(kinds)
     assert all(line.get_markevery() == (3 * (i // len(looks)) % 7, 7) for i, line in enumerate(drawn[:48]) if i % 6 < 5)
-
-
-def test_one_run_looks_as_in_its_loss_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures: list[Any] = []
-    monkeypatch.setattr("transformer_xl.pictures.save_picture", lambda figure, path: figures.append(figure) or path)
-    entries = [*TRAINING, *({**each, "average_loss": 1.0} for each in VALIDATION)]
-    draw_curve(entries, CONFIG, tmp_path / "loss.png")
-    curves = curves_of(entries, CONFIG)
-    assert [curve.look for curve in curves] == ["thin", "marked", "dashed"]
-    lines = [
-        PlotLine("a", curve.title(), range(len(curve.points)), [y for _, y in curve.points], look=curve.look)
-        for curve in curves
-    ]
-    draw(lines, tmp_path / "plot.png", title="", xlabel="", ylabel="", from_zero=True)
-    own, compared = (
-        [
-            (
-                line.get_label(),
-                line.get_color(),
-                line.get_marker(),
-                line.get_linestyle(),
-                line.get_linewidth(),
-                line.get_alpha(),
-            )
-            for line in figure.axes[0].get_lines()
-        ]
-        for figure in figures
-    )
-    assert own == compared
-    assert [figure.get_size_inches().tolist() for figure in figures] == [figures[0].get_size_inches().tolist()] * 2
-    assert figures[1].axes[0].get_xlim()[0] == 0

@@ -11,40 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples, tiny_model
-from transformer_xl.config.model import LstmConfig, TransformerXLConfig, VanillaConfig
+from transformer_xl.config.model import LstmConfig, VanillaConfig
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.tools.recl import context_losses, effective_lengths
 
 IDS = np.random.default_rng(0).integers(0, 13, 90).astype(np.uint16)
 MAX_LEN = 7
-
-
-def table(rows: dict[int, list[float]]) -> Callable[[int], np.ndarray]:
-    return lambda context: np.array(rows[context], np.float32)
-
-
-def test_two_models_by_hand() -> None:
-    """b_10 = (4, 3, 1, 1); with r = 0.5 the first two tokens count."""
-    losses = {
-        "a": table({10: [4, 4, 1, 2], 20: [3, 3, 9, 9], 30: [3, 2.99, 0, 0]}),
-        "b": table({10: [5, 3, 2, 1], 20: [9, 1, 0, 0], 30: [9, 9, 9, 9]}),
-    }
-    # gains at 20 with r = 0.5: a 1 - exp(3 - 3.5) = 0.393, b 1 - exp(2.5 - 3.5) = 0.632; with r = 1: a 0.221, b 0.632
-    # b_20 = (3, 1, 0, 0), of which nobody's context of 30 makes anything better
-    for share, threshold, expected in ((0.5, 0.1, (20, 20)), (0.5, 0.4, (10, 20)), (1.0, 0.2, (20, 20)), (1.0, 0.3, (10, 20))):
-        found = effective_lengths(losses, share=share, delta=10, max_context=30, threshold=threshold)
-        assert found == dict(zip("ab", expected, strict=True)), (share, threshold)
-
-
-def test_the_baseline_is_that_of_the_group() -> None:
-    """Alone, the worse model gains; beside one that knew all along, it gains nothing."""
-    worse, better = table({1: [5.0, 5.0], 2: [4.0, 4.0], 3: [4.0, 4.0]}), table({c: [3.0, 3.0] for c in (1, 2, 3)})
-    assert effective_lengths({"worse": worse}, share=1.0, delta=1, max_context=3) == {"worse": 2}
-    assert effective_lengths({"worse": worse, "better": better}, share=1.0, delta=1, max_context=3)["worse"] == 1
 
 
 def test_only_what_is_needed_is_asked_for() -> None:
@@ -146,26 +121,3 @@ def test_a_short_memory_is_filled_in_segments(context: int, options: dict[str, A
     model, starts = tiny_model(mem_len=5, **options), np.arange(30, 39)
     found = context_losses(model, IDS, starts, size=1, context=context, tgt_len=4)
     np.testing.assert_allclose(found, [nats_of(model, IDS[at - context : at + 1], 4) for at in starts], atol=2e-4)
-
-
-def test_a_trained_model_uses_what_its_source_needs() -> None:
-    """Four of five tokens repeat the one ten steps back; sixty steps of training are enough to find that out."""
-    k, n_step, tgt_len, rng = 10, 60, 24, np.random.default_rng(0)
-    ids = rng.integers(0, 4, 16 * (n_step * tgt_len + 1))
-    for t in np.flatnonzero(rng.random(len(ids)) < 0.8):
-        ids[t] = ids[t - k]
-    sizes = {"n_layer": 1, "d_model": 24, "n_head": 1, "d_head": 16, "d_inner": 16, "dropout": 0.0, "mem_len": 12}
-    model = TransformerXL(TransformerXLConfig(vocab_size=4, **sizes))
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
-    rows, mems = torch.from_numpy(ids).view(16, -1), None
-    for at in range(0, n_step * tgt_len, tgt_len):
-        out = model(rows[:, at : at + tgt_len], mems=mems, labels=rows[:, at + 1 : at + tgt_len + 1])
-        assert out.nll is not None
-        mems = out.mems
-        optimizer.zero_grad()
-        out.nll.mean().backward()
-        optimizer.step()
-    starts = np.linspace(40, len(ids) - 1, 400).astype(np.int64)
-    losses = {"a": lambda context: context_losses(model, ids, starts, size=1, context=context, tgt_len=tgt_len)}
-    for share in (0.5, 1.0):
-        assert effective_lengths(losses, share=share, delta=5, max_context=40) == {"a": k}

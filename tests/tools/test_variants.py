@@ -115,12 +115,10 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_a_plan_survives_its_file() -> None:
-    plan = AblationPlan(
-        make_variants(["quickstart"], recurrence=["yes", "no"]), seeds=2, minutes=3, lengths=(0, 9), exact=True, tokens=7
-    )
+    plan = AblationPlan(make_variants(["quickstart"], recurrence=["yes", "no"]), seeds=2, minutes=3, lengths=(0, 9), tokens=7)
     stored = json.loads(json.dumps(plan.as_dict()))
     assert AblationPlan.from_dict(stored) == plan
-    assert list(stored) == ["variants", "seeds", "steps", "minutes", "validations", "lengths", "exact", "tokens"]
+    assert list(stored) == ["variants", "seeds", "steps", "minutes", "validations", "lengths", "tokens"]
     assert list(stored["variants"][0]) == ["name", "recipe", "labels", "config"]  # files of today are read tomorrow
 
 

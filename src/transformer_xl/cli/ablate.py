@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from transformer_xl.tools.ablation import Ablation
     from transformer_xl.tools.table import Table
     from transformer_xl.tools.variants import AblationPlan
-    from transformer_xl.tools.worker import Worker
 
 _VALIDATIONS = 10
 """Validations of each run, for its curve, unless --set says how many."""
@@ -27,60 +26,57 @@ _VALIDATIONS = 10
 
 @Parameter(name="*")
 @dataclass(frozen=True)
-class _Axes:
-    """What is varied.
+class _PlanOptions:
+    """What is compared, and how: the plan of an ablation, which no option changes later.
 
     Args:
         recurrence: yes, no or both; no: a model without memory.
         attention: kinds such as shaw,rotary (txl settings), with commas between.
         loss: full, half or both; half: learn only from the later half of each segment.
+        steps: budget of each run in steps.
+        minutes: budget of each run in minutes of training. Default: the recipe's own budget.
+        seeds: train each variant this many times, with other random numbers. Default: 1.
+        set_: section.key=value, overrides all recipes; may be repeated.
+        corpus: name, file, directory or glob; or a directory that holds the recipes' named corpus.
+        lengths: attention lengths to score besides that of txl eval, with commas between. Default: several from 0 on.
+        tokens: score at most this many tokens of the test split.
     """
 
     recurrence: str | None = None
     attention: str | None = None
     loss: str | None = None
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class _Budget:
-    """How much each variant is trained.
-
-    Args:
-        steps: budget of each run in steps.
-        minutes: budget of each run in minutes of training. Default: the recipe's own budget.
-        seeds: train each variant this many times, with other random numbers. Default: 1.
-    """
-
     steps: Positive | None = None
     minutes: Above0 | None = None
     seeds: Positive | None = None
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class _Scoring:
-    """How finished runs are scored.
-
-    Args:
-        lengths: attention lengths to score besides that of txl eval, with commas between. Default: several from 0 on.
-        exact: also score vanilla models one position at a time; slow.
-        tokens: score at most this many tokens of the test split.
-    """
-
+    set_: Overrides = None
+    corpus: str | None = None
     lengths: str | None = None
-    exact: Flag = False
     tokens: Positive | None = None
+
+    def plan(self, recipes: Sequence[str]) -> "AblationPlan":
+        """Return the plan of an ablation of recipes."""
+        from transformer_xl.tools.variants import AblationPlan, axes, make_variants
+
+        if self.steps is not None and self.minutes is not None:
+            raise ConfigError(f"--steps ({self.steps}) and --minutes ({self.minutes:g}) are two budgets; give one of them")
+        texts = {axis: getattr(self, axis) for axis in axes()}
+        values = {axis: names_of(axis, text, axes()[axis]) if text else None for axis, text in texts.items()}
+        has_own_validations = any(change.partition("=")[0].strip() == "train.eval_interval" for change in self.set_ or ())
+        return AblationPlan(
+            make_variants(recipes, **values, overrides=self.set_ or (), corpus=self.corpus),
+            seeds=self.seeds or 1,
+            steps=self.steps,
+            minutes=self.minutes,
+            validations=None if has_own_validations else _VALIDATIONS,
+            lengths=None if self.lengths is None else tuple(sorted(numbers_of("lengths", self.lengths, least=0))),
+            tokens=self.tokens,
+        )
 
 
 def ablate(
     *recipes: str,
-    axes: _Axes = _Axes(),
-    budget: _Budget = _Budget(),
-    set_: Overrides = None,
-    corpus: str | None = None,
+    options: _PlanOptions = _PlanOptions(),
     out: Path | None = None,
-    scoring: _Scoring = _Scoring(),
     recl: Positive | None = None,
     import_: Imports = None,
     dry_run: Flag = False,
@@ -108,12 +104,8 @@ def ablate(
 
     Args:
         recipes: names (txl recipes) or TOML files, of any kind of model.
-        axes: what is varied.
-        budget: how much each variant is trained.
-        set_: section.key=value, overrides all recipes; may be repeated.
-        corpus: name, file, directory or glob; or a directory that holds the recipes' named corpus.
+        options: what is compared, and how.
         out: directory of the ablation. Default: runs/ablate-RECIPE.
-        scoring: how finished runs are scored.
         recl: also tell how far back each variant uses its context, in steps of a twentieth up to this many tokens.
         import_: a module that registers your own kinds: its name, or PATH/NAME.py; may be repeated.
         dry_run: print variants, parameters, steps and time; write nothing.
@@ -123,13 +115,16 @@ def ablate(
     import_kinds(import_)
     if recl is not None and recl % 20:
         raise ConfigError(f"--recl ({recl}) must be a multiple of 20, such as 400: the context grows in twenty steps")
-    ablation = _ablation(recipes, axes, budget, scoring, overrides=set_ or [], corpus=corpus, out=out)
+    ablation = _ablation(recipes, options, out)
     from transformer_xl.tools.worker import Worker
 
     worker = Worker(ablation, quiet=quiet)
     worker.check()
     if dry_run:
-        _print_forecast(worker, json_=json_)
+        from transformer_xl.tools.table import forecast_text
+
+        rows = worker.forecast()
+        print(json.dumps({"out": str(ablation.directory), "variants": rows}) if json_ else forecast_text(ablation, rows))
         return
     ablation.begin()
     try:
@@ -141,76 +136,25 @@ def ablate(
     _conclude(ablation, busy, recl=recl, json_=json_, quiet=quiet)
 
 
-def _ablation(
-    recipes: Sequence[str],
-    axes: _Axes,
-    budget: _Budget,
-    scoring: _Scoring,
-    *,
-    overrides: Sequence[str],
-    corpus: str | None,
-    out: Path | None,
-) -> "Ablation":
+def _ablation(recipes: Sequence[str], options: _PlanOptions, out: Path | None) -> "Ablation":
     """Return a new ablation, or without recipes the one in `out`, whose plan no option may change."""
-    if not recipes and out is None:
-        raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
     from transformer_xl.model.pretrained import RUNS
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.tools.ablation import Ablation
 
+    keep_freed_memory()
     if recipes:
-        plan = _new_plan(recipes, axes, budget, scoring, overrides=overrides, corpus=corpus)
+        plan = options.plan(recipes)
         directory = out or RUNS / "-".join(["ablate", *dict.fromkeys(each.recipe for each in plan.variants)])
         ablation = Ablation(directory, plan)
         ablation.check_directory()
-    else:
-        assert out is not None
-        for option, value in (vars(axes) | vars(budget) | {"set": overrides, "corpus": corpus} | vars(scoring)).items():
-            if value:
-                raise ConfigError(
-                    f"--{option} is part of a plan, and '{out}' has its own; name the recipe, too, or leave it out"
-                )
-        ablation = Ablation.open(out)
-    keep_freed_memory()
-    return ablation
-
-
-def _new_plan(
-    recipes: Sequence[str],
-    axes: _Axes,
-    budget: _Budget,
-    scoring: _Scoring,
-    *,
-    overrides: Sequence[str],
-    corpus: str | None,
-) -> "AblationPlan":
-    from transformer_xl.tools.variants import AblationPlan, make_variants
-    from transformer_xl.tools.variants import axes as known_axes
-
-    steps, minutes, lengths = budget.steps, budget.minutes, scoring.lengths
-    if steps is not None and minutes is not None:
-        raise ConfigError(f"--steps ({steps}) and --minutes ({minutes:g}) are two budgets; give one of them")
-    known = known_axes()
-    values = {axis: None if text is None else names_of(axis, text, known[axis]) for axis, text in vars(axes).items()}
-    has_own_validations = any(change.partition("=")[0].strip() == "train.eval_interval" for change in overrides)
-    return AblationPlan(
-        make_variants(recipes, **values, overrides=overrides, corpus=corpus),
-        seeds=budget.seeds or 1,
-        steps=steps,
-        minutes=minutes,
-        validations=None if has_own_validations else _VALIDATIONS,
-        lengths=None if lengths is None else tuple(sorted(numbers_of("lengths", lengths, least=0))),
-        exact=scoring.exact,
-        tokens=scoring.tokens,
-    )
-
-
-def _print_forecast(worker: "Worker", *, json_: bool) -> None:
-    """Print what will be trained and how long that takes."""
-    from transformer_xl.tools.table import forecast_text
-
-    ablation, rows = worker.ablation, worker.forecast()
-    print(json.dumps({"out": str(ablation.directory), "variants": rows}) if json_ else forecast_text(ablation, rows))
+        return ablation
+    if out is None:
+        raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
+    if given := [name for name, value in vars(options).items() if value]:
+        option = given[0].rstrip("_")
+        raise ConfigError(f"--{option} is part of a plan, and '{out}' has its own; name the recipe, too, or leave it out")
+    return Ablation.open(out)
 
 
 def _conclude(ablation: "Ablation", busy: list[str], *, recl: int | None, json_: bool, quiet: bool) -> None:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from transformer_xl.checkpoint.open_run import Opened
+    from transformer_xl.tools.bench import Mode
 
 _PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 
@@ -66,7 +67,7 @@ def bench(
         raise ConfigError("precision fp16 is for GPUs, a processor multiplies it very slowly; use bf16")
     precisions = [precision_of_segments(name, model.device) for name in names]
     codes = [False, True] if compile is None else [compile]
-    modes = [(name, code, n_row) for name in precisions for code in codes for n_row in n_rows]
+    modes: list[Mode] = [(name, code, n_row) for name in precisions for code in codes for n_row in n_rows]
 
     keep_compiled_code()
     with progress(total=1 + len(modes), unit=None) as bar:

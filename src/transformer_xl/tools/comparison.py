@@ -70,25 +70,23 @@ def check_units(runs: Sequence[ComparedRun], unit: Unit, *, warn: Callable[[str]
     """Refuse losses that cannot be drawn on one axis, and warn if runs read different texts."""
     first, *others = runs
     for run in others:
-        if run.config.predicts != first.config.predicts:
-            predicted = (f"'{each.name}' predicts each {each.config.predicts}" for each in (first, run))
-            raise ConfigError(f"{' and '.join(predicted)}, so losses cannot be compared; draw one picture for each")
-        if run.tokenizer.fingerprint != first.tokenizer.fingerprint:
-            named = (f"'{each.name}' ({each.tokenizer.kind}, {each.tokenizer.vocab_size:,})" for each in (first, run))
-            sizes = " and ".join(named)
-            if any(each.tokenizer.loses for each in runs):
-                raise ConfigError(
-                    f"the vocabularies of {sizes} differ, and one of them leaves parts of the text out, so no unit of loss can "
-                    "be compared; draw one picture for each"
-                )
-            if unit == "nats":
-                raise ConfigError(f"the vocabularies of {sizes} differ, so nats per token cannot be compared; use --unit bpc")
-    for run in others:
-        if found := text_difference(first.config.data, run.config.data):
-            warn(
-                f"runs of different texts are on one picture: data.{found[0]} is {found[1]} for '{first.name}' and {found[2]} "
-                f"for '{run.name}'; one text may be easier than another"
+        both = f"'{first.name}' and '{run.name}'"
+        one, other = first.config.predicts, run.config.predicts
+        if one != other:
+            raise ConfigError(
+                f"{both} predict each {one} and each {other}, so losses cannot be compared; draw one picture for each"
             )
+        if run.tokenizer.fingerprint == first.tokenizer.fingerprint:
+            continue
+        if first.tokenizer.loses or run.tokenizer.loses:
+            problem = "differ, and one of them leaves parts of the text out, so no unit of loss can be compared"
+            raise ConfigError(f"the vocabularies of {both} {problem}; draw one picture for each")
+        if unit == "nats":
+            raise ConfigError(f"the vocabularies of {both} differ, so nats per token cannot be compared; use --unit bpc")
+    for run in others:
+        if difference := text_difference(first.config.data, run.config.data):
+            name, one, other = difference
+            warn(f"texts differ, and one may be easier: data.{name} is {one} for '{first.name}' and {other} for '{run.name}'")
             return
 
 

@@ -40,11 +40,8 @@ def lengths_of(config: RunConfig, multiples: Sequence[Fraction] = MULTIPLES) -> 
     return sorted({int(base * share) for share in shares})
 
 
-def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: bool = False) -> list[Reading]:
-    """Return readings with each of `lengths` that the kind of model can have, in order; None: lengths around the trained one.
-
-    If `exact`, a vanilla model is also read one position at a time, which takes `max_len` times as long.
-    """
+def readings(config: RunConfig, lengths: Sequence[int] | None = None) -> list[Reading]:
+    """Return readings with each of `lengths` that the kind of model can have; None: lengths around the trained one."""
     if not has_length(config):
         return []
     own = Reading.of_run(config)
@@ -53,10 +50,10 @@ def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: 
         again = {length: min(length, own.ext_len) if config.model.mem_len else length for length in wanted}
         return [replace(own, mem_len=length - n, ext_len=n) for length, n in again.items()]
     longest = _longest_segment(config)
-    possible = {length for length in wanted if length < longest} | ({longest - 1} if exact else set[int]())
+    possible = [length for length in wanted if length < longest]
     # the shorter segments are, the more lanes, so that equally many tokens are scored at once
     lanes = {length: own.batch_size * max(1, own.tgt_len // (longest - length)) for length in possible}
-    return [replace(own, tgt_len=longest - length, ext_len=length, batch_size=lanes[length]) for length in sorted(possible)]
+    return [replace(own, tgt_len=longest - length, ext_len=length, batch_size=lanes[length]) for length in possible]
 
 
 def _longest_segment(config: RunConfig) -> int:

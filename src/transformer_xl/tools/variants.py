@@ -66,7 +66,6 @@ class AblationPlan:
     minutes: PositiveFloat | None = None  # budget of each run in training time, turned into steps by the pace of its variant
     validations: Positive | None = None  # in each run, for its curve; None: as the recipe says
     lengths: tuple[Natural, ...] | None = None  # attention lengths to score; None: those around the trained one
-    exact: bool = False  # score vanilla models one position at a time, too
     tokens: Positive | None = None  # tokens of the split that are scored, at most; None: all
 
     @property

@@ -147,7 +147,7 @@ class Worker:
         """Score a trained run with its own and other attention lengths, and store each score at once."""
         plan, path = self.ablation.plan, self.ablation.path_of(trial)
         config = RunDirectory(path).config()
-        wanted = list(dict.fromkeys([Reading.of_run(config), *readings(config, plan.lengths, exact=plan.exact)]))
+        wanted = list(dict.fromkeys([Reading.of_run(config), *readings(config, plan.lengths)]))
         done = [scored["reading"] for scored in result["scores"]]
         missing = [reading for reading in wanted if _as_dict(reading) not in done]
         if missing:
@@ -187,22 +187,13 @@ class Worker:
 
 
 class _TrialDisplay(Display):
-    """The display of one of many runs: a bar with its name, or, without a terminal, a line for each fifth of the run."""
-
-    _LINES = 5
-    _n_line = 0
+    """The display of one of many runs: its progress, with its name; the worker says how it ended."""
 
     def say(self, text: str) -> None:
-        pass  # the worker says how a run ended
+        pass
 
     def show(self, text: str, *, title: str) -> None:
         pass
-
-    def advance(self, *, step: int, progress: float, loss: float, tokens_per_second: float, final: bool) -> None:
-        n_line = int(progress * self._LINES)
-        final = final and n_line > self._n_line
-        self._n_line = n_line if final else self._n_line
-        super().advance(step=step, progress=progress, loss=loss, tokens_per_second=tokens_per_second, final=final)
 
 
 def _as_dict(reading: Reading) -> dict[str, int]:
