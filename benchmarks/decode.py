@@ -155,6 +155,9 @@ def verdicts(shape: ReadingShape, modes: Mapping[str, dict[str, Any]]) -> dict[s
         if which:
             best = max(which, key=faster.__getitem__)
             lines[f"fastest, {what}"] = f"{best}: {faster[best]:.1f} times the peer (target {shape.targets.get(target, '-')})"
+            if which is exact:
+                times = time_row(shape, best, modes[best]["rounds"])[7]
+                lines[f"fastest, {what}"] += f", {times} times the limit (target {shape.targets.get('decode limit', '-')})"
     return lines or {"fastest": "no mode whose loss is the peer's"}
 
 
