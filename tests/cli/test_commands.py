@@ -284,7 +284,7 @@ def test_corpus_prepare(txl: Txl, workbench: Path) -> None:
     ("command", "complaint"),
     [
         ("train quickstrat", "'quickstrat' is neither a recipe nor a text here; did you mean 'quickstart'?"),
-        ("train gone.txt", "there is no text 'gone.txt'; did you mean 'text.txt'?"),
+        ("train gone.txt", "'gone.txt': there is no such text; did you mean 'text.txt'?"),
         ("train *.foo", "no file matches '*.foo'; give a text, or a recipe that txl recipes lists"),
         (
             "train text.txt --corpus latin.txt",

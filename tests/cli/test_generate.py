@@ -380,13 +380,16 @@ def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbe
         ("run --memory new --n 2", "--memory remembers one text; with --n or --prompts add --read-only"),
         ("run --memory new --prompts text.txt", "--memory remembers one text; with --n or --prompts add --read-only"),
         ("run --interactive --json", "--interactive writes one text as it comes"),
+        ("run --interactive 0<&-", "--interactive needs standard input, which is closed"),
         ("run --beams 2 --temperature 1 --seed 3 --bias a=2", "leave --temperature, --seed, --bias out"),
         ("run --beams 2 --stop the --interactive --memory new --stream", "leave --stop, --interactive, --memory, --stream out"),
         ("run --beams 2 --json --logprobs 1", "leave --logprobs out"),
         ("run --beams 2 --out new.npy", "leave --out out"),
     ],
 )
-def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, command: str, complaint: str) -> None:
+def test_errors_are_one_line_and_leave_nothing(
+    txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch, command: str, complaint: str
+) -> None:
     (workbench / "empty.txt").touch()
     (workbench / "latin.txt").write_bytes(b"caf\xe9 " * 4)
     bad = ["", '\n{"prompt": "a"}\n{"prompt": "b", "sed": 1}', '{"text": "a"}']
@@ -395,7 +398,9 @@ def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, comman
         (workbench / f"bad{number}.jsonl").write_text(content)
     (workbench / "bad1.txt").write_text(' { "prompt": "a", "seed": }\n')  # it begins as JSON, so it is no text
     before = {path: path.stat().st_mtime_ns for path in workbench.rglob("*")}
-    answer = txl("generate", *command.split())
+    if command.endswith(" 0<&-"):
+        monkeypatch.setattr(sys, "stdin", None)
+    answer = txl("generate", *command.removesuffix(" 0<&-").split())
     assert answer.status == 1
     assert complaint in answer.complaint
     assert answer.out == ""

@@ -147,21 +147,16 @@ class TextChoice:
         """Return the file with labels for a fine-tuned model: by default its run's test file, or else its validation file."""
         from transformer_xl.data.task_texts import find_files
 
-        if self.corpus is not None or self.split == "train":
-            option = "--split train" if self.corpus is None else "--corpus"
-            raise ConfigError(f"'{opened.source}' is fine-tuned; give a file with labels by --file instead of {option}")
+        if self.corpus is not None:
+            raise ConfigError(f"'{opened.source}' is fine-tuned; give a file with labels by --file instead of --corpus")
         if self.file is not None:
             return self.file
         files = find_files(opened.config.task) if opened.config.task else None
-        found = None
-        if files is not None:
-            found = files.valid if self.split == "valid" else files.test or (None if self.split else files.valid)
+        wanted = (self.split,) if self.split else ("test", "valid")
+        found = next((file for name in wanted if files and (file := getattr(files, name))), None)
         if found is None:
-            task = opened.config.task
-            held = f": it was validated on texts held out of '{task.data}'" if task and not (files and files.valid) else ""
-            raise ConfigError(
-                f"'{opened.source}' has no file of its own to {self.split or 'test'} on{held}; give one with labels by --file"
-            )
+            source = opened.source
+            raise ConfigError(f"'{source}' has no file of its own to {wanted[0]} on; give one with labels by --file")
         return found
 
 

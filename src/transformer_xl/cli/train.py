@@ -1,5 +1,6 @@
 """`txl train` and `txl finetune`."""
 
+import errno
 import glob
 import json
 import os
@@ -13,7 +14,7 @@ from cyclopts import Parameter
 
 from transformer_xl.cli.options import RECIPES, TASKS, Flag, Imports, Json, Natural, Overrides, Repeated, import_kinds
 from transformer_xl.console import printable, say
-from transformer_xl.errors import ConfigError, beside, did_you_mean
+from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.process import is_reporter
 
 if TYPE_CHECKING:
@@ -229,8 +230,7 @@ def _is_text(recipe: str) -> bool:
     if any(sign in recipe for sign in "*?["):
         raise ConfigError(f"no file matches '{recipe}'; give a text, or a recipe that txl recipes lists")
     if any(sign in recipe for sign in "./"):
-        near = beside(path, Path.exists, lists=False)
-        raise ConfigError(f"there is no text '{recipe}'{near or '; give a file, a directory, or a glob in quotes'}")
+        raise FileNotFoundError(errno.ENOENT, "there is no such text", recipe)
     known = {*names, *(each.name for each in Path().iterdir())}
     raise ConfigError(f"'{recipe}' is neither a recipe nor a text here; {did_you_mean(recipe, known, listed_by='txl recipes')}")
 
