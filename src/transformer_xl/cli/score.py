@@ -108,11 +108,9 @@ def score(
         return
     _score_parts(opened, reading, file, spans or per or "line", memory or "carried", tally, output)
     mean = f" ({tally.nats / tally.tokens:.4f} per token)" if tally.tokens else ""
-    n, sums = (
-        f"{tally.n:,} spans" if spans else f"{tally.line:,} lines",
-        f"{tally.tokens:,} tokens: {tally.nats:,.1f} nats{mean}",
-    )
-    say(f"{n}, {sums}, {chosen}, {time.perf_counter() - begin:.1f} s", quiet=output.quiet)
+    what = f"{tally.n:,} spans" if spans else f"{tally.line:,} lines"
+    sums = f"{tally.tokens:,} tokens: {tally.nats:,.1f} nats{mean}"
+    say(f"{what}, {sums}, {chosen}, {time.perf_counter() - begin:.1f} s", quiet=output.quiet)
 
 
 def _score_parts(
@@ -145,7 +143,8 @@ def _score_parts(
     def lines(n_line: int, bar: Bar) -> Iterator[str]:
         if isinstance(per, Path):
             parts = span_rows(scored(n_line, bar), read_spans(per))
-        elif borders:
+        elif per == "word":
+            assert borders is not None
             parts = word_rows(scored(n_line, bar), borders)
         else:
             parts = rows(scored(n_line, bar), per, tokenizer)
