@@ -20,44 +20,19 @@ from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.translate import against_references, read_sources, translations
 
 WORDS = {"red": "rot", "blue": "blau", "dog": "Hund", "cat": "Katze", "runs": "rennt", "sits": "sitzt"}
-RECIPE = """
-[model]
-n_layer = 2
-d_model = 16
-n_head = 2
-d_head = 8
-d_inner = 24
-dropout = 0.0
-mem_len = 64
-
-[data]
-documents = "lines"
-shuffle = "documents"
-
-[optim]
-optimizer = "muon"
-lr = 0.02
-clip = 1.0
-
-[train]
-batch_size = 8
-tgt_len = 24
-max_steps = 30
-loss = "answer"
-label_smoothing = 0.1
-reset_at_documents = true
-precision = "fp32"
-average = "ema"
-average_decay = 0.9
-eval_interval = 15
-checkpoint_interval = 15
-sample_tokens = 0
+SETTINGS = """
+    model.d_model=16 model.d_head=8 model.d_inner=24 model.dropout=0.0 model.mem_len=64 data.documents=lines
+    data.shuffle=documents
+    optim.lr=0.02 train.batch_size=8 train.tgt_len=24 train.max_steps=30 train.loss=answer train.label_smoothing=0.1
+    train.reset_at_documents=true train.average=ema train.average_decay=0.9 train.eval_interval=15 train.checkpoint_interval=15
+    train.sample_tokens=0 eval.max_tokens=none
 """
+SETS = [f"--set={setting}" for setting in SETTINGS.split()]
 
 
 @pytest.fixture(scope="module")
-def written(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Pairs of sentences as `pairs/train.tsv` and `pairs/valid.tsv`, sources as `sources.txt`, and a recipe."""
+def learned(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run `learned`, pairs of sentences as `pairs/train.tsv` and `pairs/valid.tsv`, sources and references, eight each."""
     order = np.random.default_rng(0)
     lines = [f"{' '.join(one)}\t{' '.join(map(WORDS.__getitem__, one))}\n" for one in order.choice(list(WORDS), (105, 3))]
     place = tmp_path_factory.mktemp("pairs")
@@ -66,19 +41,15 @@ def written(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "pairs" / "valid.tsv").write_text("".join(lines[100:]))
     (place / "sources.txt").write_text("".join(f"{line.split(chr(9))[0]}\n" for line in lines[100:]) + "\n \nred\n")
     (place / "references.txt").write_text("".join(line.split("\t")[1] for line in lines[100:]) + "\n\nrot\n")
-    (place / "pairs.toml").write_text(RECIPE)
+    train_once(home, "tiny.toml", str(place / "pairs"), place / "learned", *SETS)
     return place
 
 
-@pytest.fixture(scope="module")
-def trained(home: Path, written: Path) -> Path:
-    return train_once(home, str(written / "pairs.toml"), str(written / "pairs"), written / "learned")
-
-
 @pytest.fixture
-def pairs(written: Path, workbench: Path) -> None:
-    """What was written, without the run."""
-    shutil.copytree(written, workbench, ignore=shutil.ignore_patterns("learned"), dirs_exist_ok=True)
+def run(learned: Path, workbench: Path) -> Path:
+    """All of it in the working directory."""
+    shutil.copytree(learned, workbench, dirs_exist_ok=True)
+    return Path("learned")
 
 
 @pytest.fixture
@@ -86,13 +57,6 @@ def short_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that has hardly learned writes on until it may not; that takes less time here."""
     monkeypatch.setattr(translating, "_LONGER", 0)
     monkeypatch.setattr(translating, "_MORE", 8)
-
-
-@pytest.fixture
-def run(trained: Path, pairs: None, workbench: Path) -> Path:
-    """A run that has learned the pairs, beside them."""
-    shutil.copytree(trained, workbench / "learned")
-    return Path("learned")
 
 
 @pytest.mark.usefixtures("short_targets")
@@ -212,9 +176,9 @@ def test_what_cannot_be_translated_is_refused(txl: Txl, run: Path, monkeypatch: 
     assert refused == "--reference needs the sacrebleu package: pip install sacrebleu"
 
 
-def test_answers_need_a_tab(txl: Txl, pairs: None) -> None:
+def test_answers_need_a_tab(txl: Txl, run: Path) -> None:
     Path("plain.txt").write_text("no question here\n" * 200)
-    train = ("train", "pairs.toml", "--out", "none", "--quiet", "--corpus")
+    train = ("train", "tiny.toml", *SETS, "--out", "none", "--quiet", "--corpus")
     assert "no line of the training split has a tab, after which answers begin" in txl(*train, "plain.txt").complaint
     refused = txl(*train, "pairs", "--set", "tokenizer.kind=word").complaint
     assert refused == "a tokenizer of kind word has no id for a tab, after which answers begin; use bpe"
