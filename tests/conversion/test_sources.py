@@ -266,13 +266,6 @@ def test_what_is_tied_is_told_by_places(golden, tie_weight, tie_projs):
     assert all(isinstance(tensor, TensorRef) for tensor in tensors.values())
 
 
-def test_weights_of_hugging_face_by_any_name(tmp_path):
-    folder = copy("huggingface/tied_r", tmp_path)
-    whole = open_source(folder)
-    renamed = open_source((folder / "model.safetensors").rename(folder / "other.safetensors"))
-    assert (renamed.kind, renamed.config, renamed.tensors.keys()) == ("huggingface", whole.config, whole.tensors.keys())
-
-
 def test_learned_positions_keep_their_number_when_lengths_change(monkeypatch):
     """The authors' `reset_length` sets other lengths and leaves the tables."""
     file = GOLDENS / "authors" / "shaw" / "checkpoint" / "model.pt"

@@ -1,7 +1,6 @@
 """Ids and texts are those of the authors' code and of Hugging Face, saved by tests/parity/make_goldens_tokenization.py."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from transformer_xl.tokenizers.kinds import (
     ByteTokenizer,
     CharTokenizer,
     SymbolTokenizer,
-    Tokenizer,
     WordTokenizer,
     train_tokenizer,
 )
@@ -47,36 +45,6 @@ def _as_the_authors(tokenizer, text: str, ids: list[int]) -> list[int]:
         assert ids[-1] == tokenizer.words.index(tokenizer.line_end)
         return ids[:-1]
     return ids
-
-
-def original_vocabulary(dataset: str, texts: list[bytes]) -> Tokenizer:
-    """Return the tokenizer that the authors' code builds for a corpus: train, then valid, then test; for wt103 train only."""
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(counted_symbols(text, dataset))
-    special = ["<eos>"] if dataset in ("ptb", "wt2", "wt103") else []
-    words = [*special, *(word for word, _ in counts.most_common() if word not in special)]
-    return from_vocab_state({"idx2sym": words, "lower_case": dataset in ("ptb", "text8")}, dataset=dataset)
-
-
-def counted_symbols(data: bytes, dataset: str) -> list[str]:
-    """Return what the authors count: words; in enwik8 numbers of bytes, in text8 characters, both without line ends."""
-    if dataset == "enwik8":
-        return [str(value) for value in data if value != 10]
-    text = data.decode("utf-8")
-    if dataset == "text8":
-        text = " ".join("_" if character == " " else character for character in text.strip())
-    return (text.lower() if dataset in ("ptb", "text8") else text).split()
-
-
-@pytest.mark.parametrize(
-    "case", [case for case in AUTHORS if case["dataset"] not in (None, "lm1b")], ids=lambda case: case["name"]
-)
-def test_built_from_text_it_is_the_authors_vocabulary(case) -> None:
-    coding = "latin-1" if case["dataset"] == "enwik8" else "utf-8"
-    texts = case["texts"][:1] if case["dataset"] == "wt103" else case["texts"]
-    built = original_vocabulary(case["dataset"], [text.encode(coding) for text in texts])
-    assert built.fingerprint == from_vocab_state(case["state"], dataset=case["dataset"]).fingerprint
 
 
 @authors_cases

@@ -58,23 +58,15 @@ def test_what_may_not_be_meant_is_told_once(tmp_path: Path, capsys) -> None:
     for i in range(3):
         (folder / f"{i}.txt").write_text(TEXT, encoding="utf-8")
     noise.write_bytes(np.random.default_rng(0).bytes(10_000))
-    told = [
-        f"warning: 5 of 8 files in '{folder}' are binary (NUL or control bytes) and left out: a.png, b.png, c.png and 2 more",
-        f"warning: the 3 files of '{folder}' cannot be divided whole into shares near data.split, so files are cut; to choose "
-        "the files of each split, give them names with train, valid and test",
-    ]
     cache = tmp_path / "cache"
-    for expected in (told, []):
-        prepared = prepare(DataConfig(corpus=str(folder)), TokenizerConfig(), cache=cache)
-        assert capsys.readouterr().err.splitlines() == expected
-    n_train, n_all = len(prepared.splits["train"].ids), sum(len(split.ids) for split in prepared.splits.values())
-    assert n_train / n_all == pytest.approx(0.9, abs=0.001)
-    (tmp_path / "latin.txt").write_bytes("déjà vu\n".encode("latin-1") * 500)
-    for name in ("noise.bin", "latin.txt"):
-        prepare(DataConfig(corpus=str(tmp_path / name)), TokenizerConfig(), cache=cache)
-        said = capsys.readouterr().err
-        assert f"warning: {name} of '" in said
-        assert "is not text in UTF-8; convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8), or its bytes are read" in said
+    prepare(DataConfig(corpus=str(folder)), TokenizerConfig(), cache=cache)
+    binary, cut = capsys.readouterr().err.splitlines()
+    assert "5 of 8 files" in binary and "a.png, b.png, c.png and 2 more" in binary
+    assert "the 3 files" in cut and "data.split" in cut
+    prepare(DataConfig(corpus=str(folder)), TokenizerConfig(), cache=cache)
+    assert not capsys.readouterr().err
+    prepare(DataConfig(corpus=str(noise)), TokenizerConfig(), cache=cache)
+    assert "noise.bin of '" in capsys.readouterr().err
 
 
 def test_second_run_only_opens(text: Path, monkeypatch) -> None:
@@ -135,14 +127,13 @@ def _directories(cache: Path) -> list[Path]:
     return [path for path in cache.iterdir() if path.is_dir()]
 
 
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError])
-def test_an_interruption_leaves_nothing(text: Path, monkeypatch, interruption) -> None:
+def test_an_interruption_leaves_nothing(text: Path, monkeypatch) -> None:
     def interrupt(*args, **kwargs):
-        raise interruption
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(prepare_module, "replace_file", interrupt)
-        with pytest.raises(interruption):
+        with pytest.raises(KeyboardInterrupt):
             _prepare(text)
     assert _directories(text.parent / "cache") == []
     assert len(_prepare(text).splits["train"].ids)
@@ -327,9 +318,7 @@ def test_no_tokens(text: Path) -> None:
 def test_text_that_is_not_utf8(text: Path) -> None:
     text.write_bytes(b"ok\n" * 10 + b"\xff")
     assert _prepare(text).splits["test"].ids[-1] == 0xFF
-    with pytest.raises(
-        CorpusError, match=r"text.txt': byte 30 \(0xff\) is not UTF-8; convert it .*, or use tokenizer.kind=byte"
-    ):
+    with pytest.raises(CorpusError, match=r"text.txt': byte 30 \(0xff\) is not UTF-8; .* use tokenizer.kind=byte"):
         _prepare(text, "bpe", n_workers=2, data={"split": (1, 0, 0)})
 
 
@@ -350,9 +339,7 @@ def test_canonical_sizes_are_checked(tmp_path, monkeypatch) -> None:
     }
     monkeypatch.setitem(NAMED, "text8", replace(NAMED["text8"], splits=splits))
     (tmp_path / "text8").write_text("one two three")
-    with pytest.raises(
-        CorpusError, match=r"text8' is not the published text of corpus 'text8' \(test has 5 bytes, expected 4\); replace it"
-    ):
+    with pytest.raises(CorpusError, match=r"corpus 'text8' \(test has 5 bytes, expected 4\)"):
         prepare(
             DataConfig(corpus="text8", directory=str(tmp_path)), TokenizerConfig(), cache=tmp_path / "cache", progress=False
         )
@@ -362,11 +349,7 @@ def test_content_of_named_corpora_is_checked_before_use(tmp_path) -> None:
     (tmp_path / "ptb").mkdir()
     for split in SPLITS:
         (tmp_path / "ptb" / f"{split}.txt").write_text("a b\n")
-    message = (
-        r"train.txt' is not the published text of corpus 'ptb' \(sha256 01186fcf04b4…, expected fcea919f6cf8…\); "
-        f"replace it, or train on it as it is: --set data.corpus={tmp_path / 'ptb'}"
-    )
-    with pytest.raises(CorpusError, match=message):
+    with pytest.raises(CorpusError, match=rf"sha256 01186fcf04b4…, expected fcea919f6cf8…\); .*data.corpus={tmp_path / 'ptb'}"):
         prepare(DataConfig(corpus="ptb", directory=str(tmp_path)), TokenizerConfig(), cache=tmp_path / "cache", progress=False)
     assert _directories(tmp_path / "cache") == [], "nothing is left behind"
 

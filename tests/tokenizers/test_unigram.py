@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import unicodedata
 from functools import cache
 from itertools import product
@@ -193,18 +192,6 @@ def test_places_are_in_the_original(text: str, setting: str, name: str) -> None:
         changed = [library(name).normalize(tokenizer._changed(line)) for line in text[start:end].split("\n")]
         again = "".join(changed).lower().replace("σ", "ς")
         assert set(piece.lower().replace("σ", "ς")) & set(again), "it is made of characters of its place"
-
-
-@settings(max_examples=examples(300))
-@given(words=st.lists(st.sampled_from(["the", "cat,", "1984!", "naïve", "“it's”", "(x)", "3,000,", "東京", "½", "<unk>"])))
-def test_every_run_of_words_is_found_again(words: list[str]) -> None:
-    """As an answer in a passage is: the pieces that its characters belong to begin and end where it does."""
-    tokenizer = TOKENIZERS["unigram"]
-    text = "  ".join(words)
-    _, starts, ends = tokenizer.encode_with_offsets(text)
-    for found in re.finditer(r"\S+", text):
-        inside = np.flatnonzero((ends > found.start()) & (starts < found.end()) & (starts < ends))
-        assert text[starts[inside[0]] : ends[inside[-1]]].strip() == found.group()
 
 
 # --- decoding ---------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.conversion.readers.test_fuzz import corrupt
 from tests.helpers import examples
 from transformer_xl.conversion.readers.tensor_bundle import read_bundle
 from transformer_xl.errors import CheckpointError
@@ -328,27 +329,6 @@ def test_data_of_a_size_that_no_memory_has(tmp_path):
 
 
 # At random
-
-
-def corrupt(content: bytes, rng: random.Random) -> bytes:
-    """Flip a bit, set some bytes, cut the end off, leave a piece out, or copy one elsewhere."""
-    damaged = bytearray(content)
-    start, end = sorted(rng.randrange(len(damaged) + 1) for _ in range(2))
-    at = rng.randrange(len(damaged))
-    kind = rng.randrange(6)
-    if kind == 0:
-        damaged[at] ^= 1 << rng.randrange(8)
-    elif kind == 1:
-        damaged[at : at + 8] = rng.randbytes(len(damaged[at : at + 8]))
-    elif kind == 2:
-        del damaged[at:]
-    elif kind == 3:
-        del damaged[start:end]
-    elif kind == 4:
-        damaged[at:at] = damaged[start:end]
-    else:
-        damaged[at : at + end - start] = damaged[start:end]
-    return bytes(damaged)
 
 
 def corrupt_files(directory: Path, n_times: int) -> None:
