@@ -136,34 +136,19 @@ def _spoil(model: nn.Module) -> None:
 
 
 def test_an_average_on_the_device_waits_for_its_share_of_the_budget_and_comes_back() -> None:
-    config = TrainConfig(max_steps=9, average="swa", average_start=0.5)
-    average, again, model = Average(config), Average(config), nn.Linear(2, 1)
+    """Whatever the order of its weights: a file has them by the alphabet, and the kernel for a GPU gets lists."""
+    config, model = TrainConfig(max_steps=9, average="swa", average_start=0.5), nn.Linear(3, 3)
+    average = Average(config)
     average.update(model, progress=0.4, found_inf=torch.zeros(()))
     assert (average.count, average.weights) == (0, {})
     average.update(model, progress=0.5, found_inf=torch.zeros(()))
-    again.load_state_dict(average.state_dict(), average.weights, model)
-    for each in (average, again):
-        nn.init.ones_(model.weight)
+    saved = {name: weight.clone() for name, weight in average.weights.items()}
+    loaded = [Average(config), Average(config)]
+    for again, is_reversed in zip(loaded, (False, True), strict=True):
+        again.load_state_dict(average.state_dict(), dict(sorted(saved.items(), reverse=is_reversed)), model)
+    nn.init.ones_(model.weight)
+    nn.init.constant_(model.bias, 2.0)
+    for each in (average, *loaded):
         each.update(model, progress=1.0, found_inf=torch.zeros(()))
-    assert again.count == average.count == 2
-    assert torch.equal(again.weights["weight"], average.weights["weight"])
-
-
-def test_a_loaded_average_goes_on_whatever_the_order_of_its_weights() -> None:
-    """A file has names in alphabetical order, and the kernel for a GPU gets lists."""
-    model, config = nn.Linear(3, 3), TrainConfig(average="ema", average_decay=0.5, max_steps=9)
-    average = Average(config)
-    average.update(model, progress=0.0)
-    averages = []
-    for weights in (
-        average.weights,
-        dict(sorted(average.weights.items(), reverse=True)),
-        dict(sorted(average.weights.items())),
-    ):
-        loaded = Average(config)
-        loaded.load_state_dict(average.state_dict(), {name: weight.clone() for name, weight in weights.items()}, model)
-        with torch.no_grad():
-            model.bias.fill_(2.0)
-        loaded.update(model, progress=0.5, found_inf=torch.zeros(()))
-        averages.append(loaded.weights)
-    assert all(torch.equal(averages[0][name], found[name]) for found in averages[1:] for name in averages[0])
+        assert each.count == 2
+        assert all(torch.equal(each.weights[name], weight) for name, weight in average.weights.items())

@@ -5,7 +5,7 @@ import json
 import math
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,6 +33,7 @@ from transformer_xl.training.trainer import StepResult, Trainer
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Start = Callable[..., Outcome]
+pytestmark = pytest.mark.usefixtures("no_picture")  # the run of `finished` has drawn one before
 
 
 def starter(home: Path, folder: Path) -> Start:
@@ -100,15 +101,6 @@ def at_20(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def half(at_20: Path, tmp_path: Path) -> Path:
     """An own copy of it, as `run`."""
     return shutil.copytree(at_20, tmp_path / "run")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_picture(finished: tuple[Path, Outcome, Lines]) -> Iterator[None]:
-    """To draw the loss curve takes a third of the time of a tiny run; test_record does it, and the run of `finished`."""
-    with pytest.MonkeyPatch.context() as patch:
-        stub = "transformer_xl.training.record.draw_curve"
-        patch.setattr(stub, lambda entries, config, path, **_: path if entries else None)
-        yield
 
 
 def test_a_run_leaves_what_the_directory_promises(finished: tuple[Path, Outcome, Lines]) -> None:
