@@ -1,11 +1,12 @@
-"""Pictures are written whole, with any names on them."""
+"""Pictures are written whole, with any names on them, and lines can be told apart without color."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.pictures import check_picture, new_figure, save_picture
+from transformer_xl.pictures import Look, PlotLine, check_picture, draw, new_figure, save_picture
 
 
 def test_dollar_signs_in_names_are_no_formulas(tmp_path: Path) -> None:
@@ -41,3 +42,25 @@ def test_fonts_with_chinese_characters_are_asked_after_the_own(tmp_path: Path, m
     text = figure.add_subplot().set_title("\u597d", family="monospace")
     save_picture(figure, tmp_path / "a.png")
     assert text.get_fontfamily() == ["monospace", "DejaVu Serif"]
+
+
+def test_no_two_lines_look_alike_in_gray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr("transformer_xl.pictures.save_picture", lambda figure, path: figures.append(figure) or path)
+    x, looks = list(range(100)), tuple[Look, ...](("thin", "marked", "marked", "dashed", "dashed", "level"))
+    lines = [
+        PlotLine(run, f"{run} {i}", [0] if look == "level" else x, [1.0] if look == "level" else x, look=look)
+        for run in "abcdefgh"
+        for i, look in enumerate(looks)
+    ]
+    draw([*lines, PlotLine("i", "i", [7], [1.0], trained=7)], tmp_path / "a.png", title="", xlabel="", ylabel="")
+    (axes,) = figures[0].axes
+    drawn = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
+    names = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert names == [line.get_label() for line in drawn] == [*(line.name for line in lines), "i", "length in training"]
+    kinds = [
+        (line.get_marker(), str(line.get_linestyle()), line.get_markerfacecolor() == "none", line.get_linewidth())
+        for line in drawn[: len(lines)]
+    ]
+    assert len(set(kinds)) == len(kinds)
+    assert all(line.get_markevery() == (3 * (i // len(looks)) % 7, 7) for i, line in enumerate(drawn[:48]) if i % 6 < 5)

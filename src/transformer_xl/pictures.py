@@ -1,7 +1,9 @@
-"""Figures without a window, written whole or not at all."""
+"""Figures without a window, written whole or not at all, and lines that color, dashes and marker each tell apart."""
 
 import math
 import warnings
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -22,12 +24,14 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MOST_MARKERS = 16  # on a line
 
+_AGAIN = (":", "-.", (0, (1, 5)))  # dashes of lines of one run with one look, from the second on
+
 _WIDE_FONTS = ("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei")
 _WIDE_FONTS += ("Microsoft YaHei", "SimHei", "PingFang SC", "Hiragino Sans GB", "Arial Unicode MS")
 """Fonts with Chinese characters, which matplotlib's own lack; those that are installed are asked where it has no glyph."""
 
 
-Look = Literal["marked", "thin", "dashed", "level", "end"]
+Look = Literal["marked", "thin", "dashed", "level", "end", "failed"]
 
 LOOKS: dict[Look, dict[str, Any]] = {
     "marked": {"markersize": 5, "linewidth": 1.6},
@@ -35,8 +39,10 @@ LOOKS: dict[Look, dict[str, Any]] = {
     "dashed": {"markersize": 5, "markerfacecolor": "none", "linewidth": 1.2, "linestyle": "--"},
     "level": {"markersize": 5, "linestyle": "-.", "linewidth": 1.5},
     "end": {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.5, "linestyle": ""},
+    "failed": {"marker": "|", "markersize": 12, "color": "black", "linestyle": ""},
 }
-"""What lines look like besides color and marker: validations, training, averaged weights, one value for all, a last score."""
+"""What lines look like besides color and marker: validations, training, averaged weights, one value for all, a last score, and
+marks at the bottom where there is none."""
 
 
 def can_draw() -> bool:
@@ -82,11 +88,10 @@ def check_picture(path: Path | None, *, option: str = "plot") -> None:
     check_file(path, option=option)
 
 
-def save_with_legend(figure: "Figure", axes: "Axes", path: Path, *, beside: bool = False) -> Path:
-    """Add a grid to `axes` and their legend below or `beside` them, where it hides nothing, and write the figure."""
+def save_with_legend(figure: "Figure", axes: "Axes", path: Path) -> Path:
+    """Add a grid to `axes` and their legend below them, where it hides nothing, and write the figure."""
     axes.grid(alpha=0.3)
-    place = "outside right upper" if beside else "outside lower left"
-    figure.legend(*axes.get_legend_handles_labels(), loc=place, frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", frameon=False)
     return save_picture(figure, path)
 
 
@@ -117,3 +122,82 @@ def save_picture(figure: "Figure", path: Path) -> Path:
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for it
         figure.savefig(stray)
     return path
+
+
+@dataclass(frozen=True)
+class PlotLine:
+    """A line, perhaps with a band from `low` to `high`."""
+
+    run: str  # lines of one run have one color, unless it is the only one
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    look: Look = "marked"  # "level" has one y for every x, and of "failed" the y mean nothing
+    trained: float | None = None  # the x of training, which is marked
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the line as JSON values."""
+        lists = {name: list(value) for name in ("x", "y", "low", "high") if (value := getattr(self, name)) is not None}
+        return vars(self) | lists
+
+
+def draw(
+    lines: Sequence[PlotLine],
+    path: Path,
+    *,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    lengths: bool = False,
+    borders: Sequence[float] = (),
+    from_zero: bool = False,
+) -> Path:
+    """Draw lines, with the legend below them and vertical lines at `borders`.
+
+    `lengths`: see `length_axis`; `from_zero`: the x axis begins at zero.
+    """
+    figure = new_figure(width=9, height=4.5 + 0.22 * len(lines))
+    axes = figure.add_subplot()
+    for border in borders:
+        axes.axvline(border, color="0.8", linewidth=1, zorder=0)
+    if borders:
+        axes.set_xticks(list(borders))
+    runs = list(dict.fromkeys(line.run for line in lines))
+    looks = [(line.run, line.look) for line in lines]
+    for i, line in enumerate(lines):
+        style = line_style(i if len(runs) == 1 else runs.index(line.run), n_point=len(line.x)) | LOOKS[line.look]
+        if len(runs) == 1 and line.look == "thin" and len(line.x) > 1:  # as in the loss curve of a run
+            style["marker"] = ""
+        elif line.look != "end" and (again := looks[:i].count(looks[i])):  # such as validations with another memory
+            style["linestyle"] = _AGAIN[(again - 1) % len(_AGAIN)]
+        if line.look == "level":  # from side to side
+            places = [i / 10 for i in range(11)]
+            axes.plot(places, [line.y[0]] * 11, label=line.name, transform=axes.get_yaxis_transform(), **style)
+            continue
+        if line.look == "failed":
+            axes.plot(line.x, [0.03] * len(line.x), label=line.name, transform=axes.get_xaxis_transform(), **style)
+            continue
+        axes.plot(line.x, line.y, label=line.name, **style)
+        if line.low is not None and line.high is not None:
+            axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)
+        if line.trained is not None and line.trained in line.x:
+            y = line.y[list(line.x).index(line.trained)]
+            axes.plot([line.trained], [y], "o", markersize=13, markerfacecolor="none", markeredgecolor=style["color"])
+    if any(line.trained in line.x for line in lines):
+        axes.plot([], [], "o", markersize=11, markerfacecolor="none", markeredgecolor="black", label="length in training")
+    if lengths:
+        length_axis(axes, {x for line in lines for x in line.x})
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    if from_zero:
+        axes.set_xlim(left=0)
+    return save_with_legend(figure, axes, path)
+
+
+def length_axis(axes: "Axes", lengths: Collection[float]) -> None:
+    """Make the x axis logarithmic with a place for zero, and put ticks at these lengths."""
+    ticks = sorted(lengths)
+    axes.set_xscale("symlog", base=2, linthresh=min((x for x in ticks if x > 0), default=1))
+    axes.set_xticks(ticks, [f"{x:,.0f}" for x in ticks])
+    axes.minorticks_off()

@@ -128,4 +128,4 @@ def txl(workbench: Path, capsys: pytest.CaptureFixture[str]) -> Txl:
 def nothing_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures of explanations are empty files, and those of lines none: drawing takes longer than the rest of a command."""
     monkeypatch.setattr("transformer_xl.explain.page.save_picture", lambda figure, path: path.touch())
-    monkeypatch.setattr("transformer_xl.tools.lines.save_with_legend", lambda figure, axes, path: path)
+    monkeypatch.setattr("transformer_xl.pictures.save_with_legend", lambda figure, axes, path: path)

@@ -13,9 +13,9 @@ from transformer_xl.pictures import check_picture
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
     from transformer_xl.data.text import Text
+    from transformer_xl.pictures import PlotLine
     from transformer_xl.tools.comparison import ComparedRun, Unit
     from transformer_xl.tools.curves import Against
-    from transformer_xl.tools.lines import PlotLine
 
     Texts = Iterable[tuple[ComparedRun, Opened, Text]]
     Drawing = tuple[list[PlotLine], dict[str, Any]]  # lines, and how `draw` draws them, x times `scale`
@@ -68,10 +68,10 @@ def plot(
         raise ConfigError(f"--lengths ({lengths}) are lengths of memory, and --against is {against}; use --against memory")
     import_kinds(import_)
     from transformer_xl.console import warn
+    from transformer_xl.pictures import draw
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.tools.comparison import UNITS, check_units, find_runs
     from transformer_xl.tools.curves import open_texts
-    from transformer_xl.tools.lines import draw
 
     keep_freed_memory()
     found = find_runs(runs)

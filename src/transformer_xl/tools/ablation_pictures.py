@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.pictures import PlotLine, draw
 from transformer_xl.tools.ablation import Ablation
-from transformer_xl.tools.lines import PlotLine, draw
 from transformer_xl.tools.table import METRICS, Mean, comparable
 from transformer_xl.training.record import read_metrics
 

@@ -17,10 +17,10 @@ from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.text import Text
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.pictures import PlotLine
 from transformer_xl.reading.reading import Reading, memory_in_words
 from transformer_xl.tools.comparison import ComparedRun, Unit, score
 from transformer_xl.tools.lengths import has_length, lengths_of, readings, trained_length
-from transformer_xl.tools.lines import PlotLine
 from transformer_xl.training.pictures import curves_of
 from transformer_xl.training.record import METRICS_FILE, read_metrics
 

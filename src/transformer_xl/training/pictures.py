@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from transformer_xl.config.run import RunConfig
-from transformer_xl.pictures import LOOKS, Look, line_style, new_figure, save_picture, save_with_legend
+from transformer_xl.pictures import Look, PlotLine, draw, new_figure, save_picture
 from transformer_xl.reading.reading import memory_in_words
 
 Entry = dict[str, Any]  # of metrics.jsonl
@@ -75,30 +75,22 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
     curves = curves_of(entries, config)
     if all(curve.kind == "final" for curve in curves):
         return None
-    failures = list(_not_finite(entries))
-    most = max(entry["tokens"] for entry in entries if "tokens" in entry)
-    xlabel, scale = tokens_axis(most)
-    figure = new_figure(width=9, height=4.5 + 0.22 * (len(curves) + bool(failures)))
-    axes = figure.add_subplot()
-    for i, curve in enumerate(curves):
+    xlabel, scale = tokens_axis(max(entry["tokens"] for entry in entries if "tokens" in entry))
+    name, lines = path.absolute().parent.name, []
+    for curve in curves:
         x, y = zip(*((entry["tokens"] / scale, loss) for entry, loss in curve.points), strict=True)
         if curve.kind == "final":  # larger and hollow, because it may lie upon a validation
             x, y = (_place(curve.points[-1][0], entries) / scale,), y[-1:]
-        style = line_style(i, n_point=len(x)) | LOOKS[curve.look]
-        if curve.kind == "train" and len(x) > 1:
-            style["marker"] = ""
-        axes.plot(x, y, label=curve.title(), **style)
-    if failures:
-        label = f"not finite: {', '.join(dict.fromkeys(what for _, what in failures))}"
+        lines.append(PlotLine(name, curve.title(), x, y, look=curve.look))
+    if failures := list(_not_finite(entries)):
+        what = ", ".join(dict.fromkeys(what for _, what in failures))
         places = [tokens / scale for tokens, _ in failures]
-        axes.plot(places, [0.03] * len(places), "|k", markersize=12, transform=axes.get_xaxis_transform(), label=label)
-    title = f"{path.absolute().parent.name}: loss while training" + (f", {end}" if end else "")
+        lines.append(PlotLine(name, f"not finite: {what}", places, places, look="failed"))
     unit = f"nats per {'text' if config.task else config.predicts}"
     if config.task and config.task.kind == "regression":
         unit = "squared error"
-    axes.set(xlabel=xlabel, ylabel=f"loss ({unit})", title=title)
-    axes.set_xlim(left=0)
-    return save_with_legend(figure, axes, path)
+    title = f"{name}: loss while training" + (f", {end}" if end else "")
+    return draw(lines, path, title=title, xlabel=xlabel, ylabel=f"loss ({unit})", from_zero=True)
 
 
 def _place(final: Entry, entries: Iterable[Entry]) -> float:
