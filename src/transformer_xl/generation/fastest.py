@@ -21,12 +21,6 @@ _TRIALS = 5
 _COMPILE_SECONDS = 10.0
 """About what compiling takes the first time (4 to 12 s on two cores). Compiled code is assumed to halve a step's time."""
 
-_TRIAL_FROM = 1.0
-"""Seconds that a text takes, from which on fp32 is timed beside a narrower precision, which may be slower."""
-
-_WORTH_A_HINT = 1.1
-"""What is faster by less is not worth a word."""
-
 
 class Found(NamedTuple):
     """The streams that step fastest, and why they are what they are."""
@@ -71,18 +65,7 @@ def fastest_stream(
             return Found(found.streams, _measured(figures))
         found.streams.reader.interpret()
         reason = f"not compiled: {found.problem or 'that is slower'}"
-    if "fp32" not in precisions and total > _TRIAL_FROM:
-        reason += _hint(open_stream, seconds[chosen])
     return Found(streams[chosen], "; ".join(filter(None, [_measured(figures), reason])))
-
-
-def _hint(open_stream: Callable[[InferencePrecision], KeptKeys], chosen: float) -> str:
-    """Say whether fp32 would be faster than a step of so many seconds; there may be no room to try it."""
-    with suppress(ConfigError):
-        wide = _seconds_per_step(open_stream("fp32"))
-        if chosen > _WORTH_A_HINT * wide:
-            return f"; --precision fp32 would be {chosen / wide:.1f} times as fast"
-    return ""
 
 
 def keep_compiled_code() -> None:
