@@ -167,29 +167,19 @@ def evaluate(
         >>> evaluate(model, np.array([0, 1, 2, 3, 0, 1]), tgt_len=2).tokens
         5
     """
-    unknown = options.keys() - {attribute.name for attribute in fields(Reading)}
-    if unknown or not isinstance(reading, Reading):
-        given = ", ".join(sorted(unknown)) or f"a value of type {type(reading).__name__}"
-        raise TypeError(f"evaluate got {given}; how to read is a Reading or attributes of it: evaluate(model, ids, tgt_len=64)")
     check_reads_on(model)
-    ids, reading, everyone = _checked(token_ids, model), replace(reading, **options), world or World()
+    ids, reading, everyone = _checked(token_ids, model), _changed(reading, options), world or World()
     n_predicted = len(ids) - 1
-    temperatures = tuple(map(float, temperature if isinstance(temperature, Sequence) else [temperature]))
-    _check_temperatures(temperatures, model, adapts=dynamic is not None or cache is not None)
-    _check_alone(model, everyone, reading.batch_size, dynamic=dynamic is not None, cache=cache is not None)
-    reading = replace(reading, tgt_len=min(reading.tgt_len, n_predicted))
+    temperatures = _temperatures(temperature, model, adapts=dynamic is not None or cache is not None)
     token_nats = torch.zeros(n_predicted, dtype=torch.float32) if per_token else None
     begin, totals = time.perf_counter(), [0.0] * len(temperatures)
     with scoring(model):
-        lanes, rows = _open(model, ids, reading, dynamic, cache, divided(model, everyone), execution)
-
-        def score(segment: Cut) -> torch.Tensor:
-            return rows.score(segment, temperatures)
-
-        for segment, nats in in_order(lanes.segments(pad_left=rows.stream.pads_left), score, model.device):
-            totals = [total + float(own.double().sum()) for total, own in zip(totals, nats, strict=True)]
+        lanes, rows = _open(model, ids, reading, dynamic, cache, everyone, execution)
+        segments = lanes.segments(pad_left=rows.stream.pads_left)
+        for segment, nats_KBT in in_order(segments, lambda segment: rows.score(segment, temperatures), model.device):
+            totals = [total + float(own.double().sum()) for total, own in zip(totals, nats_KBT, strict=True)]
             if token_nats is not None:
-                token_nats[segment.places[segment.is_scored]] = nats[0][segment.is_scored].float()
+                token_nats[segment.places[segment.is_scored]] = nats_KBT[0][segment.is_scored].float()
             on_tokens(int(segment.is_scored.sum()))
     totals = over_processes(model, everyone, *totals)
     if token_nats is not None:
@@ -198,6 +188,15 @@ def evaluate(
     kept = None if token_nats is None else token_nats.numpy()
     nats_at = dict(zip(temperatures, totals, strict=True))
     return Score(totals[0], n_predicted, n_characters or n_predicted, n_bytes, seconds, kept, nats_at=nats_at)
+
+
+def _changed(reading: Reading, options: dict[str, Any]) -> Reading:
+    """Return the reading with other attributes; TypeError unless it is one, and has them."""
+    unknown = options.keys() - {attribute.name for attribute in fields(Reading)}
+    if unknown or not isinstance(reading, Reading):
+        given = ", ".join(sorted(unknown)) or f"a value of type {type(reading).__name__}"
+        raise TypeError(f"evaluate got {given}; how to read is a Reading or attributes of it: evaluate(model, ids, tgt_len=64)")
+    return replace(reading, **options)
 
 
 def _checked(token_ids: np.ndarray | torch.Tensor, model: LanguageModel) -> np.ndarray:
@@ -245,16 +244,18 @@ def best_temperature(nats_at: Mapping[float, float]) -> float:
     return round(float(1 / (1 / tried[best] - curve[1] / (2 * curve[0]))), 3) if curve[0] > 0 else tried[best]
 
 
-def _check_temperatures(temperatures: tuple[float, ...], model: LanguageModel, *, adapts: bool) -> None:
-    """Refuse temperatures that are no divisors, and others than 1 where scores are not all at hand or are mixed."""
+def _temperatures(given: float | Sequence[float], model: LanguageModel, *, adapts: bool) -> tuple[float, ...]:
+    """Return temperatures; refuse what is no divisor, and others than 1 where scores are not all at hand or are mixed."""
+    temperatures = tuple(map(float, given if isinstance(given, Sequence) else [given]))
     if not temperatures or not all(0 < t < math.inf for t in temperatures):
         raise ConfigError(f"temperature ({', '.join(map(str, temperatures))}) must be above 0 and finite; 1 changes nothing")
     if temperatures == (1.0,):
-        return
+        return temperatures
     if adapts:
         raise ConfigError("a temperature is for a model without dynamic evaluation and without a cache; leave one of them out")
     if model.is_sharded:
         raise ConfigError("a temperature needs all weights in one process; do not shard the model")
+    return temperatures
 
 
 def _check_alone(model: LanguageModel, world: World, batch_size: int, *, dynamic: bool, cache: bool) -> None:
@@ -312,10 +313,12 @@ def _open(
     execution: Execution,
 ) -> tuple[Lanes, _Rows]:
     """Return a text in lanes, and a row for each that has read what stands before the lane."""
-    view, tgt_len, n_predicted = reading.view(model).for_text(len(ids)), reading.tgt_len, len(ids) - 1
+    _check_alone(model, world, reading.batch_size, dynamic=dynamic is not None, cache=cache is not None)
+    view, n_predicted = reading.view(model).for_text(len(ids)), len(ids) - 1
+    tgt_len = min(reading.tgt_len, n_predicted)
     n_before = view.reach(tgt_len) + (math.ceil(cache.size / tgt_len) * tgt_len if cache else 0)
     n_lane = max(1, min(reading.batch_size, n_predicted // max(n_before + reading.ext_len, 1)))
-    lanes = Lanes(ids, n_lane, tgt_len=tgt_len, ext_len=reading.ext_len, world=world)
+    lanes = Lanes(ids, n_lane, tgt_len=tgt_len, ext_len=reading.ext_len, world=divided(model, world))
     n_cold = lanes.n_cold if n_before else lanes.n_lane  # rows that begin without memory
     n_row = lanes.n_lane - n_cold or n_cold or 1
     if dynamic:
