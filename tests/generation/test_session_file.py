@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.checkpoint.test_damage import truncate
-from tests.checkpoint.test_faults import FAULTS, Fault, fail_call, fail_writes
+from tests.checkpoint.test_faults import Fault, fail_call, fail_writes
 from tests.forked import run_forked
 from tests.helpers import examples, tiny_model
 from transformer_xl.errors import CheckpointError
@@ -383,7 +383,7 @@ def test_a_note_is_text(path: Path, note: Any) -> None:
     assert path.read_bytes() == before
 
 
-# --- faults while saving ----------------------------------------------------------------------------------------------------
+# --- killed while saving ----------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -393,41 +393,6 @@ def two_sessions() -> tuple[Decoder, Decoder]:
     old.feed(torch.arange(1200).view(3, 400) % VOCAB)
     new.feed(torch.arange(1500).view(3, 500) % VOCAB)
     return old, new
-
-
-@pytest.mark.parametrize(("name", "for_good"), [("write-ENOSPC", True), ("fsync-EDQUOT", False), ("replace-EIO", False)])
-def test_a_fault_at_any_call_keeps_the_old_file(tmp_path: Path, name: str, for_good: bool) -> None:
-    install, code = FAULTS[name]
-    path, (old, new) = tmp_path / "a.safetensors", two_sessions()
-    old.save(path)
-    before = path.read_bytes()
-    new.save(path)
-    after = path.read_bytes()
-    n_fired = 0
-    while True:
-        path.write_bytes(before)
-        fault = Fault(code, at=n_fired, for_good=for_good)
-        failure = save_under(fault, install, new, path)
-        if not fault.fired:
-            break
-        n_fired += 1
-        assert failure is not None
-        assert failure.errno == code
-        assert path.read_bytes() in (before, after)
-        assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
-    assert failure is None
-    assert path.read_bytes() == after
-    assert n_fired > 0
-
-
-def save_under(fault: Fault, install: Callable[..., None], decoder: Decoder, path: Path) -> OSError | None:
-    with pytest.MonkeyPatch.context() as patch:
-        install(patch, fault)
-        try:
-            decoder.save(path)
-        except OSError as error:
-            return error
-    return None
 
 
 class Kill(Fault):
