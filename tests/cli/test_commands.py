@@ -26,6 +26,7 @@ from transformer_xl.generation.sampling import NUMBERS
 from transformer_xl.model.build import make_model
 from transformer_xl.tokenizers.kinds import ByteTokenizer
 from transformer_xl.training.trainer import Trainer
+from transformer_xl.version import __version__
 
 
 def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workbench: Path) -> None:
@@ -41,6 +42,8 @@ def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workbench: Path) 
     assert lines[-2:] == ["loss curve: new/loss.png", "next: txl eval new    txl generate new --prompt TEXT"]
     config = json.loads((workbench / "new" / "config.json").read_text())
     assert config["data"]["corpus"] == str(workbench / "text.txt")  # absolute, so that it resumes from anywhere
+    quiet = txl("train", "--resume", "--out", "new", "--set", "train.max_steps=9", "--quiet")
+    assert (quiet.status, quiet.out, quiet.err) == (0, "", "")
 
 
 @pytest.mark.parametrize(
@@ -267,12 +270,17 @@ def test_a_model_that_diverged_is_called_so(txl: Txl, workbench: Path, bias: flo
         )
 
 
-def test_corpus_prepare(txl: Txl, workbench: Path) -> None:
+def test_corpora_are_listed_and_prepared(txl: Txl, workbench: Path) -> None:
+    entries = [json.loads(line) for line in txl("corpus", "list", "--json").out.splitlines()]
+    assert {"python-stdlib", "enwik8", "wikitext-103"} <= {entry["name"] for entry in entries}
+    assert "enwik8" in txl("corpus", "list").out
     prepared = json.loads(txl("corpus", "prepare", "text.txt", "--tokenizer", "char", "--json").out)
     splits = prepared["splits"]
     assert sum(split["bytes"] for split in splits.values()) == (workbench / "text.txt").stat().st_size
     assert splits["train"]["tokens"] == splits["train"]["characters"] < splits["train"]["bytes"]
     assert (Path(prepared["directory"]) / "train.bin").is_file()
+    by_line = json.loads(txl("corpus", "prepare", "text.txt", "--documents", "lines", "--json").out)["splits"]
+    assert sum(split["documents"] for split in by_line.values()) == len((workbench / "text.txt").read_bytes().splitlines())
     answer = txl("corpus", "prepare", "text.txt", "--tokenizer", "bpe", "--vocab-size", "270")
     assert answer.out.splitlines()[0].endswith(", with a vocabulary of 270 (bpe)")
 
@@ -479,6 +487,7 @@ def test_a_model_without_room_on_its_device_leaves_no_directory(txl: Txl, monkey
 def test_help_has_examples_and_breaks_no_description_of_an_option(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Line breaks of a docstring stay in the help, however wide the terminal is."""
     assert "txl train" in txl("--help").out.split("Common uses:")[1]
+    assert txl("--version").out.strip() == __version__
     monkeypatch.setattr(app, "console", Console(width=400))
     lines: list[str] = []
     for name, _ in commands(app):
