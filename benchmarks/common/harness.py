@@ -8,6 +8,7 @@ about equally fast for all.
 import argparse
 import contextlib
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -44,7 +45,8 @@ def command(description: str | None, *, repeats: int | None = None, peer: bool =
         parser.add_argument("--peer-python", type=Path, default=PEER_PYTHON, help="Python with peer-requirements.txt installed")
     if device is not None:
         parser.add_argument("--device", default=device, help="default: %(default)s")
-    parser.add_argument("--threads", type=int, default=n_cores(), help="default: all cores (%(default)s)")
+    threads = int(os.environ.get("OMP_NUM_THREADS", n_cores()))
+    parser.add_argument("--threads", type=int, default=threads, help="default: OMP_NUM_THREADS, or all cores (%(default)s)")
     parser.add_argument("--json", type=lambda name: Path(name).resolve(), metavar="FILE", help="write every figure there too")
     return parser
 
