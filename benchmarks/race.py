@@ -389,7 +389,7 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
     """Draw nats against the budget, a panel for each text; of a single budget, side by side."""
     texts, sides = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("text", "side"))
     sides.sort(key=lambda side: ([*SIDES, side].index(side), side))
-    figure = new_figure(width=4.2 * len(texts) + 2.5)
+    figure = new_figure(width=4.2 * len(texts) + 1, height=6)
     panels = figure.subplots(1, len(texts), squeeze=False)[0]
     for axes, text in zip(panels, texts, strict=True):
         minutes = sorted({row.minutes for row in rows if row.text == text})
@@ -409,7 +409,7 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
             axes.set_xlabel(f"after {minutes[0]:g} minutes on one core")
         axes.set(title=text, ylabel="nats per token")
         axes.grid(alpha=0.3)
-    return save_with_legend(figure, panels[-1], path, beside=True)
+    return save_with_legend(figure, panels[-1], path)
 
 
 def without_memory_file(ablation: Ablation, run: str) -> Path:
