@@ -124,7 +124,9 @@ def test_a_run_leaves_what_the_directory_promises(finished: tuple[Path, Outcome,
     assert display.warned == []
 
 
-def test_validation_computes_as_training_does(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_computes_as_training_does_and_the_end_scores_all(
+    start: Start, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backends: list[str] = []
 
     def watched(*arguments: Any, execution: Execution, **options: Any) -> Score:
@@ -132,8 +134,10 @@ def test_validation_computes_as_training_does(start: Start, monkeypatch: pytest.
         return evaluate(*arguments, execution=execution, **options)
 
     monkeypatch.setattr("transformer_xl.training.scoring.evaluate", watched)
-    start("run", "train.max_steps=4", "train.attention=sdpa")
+    start("run", "train.max_steps=4", "train.attention=sdpa", "eval.max_tokens=50")
     assert backends and set(backends) == {"sdpa"}
+    valid, final = of_kind(run, "valid", "final")
+    assert valid["scored"] == 50 < final["scored"] == final["split_tokens"]
 
 
 def test_the_logged_loss_is_the_mean_of_the_steps_since_the_last_line(

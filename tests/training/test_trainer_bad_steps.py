@@ -108,6 +108,7 @@ def test_a_run_stopped_after_a_bad_step_has_the_bits_of_one_that_went_on(monkeyp
     expected = bits(trainer)
     resumed = tiny_trainer(seed=9, **EVERYTHING)
     resumed.restore(checkpoint)
+    assert resumed.bad_in_a_row == 1
     settled(resumed)
     assert differing(bits(resumed), expected) == []
 
