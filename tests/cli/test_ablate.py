@@ -171,23 +171,9 @@ def test_other_kinds_and_seeds(txl: Txl, workbench: Path) -> None:
     heads = "n_head = 2\nd_head = 4\nd_inner = 12\n"
     (workbench / "lstm.toml").write_text(f'[model]\nkind = "lstm"\n{small}\n[optim]{rest}')
     (workbench / "vanilla.toml").write_text(f'[model]\nkind = "vanilla"\n{small}{heads}\n[optim]{rest}')
-    recipes = ("lstm.toml", "vanilla.toml")
-    result = json.loads(
-        txl(
-            "ablate",
-            *recipes,
-            "--corpus",
-            "text.txt",
-            *RARELY,
-            "--steps",
-            "2",
-            "--seeds",
-            "2",
-            "--tokens",
-            "90",
-            "--json",
-        ).out
-    )
+    budget = ("--steps", "2", "--seeds", "2", "--tokens", "90")
+    answer = txl("ablate", "lstm.toml", "vanilla.toml", "--corpus", "text.txt", *RARELY, *budget, "--json")
+    result = json.loads(answer.out)
     assert result["out"] == "runs/ablate-lstm-vanilla"
     assert [row["variant"] for row in result["rows"]] == ["lstm", "vanilla"]
     assert [row["loss"]["n"] for row in result["rows"]] == [2, 2]
@@ -205,15 +191,9 @@ def test_what_a_later_variant_would_fail_at_is_said_before_the_first_is_trained(
     (workbench / "short.toml").write_text(f"{sizes}[optim]{rest}")
     (workbench / "lost.toml").write_text(tiny + '[data]\ncorpus = "lost.txt"\n')
     (workbench / "there.toml").write_text(tiny + '[data]\ncorpus = "text.txt"\n')
+    reads_again = ("--corpus", "text.txt", "--set", "eval.ext_len=5")
     pairs = {
-        (
-            "tiny.toml",
-            "short.toml",
-            "--corpus",
-            "text.txt",
-            "--set",
-            "eval.ext_len=5",
-        ): "variant 'short': eval.tgt_len",
+        ("tiny.toml", "short.toml", *reads_again): "variant 'short': eval.tgt_len",
         ("there.toml", "lost.toml"): "variant 'lost': corpus 'lost.txt'",
     }
     for arguments, complaint in pairs.items():

@@ -88,17 +88,6 @@ def test_what_cannot_be_compared_is_not_drawn_and_what_was_drawn_of_it_goes(draw
     assert not any(path and path.exists() for path in made)
 
 
-def test_texts_that_differ_are_not_drawn(drawn: Drawn) -> None:
-    ablation = drawn.ablation(BYTES, BYTES, corpora=("text", "other"))
-    assert (draw_lengths(ablation), draw_curves(ablation)) == (None, None)
-
-
-def test_the_first_tokens_of_two_vocabularies_have_curves_alone(drawn: Drawn) -> None:
-    ablation = drawn.ablation(WORDS, BYTES, tokens=90)
-    assert draw_lengths(ablation) is None
-    assert draw_curves(ablation)
-
-
 def test_curves_are_means_over_seeds_against_time_at_the_measured_pace_or_tokens(drawn: Drawn) -> None:
     ablation = drawn.ablation(BYTES, BYTES, BYTES, BYTES, seeds=2)
     assert draw_curves(ablation)

@@ -9,9 +9,8 @@ from tests.training.helpers import write_recipe, write_text
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, prepare
-from transformer_xl.model.build import make_model
 from transformer_xl.tools import budget
-from transformer_xl.tools.budget import Pace, budgeted, measure_paces, n_parameters
+from transformer_xl.tools.budget import Pace, budgeted, measure_paces
 from transformer_xl.tools.variants import AblationPlan, Trial, Variant
 from transformer_xl.training.trainer import Trainer
 
@@ -119,8 +118,3 @@ def test_steps_are_timed_at_all_times_of_training_where_these_differ(
 def test_a_real_step_takes_time(config: RunConfig, corpus: PreparedCorpus) -> None:
     found = measure_paces({"tiny": config}, {"tiny": corpus}, rounds=1)["tiny"]
     assert 1e-4 < found.seconds <= found.median < 10
-
-
-def test_parameters_are_those_of_the_model(config: RunConfig) -> None:
-    model = make_model(config.model.completed(vocab_size=256, tgt_len=5))
-    assert n_parameters(config, 256) == sum(p.numel() for p in model.parameters())

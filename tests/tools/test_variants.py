@@ -47,12 +47,6 @@ def test_rotary_positions_are_compared_without_a_limit_of_distances() -> None:
     assert (own.config.eval.clamp_len, rotary.config.eval.clamp_len) == (820, None)
 
 
-def test_an_axis_leaves_the_others_as_the_recipe_has_them() -> None:
-    variants = make_variants(["quickstart"], recurrence=["no", "yes"])
-    assert [variant.name for variant in variants] == ["no-recurrence", "recurrence"]
-    assert {variant.config.train.loss for variant in variants} == {"full"}
-
-
 def test_memory_of_the_same_length_goes_with_recurrence() -> None:
     (variant,) = make_variants(
         ["quickstart"], recurrence=["no"], overrides=["model.same_length=true", "eval.same_length=true", "eval.mem_len=9"]
@@ -78,13 +72,6 @@ def test_other_kinds_are_trained_as_they_are(tmp_path: Path) -> None:
     ]
     assert variants[0].labels == {"loss": "half"}
     assert variants[0].config.train.loss == "half"
-
-
-def test_corpus_and_overrides_are_laid_over_all(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("text")
-    for variant in make_variants(["quickstart", "ptb-small"], overrides=["train.batch_size=3"], corpus=str(text)):
-        assert (variant.config.data.corpus, variant.config.train.batch_size) == (str(text), 3)
 
 
 def test_a_setting_that_one_of_the_recipes_does_not_have() -> None:
