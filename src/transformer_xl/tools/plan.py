@@ -104,11 +104,12 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
         values = asdict(self)
+        del values["flops"]
         values["memory"]["total"] = self.memory.total
         derived = {name: getattr(self, name) for name in ("fits", "step_seconds", "tokens_per_second")}
         flops = {"forward": self.flops.forward, "backward": self.flops.backward, "needed": self.flops.flops}
         model = self.model.model_dump(mode="json")
-        return values | derived | {"model": model, "flops_per_token": flops, "flops": None}
+        return values | derived | {"model": model, "flops_per_token": flops}
 
 
 def make_plan(config: RunConfig, hardware: Hardware, *, gpus: int = 1) -> Plan:
