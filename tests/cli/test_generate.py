@@ -1,5 +1,6 @@
 """`txl generate`: prompts from everywhere, texts in every form, a memory in a file, and every mistake in one line."""
 
+import contextlib
 import io
 import itertools
 import json
@@ -10,7 +11,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from tests.cli.conftest import Txl, pipe_of, train_once
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli.lines import open_pipe
+from transformer_xl.cli.printers import StreamPrinter
 from transformer_xl.console import Bar
 from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
@@ -256,6 +258,17 @@ def test_a_long_prompt_shows_how_far_it_is_read(txl: Txl, workbench: Path, monke
     assert "reading" in shown and "tokens/s" in shown and "%" in shown
     assert "reading" not in txl(*command, "--quiet").err
     assert "reading" not in txl("generate", "run", "--prompt", "short", "--tokens", "0").err
+    happened: list[str] = []
+
+    @contextlib.contextmanager
+    def noted(*_: Any, **__: Any) -> Iterator[Bar]:
+        yield Bar()
+        happened.append("the bar is gone")
+
+    monkeypatch.setattr("transformer_xl.cli.printers.progress", noted)
+    monkeypatch.setattr(StreamPrinter, "token", lambda *_: happened.append("text"))
+    txl(*command[:-1], "1")
+    assert happened == ["the bar is gone", "text"]
 
 
 def test_a_book_is_read_once_and_asked_later(txl: Txl, workbench: Path) -> None:
