@@ -84,6 +84,11 @@ def test_many_tokens_are_millions_and_one_of_each_can_be_told_apart(figures: lis
     assert len(drawn(figures, [TRAINING[-1], VALIDATION[-1] | {"average_loss": 4.6}, END])) == 6
 
 
+def test_a_final_score_lies_where_its_weights_were_reached(figures: list[Figure]) -> None:
+    lines = drawn(figures, [*TRAINING, *VALIDATION, END | {"best_step": 4}])
+    assert numbers(lines["validation at the end, all 9,000 tokens, memory of 800: 4.250"].get_xdata()) == [0.4]
+
+
 def test_validations_with_other_settings_are_other_curves(figures: list[Figure]) -> None:
     later = [entry("valid", 8, 4.0, **EXTENT | change) for change in ({"mem_len": 0}, {"scored": 3000})]
     assert list(drawn(figures, [VALIDATION[0], *later])) == [
