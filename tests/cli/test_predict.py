@@ -199,6 +199,8 @@ def test_an_empty_line_gives_an_empty_row(txl: Txl, model: Callable[[str], TaskM
         "table.tsv": "\nsentence\tlabel\na fine day\tx\n\n\t\nanother\tx\n\n",
         "objects.jsonl": '\n{"text": "a fine day"}\n\n \n{"text": "another"}\n\n',
     }
+    Path("one.txt").write_text("a\n\n")
+    assert txl("predict", "mood", "one.txt").err == "1 empty line has an empty row\n"
     for name, content in contents.items():
         Path(name).write_text(content)
         answer = txl("predict", "mood", name)
