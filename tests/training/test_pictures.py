@@ -85,7 +85,8 @@ def test_many_tokens_are_millions_and_one_of_each_can_be_told_apart(figures: lis
 
 
 def test_a_final_score_lies_where_its_weights_were_reached(figures: list[Figure]) -> None:
-    lines = drawn(figures, [*TRAINING, *VALIDATION, END | {"best_step": 4}])
+    validation = [entry("valid", step, 4.5, **EXTENT) for step in (2, 4, 8)]
+    lines = drawn(figures, [*validation, END | {"best_step": 4}])
     assert numbers(lines["validation at the end, all 9,000 tokens, memory of 800: 4.250"].get_xdata()) == [0.4]
 
 
