@@ -137,32 +137,6 @@ def test_a_stream_is_the_whole_whatever_is_written(serve: Serve) -> None:
 
 
 @pytest.mark.hypothesis
-def test_any_bytes_are_appended_or_refused(serve: Serve) -> None:
-    client = serve()
-    parts = st.lists(
-        st.one_of(st.binary(max_size=9), st.text(max_size=9).map(str.encode), st.just("ü".encode()[:1])), max_size=6
-    )
-
-    @tries
-    @given(parts)
-    def check(parts: list[bytes]) -> None:
-        name = client.post("/v1/sessions", json={}).json()["id"]
-        url, data = f"/v1/sessions/{name}", b"".join(parts)
-        answer = client.post(f"{url}/append?at=0&score=sum", content=iter(parts), headers={"content-type": "text/plain"})
-        try:
-            data.decode()
-            n = len(data)
-        except UnicodeDecodeError:
-            assert "UTF-8" in refused(answer) or "inside a character" in refused(answer)
-            n = 0
-        if n or answer.status_code == 200:
-            assert answer.json()["n_read"] == n == client.get(url).json()["n_tokens"]
-        client.delete(url)
-
-    check()
-
-
-@pytest.mark.hypothesis
 def test_any_body_of_json_is_answered(serve: Serve) -> None:
     client = serve(stored=True, chats=True)
     name = client.post("/v1/sessions", json={}).json()["id"]

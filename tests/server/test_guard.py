@@ -199,13 +199,6 @@ def test_slow_and_endless_requests_hold_up_nobody(start: Start, monkeypatch: pyt
         body = json.dumps({"content": "abc"}).encode()
         asked = head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
         assert b"[97,98,99]" in sent(address, asked)
-        begin_one = head.replace(b"/tokenize", b"/v1/sessions") + b"Connection: close\r\nContent-Length: 2\r\n\r\n{}"
-        name = json.loads(sent(address, begin_one).partition(b"\r\n\r\n")[2])["id"]
-        path = f"/v1/sessions/{name}/append".encode()
-        text = head.replace(b"/tokenize", path).replace(b"application/json", b"text/plain") + b"Content-Length: 100\r\n"
-        for accepts in (b"", b"Accept: text/event-stream\r\n"):
-            late = sent(address, text + accepts + b"\r\na few bytes")
-            assert b" 408 " in late.split(b"\r\n")[0] and b"too_slow" in late
 
 
 def test_silent_connections_leave_room_for_others(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,25 +221,6 @@ def test_a_client_that_has_said_all_gets_its_answer(start: Start) -> None:
         connection.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
     assert b"HTTP/1.1 200 " in answer and b'"completion_tokens":1000' in answer
-
-
-def test_events_come_while_a_text_still_does(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the client has gone is told by the channel that its text comes by; none of that may be lost."""
-    monkeypatch.setattr("transformer_xl.server.streaming._BLOCK", 64)
-    service = start()
-    name, text = asyncio.run(service.sessions.create(LOCAL_OWNER)).id, b"a word " * 100
-    head = f"POST /v1/sessions/{name}/append HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: text/plain\r\n"
-    head += f"Accept: text/event-stream\r\nContent-Length: {len(text)}\r\n\r\n"
-    with listening(service) as address, socket.create_connection(address, timeout=20) as connection:
-        connection.sendall(head.encode() + text[:300])
-        answer = b""
-        while b"processed" not in answer:
-            answer += connection.recv(1 << 16)
-        for begin in range(300, len(text), 100):
-            connection.sendall(text[begin : begin + 100])
-            time.sleep(0.01)
-        answer += b"".join(iter(lambda: connection.recv(1 << 16), b""))
-    assert f'"n_read": {len(text)}'.encode() in answer
 
 
 def test_a_body_that_is_none_has_one_answer(start: Start, caplog: pytest.LogCaptureFixture) -> None:

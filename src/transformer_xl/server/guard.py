@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import hmac
-import math
 import stat
 import time
 from collections.abc import Collection
@@ -25,9 +24,8 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 LOCAL_OWNER = hashlib.sha256(b"").hexdigest()
 """Who owns sessions where no keys are asked for."""
 
-_TOO_LARGE = f"a body has at most {MOST_BODY_BYTES:,} bytes; append longer texts as a stream"
+_TOO_LARGE = f"a body has at most {MOST_BODY_BYTES:,} bytes; append longer texts in parts"
 _BODY_SECONDS = 30.0
-_LEAST_RATE = 1000  # bytes per second of a body of any length, after a while
 _LEAST_KEY = 16
 
 
@@ -115,14 +113,12 @@ class Guard:
     def _limited(self, scope: Any, headers: dict[str, str], receive: Any) -> Any:
         """Return a `receive` that refuses bodies of another type, too large, or too slow."""
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        is_stream = kind == "text/plain" and scope["path"].endswith("/append")
         length = headers.get("content-length", "0" if "transfer-encoding" not in headers else "1")
         has_body = length != "0" and scope["method"] == "POST"
-        if has_body and not is_stream and kind != "application/json":
+        if has_body and kind != "application/json":
             shown = kind[:40] or "none"
             raise RefusalError(415, f"content type '{shown}' must be application/json", code="bad_type")
-        most = math.inf if is_stream else MOST_BODY_BYTES
-        if length.isdecimal() and int(length[:20]) > most:
+        if length.isdecimal() and int(length[:20]) > MOST_BODY_BYTES:
             raise RefusalError(413, _TOO_LARGE, code="too_large")
 
         waited, n_byte, is_over = 0.0, 0, False  # seconds: only those that the client takes
@@ -131,17 +127,16 @@ class Guard:
             nonlocal waited, n_byte, is_over
             if is_over:
                 return await receive()
-            left = (_BODY_SECONDS + n_byte / _LEAST_RATE if is_stream else _BODY_SECONDS) - waited
             begin = time.monotonic()
             try:
-                async with asyncio.timeout(max(left, 0.001)):
+                async with asyncio.timeout(max(_BODY_SECONDS - waited, 0.001)):
                     message = await receive()
             except TimeoutError:
                 raise RefusalError(408, "the body comes too slowly; send it again", code="too_slow") from None
             waited += time.monotonic() - begin
             n_byte += len(message.get("body", b""))
             is_over = message["type"] != "http.request" or not message.get("more_body", False)
-            if n_byte > most:
+            if n_byte > MOST_BODY_BYTES:
                 raise RefusalError(413, _TOO_LARGE, code="too_large")
             return message
 

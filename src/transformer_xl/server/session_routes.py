@@ -2,12 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, model_validator
 
@@ -17,7 +16,7 @@ from transformer_xl.reading.rows import whole_characters
 from transformer_xl.server.completions import CompletionAnswer, session_texts
 from transformer_xl.server.jobs import LONGEST_SECONDS, Job, RefusalError, Session
 from transformer_xl.server.service import ERRORS, EVENTS, Opened, Owner, Service, Serving
-from transformer_xl.server.streaming import Events, decoded, event_stream, last, unless_gone
+from transformer_xl.server.streaming import Events, event_stream, last, unless_gone
 from transformer_xl.server.wire import (
     Body,
     CompletionFields,
@@ -222,94 +221,40 @@ async def stop(service: Serving, session: Opened) -> SessionAnswer:
     return _described(service, session)
 
 
-_APPENDED = {"application/json": {"schema": AppendRequest.model_json_schema()}, "text/plain": {"schema": {"type": "string"}}}
-
-
-@router.post(
-    _PATH + "/append",
-    response_model=Appended,
-    responses=EVENTS,
-    openapi_extra={"requestBody": {"required": True, "content": _APPENDED}},
-)
-async def append(
-    request: Request,
-    service: Serving,
-    session: Opened,
-    at: Annotated[int | None, Query(ge=0, description="of a streamed text")] = None,
-    score: Annotated[Literal["no", "sum"], Query(description="of a streamed text")] = "no",
-) -> Response:
-    """Read on: a text or tokens in JSON, or a text of any length as it comes."""
-    streams = "text/event-stream" in request.headers.get("accept", "")
-    is_text = request.headers.get("content-type", "").partition(";")[0].strip().lower() == "text/plain"
-    if unknown := request.query_params.keys() - ({"at", "score"} if is_text else set()):
-        message = "in the address, at and score go with text/plain; give them in the body of JSON"
-        raise RefusalError(400, f"{min(unknown)[:40]}: {message}", code="invalid_request")
-    if is_text:
-        _require_at(session, at)
-        is_read = asyncio.Event()
-        pieces = _pieces(service, decoded(request.stream(), is_read))
-        events = _appended(service, session, pieces, score=score)
-        return await event_stream(request, events, is_read=is_read) if streams else JSONResponse(await last(events))
-    body = AppendRequest.model_validate_json(await request.body())
-    _require_at(session, body.at)
+@router.post(_PATH + "/append", response_model=Appended, responses=EVENTS)
+async def append(request: Request, service: Serving, session: Opened, body: AppendRequest) -> Response:
+    """Read on; with `Accept: text/event-stream`, say meanwhile how far it is."""
     ids = await service.encode(body.content)
     if not len(ids):
         raise RefusalError(400, "there is nothing to append; give text or tokens", code="invalid_request")
-
-    async def once() -> AsyncGenerator[np.ndarray, None]:
-        yield ids
-
-    events = _appended(service, session, once(), score=body.score, total=len(ids), timeout=body.timeout)
-    return await event_stream(request, events) if streams else JSONResponse(await unless_gone(request.receive, last(events)))
+    events = _appended(service, session, body, ids)
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return await event_stream(request, events)
+    return JSONResponse(await unless_gone(request.receive, last(events)))
 
 
-async def _pieces(service: Service, texts: AsyncGenerator[str, None]) -> AsyncGenerator[np.ndarray, None]:
-    """Yield the tokens of a text, as many at a time as the decoder reads together, in whatever parts the text comes."""
-    length, left = service.engine.decoder.tgt_len, np.empty(0, np.int64)
-    async for text in texts:
-        left = np.concatenate([left, await service.encode(text)])
-        whole = len(left) // length * length
-        if whole:
-            yield left[:whole]
-            left = left[whole:]
-    if len(left):
-        yield left
-
-
-async def _appended(
-    service: Service,
-    session: Session,
-    pieces: AsyncGenerator[np.ndarray, None],
-    *,
-    score: str,
-    total: int | None = None,
-    timeout: float = LONGEST_SECONDS,
-) -> Events:
-    """Read the pieces of a text one after another, and yield how far it is; at last the session and its score."""
-    n_read, figures, tokens = 0, {"nats": 0.0, "scored": 0} if score != "no" else {}, list[ScoredToken]()
-    begin, at = time.monotonic(), session.text.n_tokens
-    async for ids in pieces:
-        _require_at(session, at + n_read)  # between two pieces, another call may have come
-        job = Job(owner=session.owner, prompt=ids, session=session, score=score != "no", timeout=timeout)
-        async with aclosing(service.run(job)) as told:
-            async for each in told:
-                if each is None:
-                    yield None
-                    continue
-                _, event = each
-                if not isinstance(event, Read):
-                    continue
+async def _appended(service: Service, session: Session, body: AppendRequest, ids: np.ndarray) -> Events:
+    """Read on, and yield how far it is; at last the session and its score."""
+    _require_at(session, body.at)
+    n_read, figures, tokens = 0, {"nats": 0.0, "scored": 0} if body.score != "no" else {}, list[ScoredToken]()
+    begin = time.monotonic()
+    job = Job(owner=session.owner, prompt=ids, session=session, score=body.score != "no", timeout=body.timeout)
+    async with aclosing(service.run(job)) as told:
+        async for each in told:
+            if each is None:
+                yield None
+            elif isinstance(event := each[1], Read):
                 n_read += event.n
                 known = [chosen.log_probability for chosen in event.scored if chosen.log_probability is not None]
                 if figures:
                     figures = {"nats": figures["nats"] - sum(known), "scored": figures["scored"] + len(known)}
-                if score == "tokens":
+                if body.score == "tokens":
                     tokens += [ScoredToken.of(service.tokenizer, chosen) for chosen in event.scored]
                 speed = round(n_read / max(time.monotonic() - begin, 1e-6), 1)
                 progress = {"processed": n_read, "tokens_per_second": speed, "n_tokens": session.text.n_tokens}
-                yield progress | ({} if total is None else {"total": total}) | figures
+                yield progress | {"total": len(ids)} | figures
     end: dict[str, Any] = {"session": _described(service, session).model_dump(), "n_read": n_read} | figures
-    yield end | ({"tokens": [each.model_dump() for each in tokens]} if score == "tokens" else {})
+    yield end | ({"tokens": [each.model_dump() for each in tokens]} if body.score == "tokens" else {})
 
 
 @router.post(_PATH + "/generate", response_model=CompletionAnswer, responses=EVENTS)

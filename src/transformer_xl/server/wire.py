@@ -21,7 +21,7 @@ MOST_TOKENS = 1 << 20
 """The most tokens that a call writes."""
 
 MOST_BODY_BYTES = 2 << 20
-"""The largest body, but of a text that is streamed."""
+"""The largest body."""
 
 
 def _without_surrogates(text: str) -> str:
