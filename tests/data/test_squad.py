@@ -1,5 +1,6 @@
 import json
 import lzma
+import os
 from pathlib import Path
 from typing import Any
 
@@ -298,3 +299,32 @@ def test_answers_inside_of_pieces_are_counted() -> None:
     assert layout.recovered(questions[0], questions[0].answers[0]) == "1990s,"
     with pytest.raises(TokenizerError, match=r"^question '1': text with a lone surrogate"):
         window_layout(TOKENIZERS["unigram"], False, tgt_len=200).windows(Question("1", "who?", "\ud800"))
+
+
+@pytest.mark.data
+def test_every_answer_of_squad_comes_back_or_begins_or_ends_inside_of_a_piece() -> None:
+    """Characters, and words made of pieces of 8,000: what pieces give back is the answer, or the least that contains it."""
+    path = Path(os.environ.get("TXL_DATA", "no such directory")) / "squad" / "dev-v1.1.json.xz"
+    if not path.exists():
+        pytest.skip(f"'{path}' does not exist; set TXL_DATA to a directory with real corpora")
+    questions = read_squad(path)
+    assert len(questions) == 10_570
+    text = "\n".join(dict.fromkeys(question.passage for question in questions))
+    tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=8000), [text])
+    layouts = [
+        window_layout(ByteTokenizer(), False, tgt_len=512),
+        window_layout(tokenizer, True, tgt_len=512),
+    ]
+    n_answer, n_exact = 0, [0, 0]
+    for question in questions:
+        for answer in dict.fromkeys(question.answers):
+            n_answer += 1
+            for i, layout in enumerate(layouts):
+                found = layout.recovered(question, answer)
+                n_exact[i] += found == answer.text
+                assert answer.text in found
+                if found != answer.text:
+                    borders = {*layout.pieces(question).starts.tolist(), *layout.pieces(question).ends.tolist()}
+                    assert answer.start not in borders or answer.end not in borders
+    assert n_exact[0] == n_answer == 18_216
+    assert n_exact[1] / n_answer > 0.97

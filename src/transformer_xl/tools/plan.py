@@ -40,7 +40,7 @@ _WIDTH = 100
 
 
 @dataclass(frozen=True)
-class Layout:
+class StepLayout:
     """How a step is divided."""
 
     division: Division
@@ -73,7 +73,7 @@ class Plan:
     model: ModelConfig  # its settings, with the vocabulary
     parameters: int
     gpus: int
-    layout: Layout
+    layout: StepLayout
     tokens_per_step: int  # of all devices
     memory: StepMemory
     flops: PassCost  # per token
@@ -132,7 +132,7 @@ def make_plan(config: RunConfig, hardware: Hardware, *, gpus: int = 1) -> Plan:
     n_parameter = sum(p.numel() for p in model.parameters())
     cost = count_pass(model, rows=train.batch_size // n_group, tgt_len=train.tgt_len, segments=train.tbptt_segments)
     memory_of = partial(_memory, config, model, cost, hardware, gpus)
-    layout = Layout("fsdp" if train.parallel == "fsdp" else "ddp", train.accumulate, train.checkpoint_layers)
+    layout = StepLayout("fsdp" if train.parallel == "fsdp" else "ddp", train.accumulate, train.checkpoint_layers)
     usable = USABLE * hardware.memory
     if gpus > 1 and memory_of(layout).total > usable:
         layout = replace(layout, division="fsdp")
@@ -172,7 +172,7 @@ def make_plan(config: RunConfig, hardware: Hardware, *, gpus: int = 1) -> Plan:
 
 
 def _memory(
-    config: RunConfig, model: LanguageModel, cost: PassCost, hardware: Hardware, gpus: int, layout: Layout
+    config: RunConfig, model: LanguageModel, cost: PassCost, hardware: Hardware, gpus: int, layout: StepLayout
 ) -> StepMemory:
     """Return the memory of a process; what a pass of other rows keeps is taken as proportional to them."""
     train, settings = config.train, model.config
@@ -202,17 +202,17 @@ def _memory(
     )
 
 
-def _remedies(config: RunConfig, layout: Layout, gpus: int) -> Iterator[Layout]:
+def _remedies(config: RunConfig, layout: StepLayout, gpus: int) -> Iterator[StepLayout]:
     """Yield other ways to divide a step, the cheapest first."""
     lanes = config.train.batch_size // gpus
     groups = [n for n in range(layout.accumulate, lanes + 1) if lanes % n == 0]
     divisions: list[Division] = ["ddp", "fsdp"] if gpus > 1 and layout.division == "ddp" else [layout.division]
     kept = [layout.checkpointing] if layout.checkpointing else [False, True]
     for division, checkpointing, n_group in itertools.product(divisions, kept, groups):
-        yield Layout(division, n_group, checkpointing)
+        yield StepLayout(division, n_group, checkpointing)
 
 
-def _advice(plan: Plan, remedy: tuple[Layout, int] | None) -> Iterator[str]:
+def _advice(plan: Plan, remedy: tuple[StepLayout, int] | None) -> Iterator[str]:
     memory, usable = plan.memory, USABLE * plan.hardware.memory
     if not plan.fits:
         problem = f"does not fit: {memory.total / 1e9:,.1f} GB of {usable / 1e9:,.1f} usable"
