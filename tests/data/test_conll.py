@@ -133,6 +133,15 @@ class TestTask:
             f"tr_x-ud-{purpose}.conllu" for purpose in ("train", "dev", "test")
         ]
 
+    def test_text_files_hold_columns(self, tmp_path):
+        """The last word of a test's text may be no label, and then its lines are texts without any."""
+        for name, content in (("train", "a B-X\nb O\n\nc O\n"), ("dev", "c O\n"), ("test", "d O\n\ne B-X\n")):
+            (tmp_path / f"{name}.txt").write_text(content)
+        task = TaskConfig(kind="tokens", data=str(tmp_path))
+        assert _pairs(read_task(task, seed=0).test) == [[("d", "O")], [("e", "B-X")]]
+        (tmp_path / "test.txt").write_text("d e\n")
+        assert read_task(task, seed=0).test is None
+
     def test_labels_are_those_of_the_training_words(self, tmp_path):
         texts = read_task(_task(tmp_path, "a B-X\nb O\n", dev="c O\n", test="d\n"), seed=0)
         assert (texts.labels, texts.test) == (("B-X", "O"), None)

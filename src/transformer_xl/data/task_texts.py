@@ -1,7 +1,7 @@
 """The texts of a task: which files are there to train, validate and test on, and what is in them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
         if lacking := [shown(name) for name in labels if name not in held]:
             more = f" and {len(lacking) - _MOST_NAMED:,} more" if len(lacking) > _MOST_NAMED else ""
             notes.append(f"none of these is of class {', '.join(lacking[:_MOST_NAMED])}{more}; give more texts, or task.valid")
-    test = _read(files.test, task, labelled=False) if files.test else None
+    test = _read(files.test, task, labelled=False, known_labels=labels) if files.test else None
     if test is not None and _has_no_labels(test, labels):
         notes.append(f"'{files.test}' is not scored: its texts have no labels")
         test = None
@@ -134,10 +134,10 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
     return TaskTexts(train, valid, test, labels, tuple(notes))
 
 
-def _read(path: Path, task: TaskConfig, *, labelled: bool = True) -> list[Any]:
+def _read(path: Path, task: TaskConfig, *, labelled: bool = True, known_labels: Collection[str] = ()) -> list[Any]:
     if task.kind == "span":
         return read_squad(path, labelled=labelled)
-    if examples := list(read_examples(path, task, labelled=labelled)):
+    if examples := list(read_examples(path, task, labelled=labelled, known_labels=known_labels)):
         return examples
     raise CorpusError(f"'{path}' has no texts; give a file with some")
 
