@@ -185,14 +185,6 @@ class Segment:
     hidden_states: tuple[Tensor, ...] | None
     attentions: tuple[Tensor, ...] | None
 
-    def targets(self, labels: Tensor) -> Tensor:
-        """Return the label that follows each token of `last`."""
-        return self.padding.turn(_targets(labels, self.padding.real), fill=-100)
-
-    def turn_back(self, x_BT: Tensor) -> Tensor:
-        """Return what was made of `last`, (B, T, …), with each row where the caller has it."""
-        return self.padding.turn_back(x_BT)
-
 
 class TransformerXLModel(TransformerXLPreTrainedModel):
     """A Transformer-XL without its softmax, for those who read its states; `AutoModel` finds it.
@@ -217,7 +209,7 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         """Read one segment after the memory of those before it; see `TransformerXLForCausalLM.forward`."""
         segment = self._read(input_ids, inputs_embeds, attention_mask, mems, output_attentions, output_hidden_states)
         result = TransformerXLModelOutput(
-            last_hidden_state=segment.turn_back(segment.last),
+            last_hidden_state=segment.padding.turn_back(segment.last),
             mems=None if use_cache is False else segment.mems,
             hidden_states=segment.hidden_states,
             attentions=segment.attentions,
@@ -280,8 +272,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         """
         mems = _memory(mems, cache)
         segment = self._read(input_ids, inputs_embeds, attention_mask, mems, output_attentions, output_hidden_states)
-        targets = None if labels is None else segment.targets(labels)
-        model = self.transformer
+        padding, model = segment.padding, self.transformer
+        targets = None if labels is None else padding.turn(_targets(labels, padding.real), fill=-100)
         h_BTD = model.drop_output(segment.last)
         # score labels without the scores of all tokens if these would take gigabytes
         nll = logits = None
@@ -293,7 +285,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             cache.advance(segment.mems, h_BTD.shape[1])
         result = TransformerXLCausalLMOutput(
             loss=None if targets is None else _loss(nll, logits, targets, num_items_in_batch),
-            logits=None if logits is None else segment.turn_back(logits),
+            logits=None if logits is None else padding.turn_back(logits),
             mems=segment.mems if cache is None and use_cache is not False else None,
             cache=cache,
             hidden_states=segment.hidden_states,

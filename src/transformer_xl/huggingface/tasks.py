@@ -1,7 +1,7 @@
 """Fine-tuned models behind the methods that transformers calls: classes, numbers, choices, places, and labels of tokens."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,14 +15,10 @@ N_BEST = 5
 """Starts of an answer, and ends for each of them, as Hugging Face's XLNet has by default."""
 
 
-class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
-    """A model fine-tuned to classify texts, to give each any of several labels, or a number.
+class _Labeled(TransformerXLPreTrainedModel):
+    """A model fine-tuned to give texts, choices or tokens scores; what it returns is named as in transformers."""
 
-    Texts of any length are read segment by segment with memory; a row of a document is read alone. `labels` are int64 (B,) for
-    classes, floats (B, n_label) of 0 and 1 for labels, floats (B,) for numbers.
-    """
-
-    gives = ("classification", "multilabel", "regression")
+    returns: ClassVar[type[ModelOutput]]
 
     def forward(
         self,
@@ -31,71 +27,57 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
         return_dict: bool | None = None,
-    ) -> SequenceClassifierOutput | tuple[Any, ...]:
-        """Score texts.
+    ) -> Any:
+        """Score texts of any length, read segment by segment with memory; a row of a document is read alone.
 
         Args:
-            input_ids: int64 (B, T), laid out as our tokenizer does it; the id `vocab_size`, its `<pad>`, is padding.
-            attention_mask: (B, T), 0 at padding, at the left or right of a row's text.
-            token_type_ids: int64 (B, T), the text that each token belongs to (XLNet); None: all to the same.
+            input_ids: int64 (B, T), of choices (B, C, T), laid out as our tokenizer does it; the id `vocab_size`, its `<pad>`,
+                is padding.
+            attention_mask: of the same shape, 0 at padding, at the left or right of a row's text.
+            token_type_ids: int64 of the same shape, the text that each token belongs to (XLNet); None: all to the same.
             labels: what is right; -100 or NaN is not scored.
             return_dict: False: return a tuple, without what is None.
 
         Returns:
-            the mean loss, with labels, and logits (B, n_label); a padded row gets the same as alone.
+            the mean loss, with labels, and logits: of texts (B, n_label), of choices (B, C), of tokens (B, T, n_label). A
+            padded row gets the same as alone.
 
         Raises:
             ValueError: shapes that do not fit, a text without tokens, or padding between tokens.
         """
-        rows, _ = _rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)
-        loss, logits = _scored(self.transformer, rows, labels)
-        result = SequenceClassifierOutput(loss=loss, logits=logits)
+        flat = (None if x is None else x.flatten(0, -2) for x in (attention_mask, token_type_ids))
+        rows, padding = _rows(input_ids.flatten(0, -2), *flat, self.config.vocab_size)
+        rows = {name: x.view(*input_ids.shape[:-1], *x.shape[1:]) for name, x in rows.items()}
+        logits = self.transformer(**rows).logits
+        if "tokens" in self.gives:
+            logits = padding.turn_back(logits)
+        loss = None if labels is None else _mean(self.transformer.head.nll(logits, labels), labels)
+        result = self.returns(loss=loss, logits=logits)
         return result.to_tuple() if return_dict is False else result
 
 
-class TransformerXLForMultipleChoice(TransformerXLPreTrainedModel):
-    """A model fine-tuned to choose one of several texts; rows are (B, C, T), labels int64 (B,)."""
+class TransformerXLForSequenceClassification(_Labeled):
+    """A model fine-tuned to classify texts, to give each any of several labels, or a number.
+
+    `labels` are int64 (B,) for classes, floats (B, n_label) of 0 and 1 for labels, floats (B,) for numbers.
+    """
+
+    gives = ("classification", "multilabel", "regression")
+    returns = SequenceClassifierOutput
+
+
+class TransformerXLForMultipleChoice(_Labeled):
+    """A model fine-tuned to choose one of several texts; rows are (B, C, T), `labels` int64 (B,)."""
 
     gives = ("choice",)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        return_dict: bool | None = None,
-    ) -> MultipleChoiceModelOutput | tuple[Any, ...]:
-        """Score choices: as `TransformerXLForSequenceClassification.forward`, with logits (B, C)."""
-        mask, segments = (None if x is None else x.flatten(0, 1) for x in (attention_mask, token_type_ids))
-        rows, _ = _rows(input_ids.flatten(0, 1), mask, segments, self.config.vocab_size)
-        rows = {name: x.view(*input_ids.shape[:2], *x.shape[1:]) for name, x in rows.items()}
-        loss, logits = _scored(self.transformer, rows, labels)
-        result = MultipleChoiceModelOutput(loss=loss, logits=logits)
-        return result.to_tuple() if return_dict is False else result
+    returns = MultipleChoiceModelOutput
 
 
-class TransformerXLForTokenClassification(TransformerXLPreTrainedModel):
+class TransformerXLForTokenClassification(_Labeled):
     """A model fine-tuned to give every token a label; `labels` are int64 (B, T), -100 where one is not scored."""
 
     gives = ("tokens",)
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        return_dict: bool | None = None,
-    ) -> TokenClassifierOutput | tuple[Any, ...]:
-        """Score tokens: as `TransformerXLForSequenceClassification.forward`, with logits (B, T, n_label)."""
-        rows, padding = _rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)
-        logits = padding.turn_back(self.transformer(**rows).logits)
-        loss = None
-        if labels is not None:
-            loss = self.transformer.head.nll(logits, labels).sum() / (labels != -100).sum().clamp(min=1)
-        result = TokenClassifierOutput(loss=loss, logits=logits)
-        return result.to_tuple() if return_dict is False else result
+    returns = TokenClassifierOutput
 
 
 @dataclass
@@ -211,13 +193,7 @@ def _rows(ids: Tensor, mask: Tensor | None, segments: Tensor | None, vocab_size:
     return {"ids": padding.turn(ids), "segments": padding.turn(segments), "n_pad": n_pad}, padding
 
 
-def _scored(model: Any, rows: dict[str, Tensor], labels: Tensor | None) -> tuple[Tensor | None, Tensor]:
-    """Return the mean loss, if there are labels, and the logits."""
-    logits = model(**rows).logits
-    return (None if labels is None else _mean(model.head.nll(logits, labels), labels)), logits
-
-
-def _mean(nll_B: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean over the rows that are scored, 0 if there are none."""
+def _mean(nll: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean over the rows or tokens that are scored, 0 if there are none."""
     is_scored = labels.isnan().logical_not() if labels.is_floating_point() else labels != -100
-    return nll_B.sum() / is_scored.view(len(nll_B), -1).any(dim=1).sum().clamp(min=1)
+    return nll.sum() / is_scored.view(*nll.shape, -1).any(dim=-1).sum().clamp(min=1)
