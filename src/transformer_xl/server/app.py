@@ -15,7 +15,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
@@ -64,7 +63,6 @@ def make_app(
     for kind in (RefusalError, TxlError, OSError, Exception):
         app.add_exception_handler(kind, _failed)
     app.add_exception_handler(RequestValidationError, _invalid)  # pyright: ignore[reportArgumentType]
-    app.add_exception_handler(ValidationError, _invalid)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, _unknown)  # pyright: ignore[reportArgumentType]
     guarded = Guard(app, keys=keys, origins=origins, metrics=service.metrics, hosts=hosts)
     headers = ["authorization", "content-type", "x-api-key", "x-session-id"]
@@ -77,10 +75,10 @@ async def _failed(_: Request, error: Exception) -> JSONResponse:
     return refused(refusal_of(error))
 
 
-async def _invalid(_: Request, error: RequestValidationError | ValidationError) -> JSONResponse:
+async def _invalid(_: Request, error: RequestValidationError) -> JSONResponse:
     problems: list[str] = []
     for each in error.errors()[:_MOST_PROBLEMS]:
-        parts = (str(part) for part in each["loc"] if part not in ("body", "query"))
+        parts = (str(part) for part in each["loc"] if part != "body")
         place = one_line(".".join(part for part in parts if not part.startswith(("function", "list[")))[:_LONGEST_VALUE])
         said = one_line(each["msg"].removeprefix("Value error, "))
         if each["type"] == "json_invalid":
@@ -214,7 +212,6 @@ class Server(uvicorn.Server):
             logging.getLogger("uvicorn.error").disabled = True  # what is cut off now is no fault
             return
         self._ending = True
-        self._service.engine.drain()
         assert self._loop
         self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain()))
 
