@@ -57,6 +57,16 @@ def saved(save: Callable[..., Saved]) -> Saved:
     return save()
 
 
+def wrapped(**changes: Any) -> Any:
+    """A random model behind transformers' interface, in evaluation mode."""
+    from transformer_xl.huggingface import TransformerXLForCausalLM, TransformerXLPretrainedConfig
+
+    native = tiny_model(**changes)
+    model = TransformerXLForCausalLM(TransformerXLPretrainedConfig(**native.config.model_dump(mode="json"))).eval()
+    model.transformer.load_state_dict(native.state_dict())
+    return model
+
+
 @contextmanager
 def shapes_read(model: TransformerXL) -> Iterator[list[tuple[int, int]]]:
     """Record the shape of the ids of every reading."""

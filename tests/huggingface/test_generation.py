@@ -54,15 +54,22 @@ def test_only_new_tokens_are_read(saved: Saved, hf: Any, options: dict[str, obje
     assert shapes == [(rows, len(PROMPT))] + [(rows, 1)] * 8
 
 
-@pytest.mark.parametrize("changes", [{"attention": "al_rfou", "max_klen": 60, "n_head": 2, "d_head": 5}, {"mem_len": 0}])
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"attention": "al_rfou", "max_klen": 60, "n_head": 2, "d_head": 5}, {}),
+        ({"mem_len": 0}, {}),
+        ({"mem_len": 40}, {"use_cache": False}),
+    ],
+)
 def test_where_tokens_cannot_be_read_one_by_one_all_are_read_again(
-    save: Callable[..., Saved], changes: dict[str, object]
+    save: Callable[..., Saved], changes: dict[str, object], options: dict[str, object]
 ) -> None:
     """Positions that count from a segment's end, or nothing that would remember the text."""
     saved = save(**changes)
     hf = saved.in_transformers()
     with shapes_read(hf.transformer) as shapes:
-        written = hf.generate(ids_of(saved, PROMPT), max_new_tokens=4, do_sample=False)
+        written = hf.generate(ids_of(saved, PROMPT), max_new_tokens=4, do_sample=False, **options)
     assert shapes == [(1, len(PROMPT) + n) for n in range(4)]
     assert written[0, len(PROMPT) :].tolist() == greedy(saved, ids_of(saved, PROMPT)[0], 4)
 
@@ -141,18 +148,6 @@ def test_generation_goes_on_from_a_memory(saved: Saved, hf: Any) -> None:
     assert second[0, 1:].equal(whole[0, -6:]) and third.equal(whole)
     beams = hf.generate(first.sequences[:, -1:], mems=mems, max_new_tokens=6, num_beams=2, do_sample=False)
     assert beams.shape == (1, 7)
-
-
-def test_without_cache_or_without_memory_the_text_is_read_again(save: Callable[..., Saved]) -> None:
-    saved = save(mem_len=40)
-    ids = ids_of(saved, PROMPT)
-    hf = saved.in_transformers()
-    no_memory = saved.in_transformers(mem_len=0)
-    for model, options in ((hf, {"use_cache": False}), (no_memory, {})):
-        with shapes_read(model.transformer) as shapes:
-            written = model.generate(ids, max_new_tokens=4, do_sample=False, **options)
-        assert shapes == [(1, 12), (1, 13), (1, 14), (1, 15)]
-        assert written[0, 12:].tolist() == greedy(saved, ids[0], 4)
 
 
 def test_rows_that_ended_are_padded_and_do_not_disturb(saved: Saved, hf: Any) -> None:

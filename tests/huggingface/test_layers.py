@@ -7,18 +7,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
-from tests.helpers import assert_close, random_weights, tiny_model
-from tests.huggingface.conftest import Saved
+from tests.helpers import assert_close, random_weights
+from tests.huggingface.conftest import Saved, wrapped
 from tests.parity.test_live import PYTHON
 from transformer_xl.conversion.convert import convert
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
 from transformers import AutoModel, pipeline  # noqa: E402
-
-from transformer_xl.huggingface import TransformerXLForCausalLM, TransformerXLPretrainedConfig  # noqa: E402
 
 IDS = torch.arange(12).view(2, 6)
 MANY = {"output_hidden_states": True, "output_attentions": True}
@@ -29,14 +26,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adaptive": {"cutoffs": (4, 9), "div_val": 2, "d_embed": 10},
     "shaw": {"attention": "shaw", "max_klen": 12},
 }
-
-
-def wrapped(**changes: Any) -> Any:
-    """A random model behind transformers' interface, in evaluation mode, and with two layers that differ."""
-    native = tiny_model(**changes)
-    model = TransformerXLForCausalLM(TransformerXLPretrainedConfig(**native.config.model_dump(mode="json"))).eval()
-    model.transformer.load_state_dict(native.state_dict())
-    return model
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -126,12 +115,8 @@ def test_automodel_gives_states(saved: Saved) -> None:
     last, *_ = model(IDS, mems=out.mems, use_cache=False, output_hidden_states=False, return_dict=False)
     assert_close("next segment", last, saved.model.hidden_states(IDS, mems=mems)[0][-1], 1e-6)
     (features,) = pipeline("feature-extraction", str(saved.path))("hello")
-    assert_close("features", torch.tensor(features), _last(saved, "hello"), 1e-5)
-
-
-def _last(saved: Saved, text: str) -> Tensor:
-    ids = torch.from_numpy(saved.tokenizer.encode(text))[None]
-    return saved.model.hidden_states(ids)[0][-1][0]
+    ids = torch.from_numpy(saved.tokenizer.encode("hello"))[None]
+    assert_close("features", torch.tensor(features), saved.model.hidden_states(ids)[0][-1][0], 1e-5)
 
 
 def test_states_of_an_xlnet_are_those_of_transformers_own(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeli
 
 from transformer_xl.huggingface import TransformerXLForCausalLM, TransformerXLPretrainedConfig  # noqa: E402
 
+IDS = torch.arange(6).view(2, 3)
 GOLDENS = {path.name: path for path in goldens("huggingface")}
 
 
@@ -59,22 +60,16 @@ def test_model_tokenizer_and_pipeline_of_an_old_directory(old: Path, tmp_path: P
     model.save_pretrained(tmp_path / "new")
     tokenizer.save_pretrained(tmp_path / "new")
     native, same = load(tmp_path / "new")
-    ids = torch.arange(6).view(2, 3)
-    assert torch.equal(native(ids).logits, model(ids).logits)
+    assert torch.equal(native(IDS).logits, model(IDS).logits)
     assert same.fingerprint == tokenizer.native.fingerprint
 
 
-def test_an_old_tokenizer_needs_no_tokenizer_config(old: Path) -> None:
-    expected = AutoTokenizer.from_pretrained(old).get_vocab()
+def test_an_old_model_in_a_subfolder_without_a_config_of_its_tokenizer(old: Path) -> None:
+    expected, words = AutoModelForCausalLM.from_pretrained(old)(IDS).logits, AutoTokenizer.from_pretrained(old).get_vocab()
     (old / "tokenizer_config.json").unlink()
-    assert AutoTokenizer.from_pretrained(old).get_vocab() == expected
-
-
-def test_an_old_model_in_a_subfolder(old: Path) -> None:
-    expected = AutoModelForCausalLM.from_pretrained(old)(torch.arange(6)[None]).logits
     model = AutoModelForCausalLM.from_pretrained(old.parent, subfolder="old")
-    assert torch.equal(model(torch.arange(6)[None]).logits, expected)
-    assert AutoTokenizer.from_pretrained(old.parent, subfolder="old").vocab_size == expected.shape[-1]
+    assert torch.equal(model(IDS).logits, expected)
+    assert AutoTokenizer.from_pretrained(old.parent, subfolder="old").get_vocab() == words
 
 
 def test_it_is_converted_once_and_again_when_it_changes(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:

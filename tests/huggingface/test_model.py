@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.helpers import assert_close, examples, tiny_model
-from tests.huggingface.conftest import Saved, edit
+from tests.huggingface.conftest import Saved, edit, wrapped
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import CheckpointError, ConfigError
@@ -27,36 +27,26 @@ from transformer_xl.huggingface import (  # noqa: E402
     TransformerXLForCausalLM,
     TransformerXLPretrainedConfig,
 )
-from transformer_xl.huggingface.model import Padding  # noqa: E402
 
 IDS = torch.arange(12).view(2, 6)
 ADAPTIVE = {"cutoffs": (4, 9), "div_val": 2, "d_embed": 10}
 
 
-def wrapped(**changes: Any) -> TransformerXLForCausalLM:
-    """A random model behind transformers' interface, in evaluation mode."""
-    native = tiny_model(**changes)
-    model = TransformerXLForCausalLM(TransformerXLPretrainedConfig(**native.config.model_dump(mode="json"))).eval()
-    model.transformer.load_state_dict(native.state_dict())
-    return model
-
-
-def test_a_directory_of_ours_loads_with_the_auto_classes(saved: Saved) -> None:
+@pytest.mark.parametrize("changes", [{}, ADAPTIVE], ids=["plain", "adaptive"])
+def test_a_directory_of_ours_loads_with_the_auto_classes(changes: dict[str, Any], save: Callable[..., Saved]) -> None:
+    saved = save(**changes)
     assert isinstance(AutoConfig.from_pretrained(saved.path), TransformerXLPretrainedConfig)
-    model = AutoModelForCausalLM.from_pretrained(saved.path)
+    model, ids = AutoModelForCausalLM.from_pretrained(saved.path), IDS % 13
     assert isinstance(model, TransformerXLForCausalLM) and not model.training
-    out, expected = model(IDS), saved.model(IDS)
+    out, expected = model(ids), saved.model(ids)
     assert torch.equal(out.logits, expected.logits)
-    again, then = model(IDS, mems=out.mems), saved.model(IDS, mems=expected.mems)
+    again, then = model(ids, mems=out.mems), saved.model(ids, mems=expected.mems)
     assert torch.equal(again.logits, then.logits)
     assert torch.equal(again.mems.hidden[1], then.mems.hidden[1])
     assert not torch.allclose(again.logits, out.logits)
-
-
-def test_a_directory_in_a_directory_loads(saved: Saved) -> None:
     (saved.path.parent / "model.safetensors").write_bytes(b"of another model")
     model = AutoModelForCausalLM.from_pretrained(saved.path.parent, subfolder=saved.path.name)
-    assert torch.equal(model(IDS).logits, saved.model(IDS).logits)
+    assert torch.equal(model(ids).logits, expected.logits)
 
 
 def test_what_transformers_saves_both_sides_load(saved: Saved, tmp_path: Path) -> None:
@@ -70,13 +60,6 @@ def test_what_transformers_saves_both_sides_load(saved: Saved, tmp_path: Path) -
     for other in (native(IDS), AutoModelForCausalLM.from_pretrained(tmp_path / "out")(IDS)):
         assert torch.equal(other.logits, model(IDS).logits)
     assert load_file(tmp_path / "out" / "model.safetensors").keys() == native.state_dict().keys()
-
-
-def test_names_with_and_without_prefix_are_loaded(saved: Saved) -> None:
-    model = wrapped(**saved.model.config.model_dump(exclude={"attention"}))
-    for state in (saved.model.state_dict(), AutoModelForCausalLM.from_pretrained(saved.path).state_dict()):
-        model.load_state_dict(state)
-        assert torch.equal(model(IDS).logits, saved.model(IDS).logits)
 
 
 def test_fields_of_the_config_are_arguments(saved: Saved) -> None:
@@ -248,26 +231,3 @@ def test_a_new_model_is_drawn_as_ours() -> None:
     assert isinstance(config.native, TransformerXLConfig)
     native = TransformerXL(config.native)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), native.parameters(), strict=True))
-
-
-@pytest.fixture
-def adaptive(save: Callable[..., Saved]) -> Saved:
-    return save(**ADAPTIVE)
-
-
-def test_an_adaptive_model_loads(adaptive: Saved) -> None:
-    ids = IDS % 13
-    assert torch.equal(AutoModelForCausalLM.from_pretrained(adaptive.path)(ids).logits, adaptive.model(ids).logits)
-
-
-def test_rows_turn_and_turn_back() -> None:
-    real = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]).bool()
-    padding = Padding.of(real)
-    assert padding.n_pad is not None
-    assert padding.n_pad.tolist() == [2, 2, 4, 0] and padding.shift.tolist() == [2, 1, 0, 0]
-    x = torch.randn(4, 4, 3)
-    turned = padding.turn(x, fill=-7)
-    assert turned[0, 2:].equal(x[0, :2]) and bool((turned[2] == -7).all())
-    assert padding.turn_back(turned).equal(x.masked_fill(~real.unsqueeze(2), -7))
-    whole = Padding.of(real[3:])
-    assert whole.n_pad is None and whole.turn(x) is x and whole.turn_back(x) is x
