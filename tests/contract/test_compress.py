@@ -26,9 +26,7 @@ def example() -> dict[str, Any]:
     return runpy.run_path(str(EXAMPLE))
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"\0", TEXT, np.random.default_rng(0).bytes(100)], ids=["empty", "zero", "text", "noise"]
-)
+@pytest.mark.parametrize("text", [b"", b"\0", np.random.default_rng(0).bytes(30)], ids=["empty", "zero", "noise"])
 def test_what_goes_in_comes_out(text: bytes, example: dict[str, Any]) -> None:
     data = example["compress"](text)
     assert example["decompress"](data) == text
@@ -64,11 +62,11 @@ def test_another_text_is_never_written(
         monkeypatch.setattr(sys, "argv", ["compress.py", name, str(tmp_path / source), str(tmp_path / out)])
         runpy.run_path(str(EXAMPLE), run_name="__main__")
 
-    (tmp_path / "text").write_bytes(TEXT[:40])
+    (tmp_path / "text").write_bytes(TEXT[:16])
     call("compress", "text", "small")
-    assert capsys.readouterr().out.startswith("\n40 bytes -> ")
+    assert capsys.readouterr().out.startswith("\n16 bytes -> ")
     call("decompress", "small", "back")
-    assert (tmp_path / "back").read_bytes() == TEXT[:40]
+    assert (tmp_path / "back").read_bytes() == TEXT[:16]
     whole = (tmp_path / "small").read_bytes()
     for damaged, why in (
         (whole[:9] + bytes([whole[9] ^ 1]) + whole[10:], "another text comes out"),
@@ -80,5 +78,5 @@ def test_another_text_is_never_written(
             call("decompress", "damaged", "back")
     with pytest.raises(SystemExit, match="No such file or directory"):
         call("decompress", "nowhere", "back")
-    assert (tmp_path / "back").read_bytes() == TEXT[:40]
+    assert (tmp_path / "back").read_bytes() == TEXT[:16]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "damaged", "small", "text"]

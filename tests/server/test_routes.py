@@ -312,6 +312,9 @@ def test_what_memory_is_worth(serve: Serve) -> None:
     assert both["on"]["tokens"] == both["off"]["tokens"] == len(text) - 1
     on, off = ([each["logprob"] for each in both[way]["per_token"]] for way in ("on", "off"))
     assert on[:8] == off[:8] and on[30:] != off[30:]
+    accents = client.post("/v1/score", json={"text": "aéé"}).json()
+    assert (accents["tokens"], accents["bytes"]) == (4, 4)
+    assert [accents[name] for name in ("bpc", "bpb")] == pytest.approx([accents["nats"] / math.log(2) / n for n in (2, 4)])
     alone = client.post("/v1/score", json={"text": text[16:32], "per_token": True}).json()
     assert [each["logprob"] for each in alone["per_token"]][8:] == pytest.approx(off[24:32], abs=1e-5), "the piece before it"
 
