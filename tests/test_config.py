@@ -16,7 +16,7 @@ from transformer_xl.config.recipes import (
     settings_of,
     task_names,
 )
-from transformer_xl.config.run import DataConfig, EvalConfig, OptimConfig, RunConfig, TokenizerConfig, TrainConfig, merge
+from transformer_xl.config.run import DataConfig, OptimConfig, RunConfig, TrainConfig, merge
 from transformer_xl.config.settings import REMOVED, REMOVED_DETAILS
 from transformer_xl.errors import ConfigError, TxlError
 
@@ -35,8 +35,6 @@ def test_a_recipe_file_has_the_name_of_its_file(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[model]\nn_layer = 3\n")
     config = load_recipe(str(tmp_path / "mine.toml"), ["model.d_model=8"])
     assert (config.name, config.model.n_layer, config.model.d_model) == ("mine", 3, 8)
-    (tmp_path / "mine.toml").write_text('name = "other"')
-    assert load_recipe(str(tmp_path / "mine.toml")).name == "other"
 
 
 @pytest.mark.parametrize("name", task_names())
@@ -56,11 +54,9 @@ def test_a_task_may_be_a_file_and_says_its_kind(tmp_path: Path) -> None:
         file.write_text(content)
         with pytest.raises(ConfigError, match=r"^task '.*mine.toml' does not say its kind; begin it with \[task\] and kind = "):
             load_task(str(file))
-    for name, task in (("NER", "token-classification"), ("qa", "squad"), ("sentiment", "classification")):
+    for name, task in (("NER", "token-classification"), ("clasification", "classification")):
         with pytest.raises(ConfigError, match=rf"^unknown task '{name}'; did you mean '{task}'\?$"):
             load_task(name)
-    with pytest.raises(ConfigError, match=r"^unknown task 'clasification'; did you mean 'classification'\?$"):
-        load_task("clasification")
 
 
 def test_settings_of_a_task_are_known_where_there_is_none() -> None:
@@ -77,17 +73,12 @@ def test_settings_of_a_task_are_known_where_there_is_none() -> None:
         ("train.max_steps=7", "train", "max_steps", 7),
         (" train.max_steps = 7 ", "train", "max_steps", 7),
         ("optim.lr=1e-3", "optim", "lr", 1e-3),
-        ("optim.lr=1", "optim", "lr", 1.0),
         ("optim.clip=none", "optim", "clip", None),
-        ("optim.clip=None", "optim", "clip", None),
         ("model.same_length=true", "model", "same_length", True),
         ("optim.betas=[0.5, 0.6]", "optim", "betas", (0.5, 0.6)),
         ("data.corpus=my file=1.txt", "data", "corpus", "my file=1.txt"),
         ('data.corpus="quoted"', "data", "corpus", "quoted"),
-        ("train.device=cuda:0", "train", "device", "cuda:0"),
         ("train.average=none", "train", "average", "none"),
-        ("train.average=None", "train", "average", "none"),
-        ("data.shuffle=none", "data", "shuffle", "none"),
         ('data.shuffle="none"', "data", "shuffle", "none"),
     ],
 )
@@ -105,10 +96,6 @@ def test_none_can_be_said_of_every_setting_that_has_such_a_value() -> None:
                 assert parse_override(f"{section}.{key}=none") == {section: {key: expected}}
 
 
-def test_an_average_can_be_taken_back() -> None:
-    assert load_recipe("quickstart", ["train.average=ema", "train.average=none"]).train.average == "none"
-
-
 def test_later_overrides_win_and_tables_merge() -> None:
     config = load_recipe("quickstart", ["train.max_steps=1", "train.max_steps=2"])
     assert (config.train.max_steps, config.train.batch_size) == (2, load_recipe("quickstart").train.batch_size)
@@ -119,11 +106,6 @@ def test_a_dumped_run_loads_back() -> None:
     config = load_recipe("quickstart", ["model.vocab_size=256"])
     assert RunConfig(**config.model_dump()) == config
     assert apply_overrides(config.model_dump(mode="json"), []) == config
-
-
-def test_settings_are_frozen() -> None:
-    with pytest.raises(Exception, match="frozen"):
-        load_recipe("quickstart").model.n_layer = 3
 
 
 def test_evaluation_reads_as_training_unless_told() -> None:
@@ -137,75 +119,36 @@ def test_evaluation_reads_as_training_unless_told() -> None:
     ("settings", "values", "message"),
     [
         (TransformerXLConfig, {"d_model": 5}, r"^d_model \(5\) must be even, because its sinusoids come in pairs; use 6$"),
-        (TransformerXLConfig, {"mem_len": -1}, r"^mem_len \(-1\) must be greater than or equal to 0$"),
-        (TransformerXLConfig, {"n_layer": 0}, r"^n_layer \(0\) must be greater than or equal to 1$"),
-        (TransformerXLConfig, {"dropout": 1.0}, r"^dropout \(1.0\) must be less than 1$"),
-        (TransformerXLConfig, {"dropout": -0.1}, r"^dropout \(-0.1\) must be greater than or equal to 0$"),
         (TransformerXLConfig, {"clamp_len": 0}, r"^clamp_len \(0\) must be"),
-        (TransformerXLConfig, {"clamp_len": -1}, r"^clamp_len \(-1\) must be"),
-        (
-            TransformerXLConfig,
-            {"activation": "swish"},
-            r"^activation \('swish'\) must be 'relu', 'gelu', 'gelu_tanh' or 'relu2'$",
-        ),
         (TransformerXLConfig, {"n_layer": "two"}, r"^n_layer \('two'\) must be a valid integer"),
         (TransformerXLConfig, {"init_std": float("nan")}, r"^init_std \(nan\) must be"),
-        (TransformerXLConfig, {"n_layers": 2}, r"^unknown key 'n_layers'; did you mean 'n_layer'\?$"),
-        (
-            TransformerXLConfig,
-            {"cutoffs": (5, 3)},
-            r"cutoffs \(5, 3\) must increase and stay between 0 and vocab_size \(None\)",
-        ),
+        (TransformerXLConfig, {"cutoffs": (5, 3)}, r"cutoffs \(5, 3\) must .* between 0 and vocab_size \(None\)"),
         (TransformerXLConfig, {"cutoffs": (0, 3)}, r"cutoffs \(0, 3\) must increase"),
-        (
-            TransformerXLConfig,
-            {"cutoffs": (5, 9), "vocab_size": 9},
-            r"cutoffs \(5, 9\) .* vocab_size \(9\); drop the offending",
-        ),
-        (
-            TransformerXLConfig,
-            {"cutoffs": (3, 5), "tie_projs": (True,)},
-            r"tie_projs \(True,\) must have one value per cluster.*: 3",
-        ),
-        (
-            TransformerXLConfig,
-            {"tie_projs": (True,), "proj_share_all_but_first": True},
-            "say the same thing twice; use one of them",
-        ),
-        (
-            TransformerXLConfig,
-            {"cutoffs": (3, 5), "div_val": 40},
-            r"div_val \(40\) leaves nothing of d_embed \(512\) in the last of 3 clusters",
-        ),
-        (TransformerXLConfig, {"d_model": 5, "mem_len": -1}, r"^d_model \(5\) .*; mem_len \(-1\) must be"),
-        (
-            TokenizerConfig,
-            {"kind": "sentence"},
-            r"^kind \('sentence'\) must be 'byte', 'char', 'word', 'bpe', 'unigram' or 'ids'$",
-        ),
-        (
-            DataConfig,
-            {"split": (0.5, 0.1, 0.1)},
-            r"must be three shares of at least 0 that add up to 1 \(these add up to 0.7\)",
-        ),
+        (TransformerXLConfig, {"cutoffs": (5, 9), "vocab_size": 9}, r"cutoffs \(5, 9\) .* vocab_size \(9\)"),
+        (TransformerXLConfig, {"cutoffs": (3, 5), "tie_projs": (True,)}, r"tie_projs \(True,\) must .* per cluster.*: 3"),
+        (TransformerXLConfig, {"tie_projs": (True,), "proj_share_all_but_first": True}, "the same thing twice; use one"),
+        (TransformerXLConfig, {"cutoffs": (3, 5), "div_val": 40}, r"div_val \(40\) leaves nothing of d_embed \(512\)"),
+        (TransformerXLConfig, {"shift": "averages", "zero_first_memory": True}, r"shift \('averages'\) and zero_.* exclude"),
+        (TransformerXLConfig, {"ngram_rows": [4], "zero_first_memory": True}, r"ngram_rows \(\[4\]\) and zero_.* exclude"),
+        (TransformerXLConfig, {"ngram_rows": [0]}, "ngram_rows"),
+        (TransformerXLConfig, {"ngram_rows": [4] * 9}, "ngram_rows"),
+        (TransformerXLConfig, {"shift": "half"}, "shift"),
+        (TransformerXLConfig, {"shift": "averages", "d_model": 12}, r"d_model \(12\) must be a multiple of 8.*; use 16"),
+        (TransformerXLConfig, {"gate": "gru"}, r"gate \('gru'\) needs pre_lnorm \(False\)"),
+        (DataConfig, {"split": (0.5, 0.1, 0.1)}, r"three shares of at least 0 .* \(these add up to 0.7\)"),
         (DataConfig, {"split": (0, 0.5, 0.5)}, "must be three shares"),
         (OptimConfig, {"lr": 0}, r"^lr \(0\) must be greater than 0$"),
-        (OptimConfig, {"optimizer": "adm"}, r"^optimizer \('adm'\) must be 'adamw', 'adam', 'sgd', 'muon' or 'lamb'$"),
-        (OptimConfig, {"schedule": "cos"}, r"^schedule \('cos'\) must be"),
         (TrainConfig, {}, "no budget: set one of max_steps, max_tokens, max_epochs, max_minutes"),
         (TrainConfig, {"max_steps": 1, "batch_size": 6, "accumulate": 4}, r"accumulate \(4\) must divide batch_size \(6\)"),
         (TrainConfig, {"max_steps": 1, "keep_checkpoints": 1}, r"^keep_checkpoints \(1\) must be greater than or equal to 2$"),
         (TrainConfig, {"max_steps": 1, "sample_tokens": 10**9}, r"^sample_tokens \(10+\) must be less than or equal to 10000$"),
-        (EvalConfig, {"mem_len": -2}, r"^mem_len \(-2\) must be"),
         (RunConfig, {"model": {"d_modle": 4}}, r"^model: unknown key 'd_modle'; did you mean 'd_model'\?$"),
         (
             RunConfig,
             {"model": {"zero_first_memory": True}, "train": {"max_steps": 1, "reset_at_documents": True}},
             r"train.reset_at_documents \(True\) begins documents with an empty memory.*use one of them",
         ),
-        (RunConfig, {"modle": {}}, r"^unknown key 'modle'; did you mean 'model'\?$"),
         (RunConfig, {"zzz": 1}, "^unknown key 'zzz'; known: base, compared_with, data, description, eval, model, "),
-        (RunConfig, {"model": 3}, r"^model \(3\) "),
         (RunConfig, {"name": "../x"}, r"^name \('../x'\) must be a name without '/'"),
     ],
 )
@@ -222,12 +165,9 @@ def test_mistakes(settings: Any, values: dict[str, Any], message: str) -> None:
         ("quickstrat", [], r"^unknown recipe 'quickstrat'; did you mean 'quickstart'\?$"),
         ("", [], r"^unknown recipe ''; nearest of \d+: \S+, \S+, \S+; txl recipes lists them$"),
         ("quickstart", ["train"], "^--set 'train' must have the form section.key=value, such as train.max_steps=1000$"),
-        ("quickstart", ["=3"], "^--set '=3' must have the form"),
         ("quickstart", ["train.max_step=3"], r"^train: unknown key 'max_step'; did you mean 'max_steps'\?$"),
-        ("quickstart", ["train=3"], r"^train \(3\) "),
         ("quickstart", ["train.max_steps.x=3"], "^--set 'train.max_steps.x=3' must have the form"),
         ("quickstart", ["." * 3000 + "=1"], r"^--set '\.+=1' must have the form"),
-        ("quickstart", ["max_steps=2"], r"^--set 'max_steps=2' lacks its section; did you mean train.max_steps\?$"),
         ("quickstart", ["mem_len=2"], r"^--set 'mem_len=2' lacks its section; did you mean model.mem_len or eval.mem_len\?$"),
         ("quickstart", ["model=3"], r"^model \(3\) must be"),
         ("quickstart", ["train.seed=1" + "0" * 20], r"^train: seed .* must be less than 9223372036854775808$"),
@@ -246,9 +186,7 @@ def test_mistakes_in_recipes_and_overrides(recipe: str, overrides: list[str], me
     ("content", "message"),
     [
         (b"n_layer = ", "^recipe '.*' is not valid TOML: Invalid value"),
-        (b"[model]\nn_layer = 2\nn_layer = 3", "is not valid TOML"),
         (b"name = '\xff'", "^recipe '.*' is not valid TOML: 'utf-8' codec"),
-        (b"[model]\nd_modle = 3", "did you mean 'd_model'"),
         (b"a = " + b"[" * 5000, "is not valid TOML: maximum recursion depth"),
     ],
 )
@@ -256,30 +194,6 @@ def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None
     (tmp_path / "x.toml").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         load_recipe(str(tmp_path / "x.toml"))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"shift": "averages", "zero_first_memory": True},
-            r"shift \('averages'\) and zero_first_memory \(True\) exclude each other",
-        ),
-        ({"shift": "half"}, "shift"),
-        (
-            {"ngram_rows": [4], "zero_first_memory": True},
-            r"ngram_rows \(\[4\]\) and zero_first_memory \(True\) exclude each other",
-        ),
-        ({"ngram_rows": [0]}, "ngram_rows"),
-        ({"n_layer": 2, "mem_len": [4, 8]}, r"mem_len \(\[4, 8\]\) must be a valid integer"),
-        ({"ngram_rows": [4] * 9}, "ngram_rows"),
-        ({"shift": "averages", "d_model": 12}, r"d_model \(12\) must be a multiple of 8.*; use 16"),
-        ({"gate": "gru"}, r"gate \('gru'\) needs pre_lnorm \(False\)"),
-    ],
-)
-def test_shifts_and_gates_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TransformerXLConfig(**settings)
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,14 @@ from transformer_xl.untrusted import open_regular, parse_json, read_json, read_j
     ("text", "message"),
     [
         ('{"n_layer": NaN}', "is not valid JSON: NaN is not a number; restore"),
-        ('{"n_layer": -Infinity}', "-Infinity is not a number"),
         ('{"n_layer": ' + "9" * 5000 + "}", "is not valid JSON: Exceeds the limit"),
         ("[1]", "is not a JSON object"),
         ("", "is not valid JSON: Expecting value"),
-        ("{", "is not valid JSON: "),
         ("{}{}", "is not valid JSON: Extra data"),
         ("[" * 100_000, "is not valid JSON: it is nested too deep"),
-        ("[" * 100_000 + "]" * 100_000, "is not valid JSON: it is nested too deep"),
         ('{"a": "\xff"}'.encode("latin-1"), "is not valid JSON: 'utf-8' codec"),
     ],
-    ids=range(10),
+    ids=range(7),
 )
 def test_unsound_settings_are_refused_in_one_line(text: str | bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"

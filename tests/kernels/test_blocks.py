@@ -243,10 +243,8 @@ def test_what_listens_or_is_not_usual_is_called(monkeypatch: pytest.MonkeyPatch)
 
 KINDS = {
     "post-norm": {"n_layer": 2},
-    "pre-norm": {"pre_lnorm": True},
-    "no memory": {"mem_len": 0},
     "shift": {"shift": "averages", "pre_lnorm": True, "d_model": 16},
-    "gelu": {"activation": "gelu"},
+    "gelu, no memory": {"activation": "gelu", "mem_len": 0},
     "gate": {"gate": "gru", "pre_lnorm": True},
     "rotary": {"attention": "rotary"},
 }

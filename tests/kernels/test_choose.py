@@ -25,39 +25,35 @@ def compiling(monkeypatch):
 def test_names():
     assert choose_backend("equation", CPU) is relative_attention
     assert choose_backend("auto", CPU) is choose_backend("matmul", CPU) is matmul_attention
+    assert choose_backend("auto", CPU, by_keys=False) is matmul_attention
     with pytest.raises(ConfigError, match="unknown attention backend 'tritn'; did you mean 'triton'"):
         choose_backend("tritn", CPU)
 
 
-def test_model_says_that_its_backend_is_unknown():
-    model = tiny_model()
-    with pytest.raises(ConfigError, match="unknown attention backend 'flash'; known: auto, equation, matmul, sdpa, triton"):
-        model(torch.zeros(1, 2, dtype=torch.int64), execution=Execution("flash"))
-
-
-def test_a_gpu_gets_the_fused_kernels(capability):
-    from transformer_xl.kernels.flash import fused_attention
-
-    assert choose_backend("auto", GPU) is choose_backend("triton", GPU) is fused_attention
-
-
-def test_an_old_gpu_or_fp64_gets_matmul(capability):
-    assert choose_backend("auto", GPU, dtype=torch.float64) is matmul_attention
-    capability[:] = [7, 5]
-    assert choose_backend("auto", GPU) is matmul_attention
-    with pytest.raises(
-        ConfigError, match=r"'triton' cannot run here: it needs compute capability 8\.0 .* Old GPU is older; use 'auto'"
-    ):
-        choose_backend("triton", GPU)
-
-
-def test_kinds_with_other_positions_get_no_fused_kernels(capability):
-    from transformer_xl.kernels.sdpa import sdpa_attention
-
-    assert choose_backend("auto", GPU, by_keys=False) is sdpa_attention
-    assert choose_backend("auto", CPU, by_keys=False) is matmul_attention
-    with pytest.raises(ConfigError, match="'triton' cannot run here: it computes positions as the paper does, and this kind"):
-        choose_backend("triton", GPU, by_keys=False)
+@pytest.mark.parametrize(
+    ("is_capable_of", "name", "kind", "expected"),
+    [
+        ((8, 0), "auto", {}, "fused_attention"),
+        ((8, 0), "triton", {"d_head": 128}, "fused_attention"),
+        ((8, 0), "triton", {"d_head": 256, "dtype": torch.bfloat16}, "fused_attention"),
+        ((8, 0), "auto", {"dtype": torch.float64}, "matmul_attention"),
+        ((7, 5), "auto", {}, "matmul_attention"),
+        ((7, 5), "triton", {}, r"it needs compute capability 8\.0 .* Old GPU is older; use 'auto'"),
+        ((8, 0), "auto", {"by_keys": False}, "sdpa_attention"),
+        ((8, 0), "triton", {"by_keys": False}, "it computes positions as the paper does, and this kind"),
+        ((8, 0), "auto", {"d_head": 129}, "matmul_attention"),
+        ((8, 0), "triton", {"d_head": 129}, r".* d_head \(129\) does not fit .*; 128 do"),
+        ((8, 0), "auto", {"d_head": 257, "dtype": torch.bfloat16}, "matmul_attention"),
+        ((8, 0), "triton", {"d_head": 257, "dtype": torch.bfloat16}, r".* d_head \(257\) does not fit .*; 256 do"),
+    ],
+)
+def test_a_gpu_gets_the_fused_kernels_where_they_run(capability, is_capable_of, name, kind, expected):
+    capability[:] = is_capable_of
+    if expected.endswith("_attention"):
+        assert choose_backend(name, GPU, **kind).__name__ == expected
+    else:
+        with pytest.raises(ConfigError, match=f"^attention backend 'triton' cannot run here: {expected}"):
+            choose_backend(name, GPU, **kind)
 
 
 def test_other_makers_count_their_capabilities_otherwise(capability, monkeypatch):
@@ -80,25 +76,11 @@ def test_triton_is_optional(monkeypatch):
         choose_backend("triton", GPU)
 
 
-def test_triton_has_no_fp64():
+def test_model_says_how_wide_its_heads_are_and_of_what_type():
     pytest.importorskip("triton", reason="Triton is not installed")
-    with pytest.raises(ConfigError, match="fp32 at most"):
-        choose_backend("triton", CPU, dtype=torch.float64)
-
-
-@pytest.mark.parametrize(("dtype", "widest"), [(torch.float32, 128), (torch.bfloat16, 256)])
-def test_triton_has_no_room_for_very_wide_heads(capability, dtype, widest):
-    choose_backend("triton", GPU, dtype=dtype, d_head=widest)
-    with pytest.raises(ConfigError, match=rf"cannot run here: .* d_head \({widest + 1}\) does not fit .*; {widest} do"):
-        choose_backend("triton", GPU, dtype=dtype, d_head=widest + 1)
-    assert choose_backend("auto", GPU, dtype=dtype, d_head=widest + 1) is matmul_attention
-
-
-def test_model_says_how_wide_its_heads_are():
-    pytest.importorskip("triton", reason="Triton is not installed")
-    model = tiny_model(d_head=130)
-    with pytest.raises(ConfigError, match=r"d_head \(130\)"):
-        model(torch.zeros(1, 2, dtype=torch.int64), execution=Execution("triton"))
+    for model, complaint in ((tiny_model(d_head=130), r"d_head \(130\)"), (tiny_model().double(), "fp32 at most")):
+        with pytest.raises(ConfigError, match=complaint):
+            model(torch.zeros(1, 2, dtype=torch.int64), execution=Execution("triton"))
 
 
 @pytest.mark.parametrize("name", ["sdpa", "triton"])

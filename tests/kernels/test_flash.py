@@ -120,15 +120,6 @@ def test_dropout_drops_the_same_weights_forward_and_backward(scratch, monkeypatc
     assert not torch.equal(case.attend(fused_attention, dropatt=0.3), actual["out"])
 
 
-def test_keys_and_values_may_be_parts_of_one_tensor():
-    case = Case.draw(B=2, T=18, M=4, N=2, H=8)
-    expected = case.run(relative_attention)
-    both = torch.stack([case.inputs["k"], case.inputs["values"]], dim=2).detach()
-    case.inputs["k"], case.inputs["values"] = (both[:, :, i].requires_grad_() for i in range(2))
-    for what, actual in case.run(fused_attention).items():
-        assert_close(what, actual, expected[what], 1e-5)
-
-
 def test_keys_may_lie_farther_apart_than_32_bits_count(tmp_path):
     """Offsets that wrap around would read before what they should."""
     apart, n_before = 2**30, 2**31

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.inference.test_reader import OPTIONS, clone, model_of, tokens
+from tests.inference.test_reader import clone, model_of, tokens
 from transformer_xl.inference import reader as reader_module
 from transformer_xl.inference.buffer import KeyValueMemory
 from transformer_xl.inference.reader import Reader
@@ -24,6 +24,7 @@ WAITS = {
 """Operations that read a value on the host, or make a tensor of the host's values."""
 
 NAMES = ("paper", "cutoffs, div_val 2", "shaw", "rotary", "alibi", "averages", "gru gate, averages")
+WATCHED = (*NAMES, "pairs, averages", "shaw, zero first memory", "gelu, untie_r, same_length besides self")
 
 
 class Strict(TorchDispatchMode):
@@ -84,7 +85,7 @@ def test_steps_in_fixed_places_have_the_bits_of_others(name: str, precision: Inf
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", WATCHED)
 def test_a_step_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if fused:
         pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
@@ -112,7 +113,7 @@ def test_a_step_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", WATCHED)
 def test_a_segment_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever rows stand; a CPU, for which nothing waits, looks whether they stand at one slot."""
     reader = Reader(model_of(name, torch.float32), tgt_len=4)
@@ -132,23 +133,6 @@ def test_a_segment_asks_for_no_value(name: str, fused: bool, monkeypatch: pytest
         if not reader.softmax.has_tails:
             reader.softmax.nll(h_BTD.flatten(0, 1), labels.flatten(), checked=True)
     assert "add_" in strict.names, "it has been watched"
-
-
-def test_results_stay_as_they_are_when_the_places_are_written_again() -> None:
-    place = torch.zeros(2)
-    function = Captured(lambda: (place.add_(1),), place.device)
-    first, second = function.run(), function.run()
-    assert [x.tolist() for x in (*first, *second)] == [[1, 1], [2, 2]]
-
-
-def test_inputs_are_copied_to_places_that_stay() -> None:
-    seen: list[Tensor] = []
-    function = Captured(
-        lambda *places: (seen.extend(places), places[0] * places[1])[1:], torch.device("cpu"), [torch.ones(2)] * 2
-    )
-    results = [function.run(torch.full((2,), x), torch.tensor([1.0, 2.0]))[0].tolist() for x in (3.0, 4.0)]
-    assert results == [[3, 6], [4, 8]]
-    assert len({place.data_ptr() for place in seen}) == 2
 
 
 def test_compiling_and_interpreting_end_a_graph() -> None:

@@ -11,7 +11,6 @@ from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.body import TransformerXLBody
 from transformer_xl.model.build import make_model
-from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 
 SIZES: dict[str, Any] = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12, "mem_len": 5, "init_std": 0.3}
@@ -61,16 +60,6 @@ def test_with_the_same_length_acting_step_by_step_is_learning_from_windows(optio
         steps.append(y)
     window, _ = body(x[:, 7:], mems=kept[7], rows=Rows(document_starts=starts[:, 7:]))
     torch.testing.assert_close(window, torch.cat(steps[7:], dim=1))
-
-
-def test_rows_that_are_reset_begin_anew() -> None:
-    body = TransformerXLBody(TransformerXLConfig(**SIZES), d_input=3).eval()
-    x = torch.randn(2, 4, 3)
-    _, mems = body(torch.randn(2, 6, 3), mems=body.init_mems(2))
-    assert isinstance(mems, Mems)
-    y, _ = body(x, mems=mems.reset(torch.tensor([True, False])))
-    torch.testing.assert_close(y[0], body(x)[0][0])
-    assert not torch.allclose(y[1], body(x)[0][1])
 
 
 def test_steps_that_are_none_are_not_read() -> None:

@@ -86,16 +86,7 @@ def test_scores_of_a_text_equal_loops(kind: str, projection: bool) -> None:
         assert_close("scores", scores, torch.tensor(affine(summary, head.scores)), 1e-12)
 
 
-def test_a_class_costs_its_nats() -> None:
-    scores = torch.randn(4, 3, requires_grad=True)
-    labels = torch.tensor([2, -100, 0, 1])
-    nll = text_head("classification").nll(scores, labels)
-    nats = [log_softmax(row, [True] * 3) for row in scores.tolist()]
-    assert_close("nll", nll, torch.tensor([-nats[0][2], 0.0, -nats[2][0], -nats[3][1]]), 1e-12)
-    assert_close("choice", text_head("choice").nll(scores, labels), nll, 0.0)
-
-
-def test_a_token_has_scores_and_a_cost_of_its_own() -> None:
+def test_a_class_or_a_token_costs_its_nats() -> None:
     head, states = text_head("tokens"), torch.randn(2, 4, D)
     assert [name.partition(".")[0] for name in head.state_dict()] == ["scores"] * 2
     scores = head(states)
@@ -106,6 +97,8 @@ def test_a_token_has_scores_and_a_cost_of_its_own() -> None:
         label = int(labels[b, t])
         cost = -log_softmax(scores[b, t].tolist(), [True] * 3)[label] if label >= 0 else 0.0
         assert_close("nll", nll[b, t], torch.tensor(cost), 1e-12)
+    for kind in ("classification", "choice"):
+        assert_close(kind, text_head(kind).nll(scores[1], labels[1]), nll[1], 1e-12)
 
 
 def test_labels_cost_the_mean_of_their_nats_and_what_is_not_known_nothing() -> None:

@@ -151,13 +151,6 @@ def test_one_lane_scores_the_stream(model: Lstm) -> None:
     torch.testing.assert_close(torch.from_numpy(score.token_nats).double(), nats, rtol=0, atol=1e-6)
 
 
-def test_lanes_are_warm(model: Lstm) -> None:
-    stream = ids(4000)
-    one, four = (evaluate(model, stream, tgt_len=64, batch_size=size).nats for size in (1, 4))
-    assert four == pytest.approx(one, rel=1e-9)
-    assert evaluate(model, stream, tgt_len=64, mem_len=0).nats != pytest.approx(one, rel=1e-6)
-
-
 def test_a_decoder_carries_the_state(model: Lstm) -> None:
     decoder = Decoder(model, batch_size=2)
     text = ids(2, 11)

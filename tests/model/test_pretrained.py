@@ -1,7 +1,6 @@
 """Saving and loading a model: whole files, nothing executed, and every misfit named in one line."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -52,25 +51,9 @@ def test_a_saved_model_loads_back_bit_for_bit(tmp_path: Path) -> None:
     out.nll.sum().backward()
 
 
-def test_saving_again_replaces(saved: Path) -> None:
-    model = tiny_model()
-    model.save_pretrained(saved)
-    assert torch.equal(TransformerXL.from_pretrained(saved)(IDS).logits, model(IDS).logits)
-
-
 def test_weights_keep_their_type(tmp_path: Path) -> None:
     tiny_model().bfloat16().save_pretrained(tmp_path)
     assert TransformerXL.from_pretrained(tmp_path).embedding.weight.dtype == torch.bfloat16
-
-
-def test_a_model_with_its_tokenizer_loads_by_name(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["hello, wörld\n"])
-    model = tiny_model(vocab_size=tokenizer.vocab_size)
-    model.save_pretrained(tmp_path)
-    tokenizer.save(tmp_path / "tokenizer.json")
-    loaded, same = load(tmp_path)
-    assert same.decode(same.encode("wörld")) == "wörld"
-    assert torch.equal(loaded(IDS % tokenizer.vocab_size).logits, model(IDS % tokenizer.vocab_size).logits)
 
 
 def test_a_tokenizer_of_another_model_is_refused(saved: Path) -> None:
@@ -98,37 +81,24 @@ def change_weights(path: Path, change: Any) -> None:
     (path.parent / "manifest.json").unlink(missing_ok=True)
 
 
-def change_type(folder: Path, name: str | None, dtype: torch.dtype) -> None:
-    """Change the type of one tensor, or of all."""
-    change = {key: tensor.to(dtype) for key, tensor in load_file(folder / "model.safetensors").items() if name in (None, key)}
-    change_weights(folder / "model.safetensors", lambda weights: weights.update(change))
+def change_type(folder: Path, name: str, dtype: torch.dtype) -> None:
+    change_weights(folder / "model.safetensors", lambda weights: weights.update({name: weights[name].to(dtype)}))
 
 
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
         (lambda d: (d / "config.json").write_text("{"), "config.json' is not valid JSON"),
-        (lambda d: (d / "config.json").write_text("[]"), "config.json' is not a JSON object"),
-        (
-            lambda d: edit(d / "config.json", model_type="gpt2"),
-            r"of a kind that is not registered \('gpt2'\); if it is your own, import",
-        ),
-        (lambda d: edit(d / "config.json", model_type=["a"]), r"not registered \(\['a'\]\)"),
+        (lambda d: edit(d / "config.json", model_type="gpt2"), r"of a kind that is not registered \('gpt2'\)"),
         (lambda d: edit(d / "config.json", d_inner="14"), r"d_inner \('14'\) must be a valid integer"),
         (lambda d: edit(d / "config.json", d_head=10**18), r"model.safetensors': a model of these sizes cannot be built"),
-        (lambda d: edit(d / "config.json", d_inner=2**63), r"d_inner \(an enormous integer\) must be less than"),
         (lambda d: edit(d / "config.json", auto_map="evil.py"), "config.json': unknown key 'auto_map'"),
         (lambda d: edit(d / "config.json", d_inner=15), r"has shape \(.*14.*\), its config asks for \(.*15.*\)"),
         (lambda d: edit(d / "config.json", n_layer=3), r"'layers.2.*' has shape None, its config asks for"),
         (lambda d: edit(d / "config.json", n_layer=10**9), "tensors, its config asks for 1000000000 layers"),
         (lambda d: edit(d / "config.json", n_layer=1), r"'layers.1.*' has shape .*, its config asks for None"),
         (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04pickle" * 9), "is no sound safetensors file"),
-        (
-            lambda d: os.truncate(d / "model.safetensors", 900),
-            "model.safetensors' is no sound safetensors file",
-        ),
         (lambda d: change_type(d, "r_w_bias", torch.int32), "'r_w_bias' is torch.int32, where torch.float32 is expected"),
-        (lambda d: change_type(d, None, torch.float8_e5m2), "is torch.float8_e5m2, where torch.float32 is expected"),
         (lambda d: change_weights(d / "model.safetensors", lambda w: w.pop("r_w_bias")), "'r_w_bias' has shape None"),
     ],
 )
@@ -191,9 +161,7 @@ def test_a_directory_with_nearly_that_name_is_proposed(
     saved.rename(place / "quickstart")
     with pytest.raises(CheckpointError, match=rf"; did you mean '{place}/quickstart'\?$"):
         TransformerXL.from_pretrained(place / "quickstrat")
-    with pytest.raises(CheckpointError, match=rf"; known: {place}/quickstart$"):
-        TransformerXL.from_pretrained(place / "unlike")
-    assert asked == (["models/quickstrat", "models/unlike"] if folder == "models" else [])  # runs are no user of the hub
+    assert asked == (["models/quickstrat"] if folder == "models" else [])  # runs are no user of the hub
     if folder == "runs":
         with pytest.raises(CheckpointError, match=r"'quickstart' is not a .*; did you mean 'runs/quickstart'\?$"):
             TransformerXL.from_pretrained("quickstart")
@@ -214,12 +182,6 @@ def test_a_hub_id_is_downloaded_without_anything_executable(saved: Path, monkeyp
     assert TransformerXL.from_pretrained("me/mine", revision="v1").config.d_model == 10
     patterns = ["config.json", "model.safetensors", "tokenizer.json", "manifest.json"]
     assert asked == {"repo": "me/mine", "patterns": patterns, "revision": "v1", "token": None}
-
-
-def test_a_directory_that_cannot_be_written(saved: Path) -> None:
-    (saved / "file").touch()
-    with pytest.raises(FileExistsError, match="file"):
-        tiny_model().save_pretrained(saved / "file")
 
 
 def test_a_write_that_fails_leaves_the_old_model(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,14 +284,12 @@ def test_an_uploaded_model_loads_with_its_tokenizer(tmp_path: Path, monkeypatch:
 def test_a_model_without_tokenizer_says_how_to_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Hub(tmp_path / "hub")
     monkeypatch.setattr("huggingface_hub.HfApi", hub)
-    tiny_model().push_to_hub("me/mine")
+    (model := tiny_model()).push_to_hub("me/mine")
     assert hub.calls[1] == ("create", "me/mine", False, True)
     assert not (hub.folder / "tokenizer.json").exists()
-    card = " ".join((hub.folder / "README.md").read_text().split())
-    assert 'model = txl.TransformerXL.from_pretrained("me/mine")' in card
-    n_parameter = sum(parameter.numel() for parameter in tiny_model().parameters())
-    what = f"A model of kind `transformer_xl` with {n_parameter:,} parameters: 2 layers of width 10, mem_len 5, 13 tokens."
-    assert f"# mine {what} ```python" in card
+    card = (hub.folder / "README.md").read_text()
+    n_parameter = sum(parameter.numel() for parameter in model.parameters())
+    assert 'model = txl.TransformerXL.from_pretrained("me/mine")' in card and f"{n_parameter:,} parameters" in card
 
 
 def test_a_hub_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,8 +86,7 @@ def plain(
     return (qu @ k.mT + sight.bias(qv, r, by_text)).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("texts", [False, True])
-@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize(("both", "texts"), [(True, True), (False, False)])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_equal_what_autograd_makes_of_the_equation(
     shape: str, both: bool, texts: bool, monkeypatch: pytest.MonkeyPatch

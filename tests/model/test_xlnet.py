@@ -123,13 +123,6 @@ def test_rows_of_other_ages_and_padding_are_rows_alone(reuse_len: int | None) ->
             assert_close("states after", again[b : b + 1], after, 1e-12)
 
 
-def test_a_row_that_is_reset_reads_as_a_new_one() -> None:
-    model = tiny_xlnet()
-    mems = model.read(tokens(2, 7), mems=model.init_mems(2))[1].reset(torch.tensor([True, False]))
-    ids = tokens(2, 4)
-    assert_close("states", model.read(ids, mems=mems)[0][:1], model.read(ids[:1])[0], 1e-12)
-
-
 def test_texts_only_differ_or_do_not() -> None:
     model = tiny_xlnet()
     ids, texts = tokens(2, 6), torch.tensor([[0, 0, 1, 1, 2, 2], [4, 4, 4, 4, 4, 4]])
@@ -183,14 +176,6 @@ def test_recomputed_layers_have_the_same_gradients_with_dropout() -> None:
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
 
 
-def test_memory_keeps_gradients_if_asked() -> None:
-    model = tiny_xlnet()
-    with torch.no_grad():
-        assert not model.read(tokens(1, 3))[1].hidden[0].requires_grad
-    assert not model.read(tokens(1, 3))[1].hidden[1].requires_grad
-    assert model.read(tokens(1, 3), keep_graph=True)[1].hidden[1].requires_grad
-
-
 def test_what_does_not_fit_is_named() -> None:
     model = tiny_xlnet()
     ids, order = tokens(2, 6), random_order(2, 6)
@@ -210,11 +195,3 @@ def test_what_does_not_fit_is_named() -> None:
         XLNetConfig(vocab_size=13, cutoffs=(4,))
     with pytest.raises(ConfigError, match="even"):
         XLNetConfig(vocab_size=13, d_model=9)
-
-
-def test_save_and_load(tmp_path) -> None:
-    model = tiny_xlnet()
-    model.save_pretrained(tmp_path)
-    loaded = XLNet.from_pretrained(tmp_path)
-    ids, order = tokens(2, 6), random_order(2, 6)
-    assert torch.equal(loaded(ids, order=order).logits, model(ids, order=order).logits)

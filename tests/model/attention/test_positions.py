@@ -119,15 +119,6 @@ def test_a_longer_memory_at_evaluation_sees_what_one_long_segment_sees(kind: str
         assert_close("logits", longer(ids[:, 30:], mems=mems).logits, model(ids).logits[:, 30:], 1e-12)
 
 
-def test_the_heads_of_alibi_look_less_far_the_steeper_they_are() -> None:
-    model = tiny_model(attention="alibi", n_head=4, n_layer=1)
-    with torch.no_grad():
-        model.layers[0].get_parameter("attention.qkv_net.weight").zero_()  # nothing but distances counts
-        weight_N = model.attention_blocks()[0].weights(torch.randn(1, 6, 10), positions=model.positions(6)[0])[0, :, -1]
-    expected = torch.tensor([[0.25**n * -distance for distance in range(5, -1, -1)] for n in range(1, 5)]).softmax(-1)
-    assert_close("weights", weight_N, expected, 1e-6)
-
-
 def test_rotary_positions_are_not_limited() -> None:
     message = r"clamp_len \(7\) must be none: attention 'rotary' tells all distances apart$"
     model = tiny_model(attention="rotary")
