@@ -1,5 +1,6 @@
 """Fine-tuned models in transformers: the same numbers as ours, pipelines that give labels, rows laid out as in training."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,16 +78,15 @@ def tune(tmp_path: Path) -> Callable[..., Tuned]:
 TASKS = [("classification", LABELS), ("multilabel", LABELS), ("regression", ())]
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize(("task", "labels"), TASKS, ids=[task for task, _ in TASKS])
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_and_pairs_are_scored_as_ours(tune: Callable[..., Tuned], kind: str, task: str, labels: Any, side: str) -> None:
+def test_texts_and_pairs_are_scored_as_ours(tune: Callable[..., Tuned], kind: str, task: str, labels: Any) -> None:
     """Longer than a segment, with padding at either side; the loss is the mean of ours."""
     tuned = tune(kind, task, labels)
-    model = AutoModelForSequenceClassification.from_pretrained(tuned.path)
-    tokenizer = AutoTokenizer.from_pretrained(tuned.path, padding_side=side)
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(tuned.path), AutoTokenizer.from_pretrained(tuned.path)
     given = {"classification": torch.tensor([2, 0, -100]), "multilabel": torch.eye(3), "regression": torch.tensor([0.5, 1, -2])}
-    for pairs in (None, QUESTIONS):
+    for side, pairs in itertools.product(("left", "right"), (None, QUESTIONS)):
+        tokenizer.padding_side = side
         examples = [Example(text, None if pairs is None else pairs[i]) for i, text in enumerate(PASSAGES)]
         expected = tuned.model(**tuned.batch(examples)).logits
         assert expected is not None and isinstance(tuned.model.head, TextHead)

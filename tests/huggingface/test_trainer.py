@@ -81,8 +81,9 @@ def test_texts_of_different_length_are_scored_and_train(saved: Saved, tmp_path: 
     assert predictions.shape == (4, 12, saved.tokenizer.vocab_size)
 
 
-def test_two_steps_are_saved_for_both_sides(saved: Saved, tmp_path: Path) -> None:
-    run = trainer(saved, tmp_path / "out", max_steps=2, learning_rate=0.1, save_steps=1)
+def test_checkpoints_are_read_by_both_sides_and_gone_on_from(saved: Saved, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.1, "lr_scheduler_type": "constant"}
+    run = trainer(saved, tmp_path / "out", save_steps=1, **options)
     run.train()
     run.save_model()
     trained = model_of(run).eval()
@@ -94,16 +95,10 @@ def test_two_steps_are_saved_for_both_sides(saved: Saved, tmp_path: Path) -> Non
         assert torch.equal(native(ids).logits, trained(ids).logits)
         assert torch.equal(AutoModelForCausalLM.from_pretrained(path)(ids).logits, trained(ids).logits)
         assert AutoTokenizer.from_pretrained(path)("hello")["input_ids"] == tokenizer.encode("hello").tolist()
-
-
-def test_training_goes_on_from_a_checkpoint(saved: Saved, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.1, "lr_scheduler_type": "constant"}
-    whole = trainer(saved, tmp_path, save_steps=1, **options)
-    whole.train()
     resumed = trainer(saved, tmp_path / "resumed", save_strategy="no", **options)
     with torch.no_grad():  # what the checkpoint does not overwrite would show
         for parameter in model_of(resumed).parameters():
             parameter.fill_(0.5)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    for name, tensor in model_of(whole).state_dict().items():
+    resumed.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
+    for name, tensor in trained.state_dict().items():
         assert_close(name, model_of(resumed).state_dict()[name], tensor, 1e-6)

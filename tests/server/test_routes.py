@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from tests.server.conftest import BYTES, MEM_LEN, ROWS
+from transformer_xl.server.guard import LOCAL_OWNER
+from transformer_xl.server.jobs import Job
 
 Serve = Callable[..., Any]
 PROMPT = "Once upon a time there was a memory."
@@ -201,7 +203,7 @@ def test_the_random_numbers_of_a_session(serve: Serve) -> None:
     assert write(third, 12, seed=9) == write(fourth, 12, seed=9)
 
 
-def test_a_repeated_call_is_told_where_the_text_is(serve: Serve) -> None:
+def test_a_repeated_call_is_told_where_the_text_is(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve()
     one = session(client, "abc")
     for what, body in (("append", {"text": "abc"}), ("generate", {"max_tokens": 3}), ("rewind", {"n": 1})):
@@ -209,6 +211,17 @@ def test_a_repeated_call_is_told_where_the_text_is(serve: Serve) -> None:
         assert again.status_code == 409 and again.headers["x-should-retry"] == "false"
         assert again.json()["error"]["n_tokens"] == 3 and again.json()["error"]["code"] == "moved"
     assert client.get(one).json()["n_tokens"] == 3
+    encode = client.service.encode
+
+    async def encode_while_another_call_reads(text: str) -> Any:
+        ids = await encode(text)
+        async for _ in client.service.run(Job(owner=LOCAL_OWNER, prompt=ids, session=live(client, one))):
+            pass
+        return ids
+
+    monkeypatch.setattr(client.service, "encode", encode_while_another_call_reads)
+    late = client.post(f"{one}/append", json={"text": "xyz", "at": 3})
+    assert late.status_code == 409 and late.json()["error"]["n_tokens"] == 6 == client.get(one).json()["n_tokens"]
 
 
 def test_a_question_leaves_no_trace_and_a_fork_goes_its_own_way(serve: Serve) -> None:
@@ -269,7 +282,7 @@ def test_what_is_saved_comes_back_without_being_read_again(serve: Serve, tmp_pat
     expected = ask(client, one)
     client.post(f"{one}/append", json={"text": "more"})
     n_read = counted(client, "txl_tokens_read_total")
-    other = session(client, **{"from": {"saved": "book.1"}})
+    other = session(client, "", **{"from": {"saved": "book.1"}})
     assert client.get(other).json()["n_tokens"] == len(PROMPT)
     assert counted(client, "txl_tokens_read_total") == n_read
     assert ask(client, other) == expected

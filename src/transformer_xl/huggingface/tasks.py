@@ -45,8 +45,8 @@ class _Labeled(TransformerXLPreTrainedModel):
         Raises:
             ValueError: shapes that do not fit, a text without tokens, or padding between tokens.
         """
-        flat = (None if x is None else x.flatten(0, -2) for x in (attention_mask, token_type_ids))
-        rows, padding = _rows(input_ids.flatten(0, -2), *flat, self.config.vocab_size)
+        mask, segments = (None if x is None else x.flatten(0, -2) for x in (attention_mask, token_type_ids))
+        rows, padding = _rows(input_ids.flatten(0, -2), mask, segments, self.config.vocab_size)
         rows = {name: x.view(*input_ids.shape[:-1], *x.shape[1:]) for name, x in rows.items()}
         logits = self.transformer(**rows).logits
         if "tokens" in self.gives:
