@@ -366,7 +366,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("completions", {"prompt": "a", "logit_bias": {"999": 1}}, 400, "token id 999"),
     ("completions", {"prompt": "a", "stop_token_ids": [300]}, 400, "token id 300"),
     ("completions", {"prompt": "a", "seed": -1}, 400, "seed: "),
-    ("completions", {"prompt": "a", "session_id": "w1-" + "0" * 32}, 404, "no such session"),
+    ("score", {"text": "a", "session_id": "w1-" + "0" * 32}, 404, "no such session"),
     ("completions", {"prompt": "\ud800"}, 400, "lone surrogate"),
     ("chat/completions", {}, 501, "/v1/completions"),
     ("sessions/nope/append", {"text": "a"}, 404, "no such session"),
