@@ -31,29 +31,22 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def test_a_saved_model_loads_back_bit_for_bit(tmp_path: Path) -> None:
-    model = tiny_model(d_embed=6, untie_r=True, same_length=True).train()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_saved_model_loads_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_model(d_embed=6, untie_r=True, same_length=True).to(dtype).train()
     model.save_pretrained(str(tmp_path / "a" / "b"))
     loaded = TransformerXL.from_pretrained(tmp_path / "a" / "b")
     assert loaded.config == model.config
     assert not loaded.training
     assert all(parameter.requires_grad for parameter in loaded.parameters())
-    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == [
-        "config.json",
-        "manifest.json",
-        "model.safetensors",
-    ]
+    names = ["config.json", "manifest.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == names
     for name, tensor in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], tensor), name
+        assert loaded.state_dict()[name].dtype == dtype and torch.equal(loaded.state_dict()[name], tensor), name
     assert torch.equal(loaded(IDS).logits, model.eval()(IDS).logits)
     out = loaded(IDS, labels=IDS)
     assert out.nll is not None
     out.nll.sum().backward()
-
-
-def test_weights_keep_their_type(tmp_path: Path) -> None:
-    tiny_model().bfloat16().save_pretrained(tmp_path)
-    assert TransformerXL.from_pretrained(tmp_path).embedding.weight.dtype == torch.bfloat16
 
 
 def test_a_tokenizer_of_another_model_is_refused(saved: Path) -> None:

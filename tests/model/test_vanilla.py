@@ -12,7 +12,7 @@ from transformer_xl.config.model import VanillaConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.attention.block import AttentionKind
-from transformer_xl.model.call import Execution
+from transformer_xl.model.call import Execution, Regularizers
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.model.vanilla import Vanilla
@@ -123,7 +123,7 @@ def test_scored_as_the_paper_scores_it() -> None:
 def test_layers_stop_predicting_one_after_another(progress: float, predicting: int) -> None:
     """The first of three until 1/6 of the training, the second until 2/6, the last one always."""
     model, tokens, labels = build(intermediate_losses=True).train(), ids(2, 7), ids(2, 7, seed=1)
-    out = model(tokens, labels=labels, progress=progress)
+    out = model(tokens, labels=labels, regularizers=Regularizers(progress=progress))
     plain = model.eval()(tokens, labels=labels)
     assert plain.auxiliary is None
     torch.testing.assert_close(out.nll, plain.nll)

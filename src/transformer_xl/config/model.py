@@ -298,16 +298,12 @@ class TransformerXLConfig(AttentionConfig):
                 f"d_model ({self.d_model}) must be a multiple of 8, because shift 'averages' divides it in eighths; "
                 f"use {-(-self.d_model // 8) * 8}"
             )
-        if self.shift_reach and self.zero_first_memory:
-            raise ValueError(
-                f"shift ('{self.shift}') and zero_first_memory (True) exclude each other: programs whose memory begins with "
-                "zeros know no shift; leave one of them out"
-            )
-        if self.ngram_rows and self.zero_first_memory:
-            raise ValueError(
-                f"ngram_rows ({list(self.ngram_rows)}) and zero_first_memory (True) exclude each other: programs whose memory "
-                "begins with zeros know no n-grams; leave one of them out"
-            )
+        for name, value in (("shift", self.shift if self.shift_reach else None), ("ngram_rows", list(self.ngram_rows))):
+            if value and self.zero_first_memory:
+                raise ValueError(
+                    f"{name} ({value!r}) and zero_first_memory (True) exclude each other: programs whose memory begins with "
+                    "zeros know neither shifts nor n-grams; leave one of them out"
+                )
         return self
 
     @property

@@ -49,11 +49,3 @@ def choose_backend(
 
         return fused_attention
     return _PLAIN[name]
-
-
-def check_no_backend(name: str, what: str) -> None:
-    """Refuse a choice of backend for `what`, which has none."""
-    if name != "auto":
-        raise ConfigError(
-            f"train.attention ({name}) chooses an attention backend, and {what} has none; use train.attention=auto"
-        )

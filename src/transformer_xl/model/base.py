@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from transformer_xl.batch import Batch, Rows
 from transformer_xl.config.model import AttentionConfig, ModelConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.kernels.choose import check_no_backend
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, make_embedding
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.call import Execution, ModelOutput, Regularizers, check_tokens
@@ -196,7 +195,6 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         mems: Any,
         execution: Execution = Execution(),
         keep_graph: bool = False,
-        progress: float = 0.0,
         regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
         """Read a batch, and return the loss of each of its labels.
@@ -206,7 +204,6 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
             mems: memory returned by the last call, or `init_mems`; None: empty.
             execution: how to compute; the result is the same.
             keep_graph: the new memory keeps its gradients, see `LanguageModel.forward`.
-            progress: share of the training's budget that is used up; only models that add losses look at it.
             regularizers: what is added to the loss; only a `LanguageModel` knows them.
 
         Returns:
@@ -310,7 +307,11 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         Raises:
             ConfigError: no backend of that name, or one that cannot run there with this model's weights.
         """
-        check_no_backend(backend, self.described)
+        if backend != "auto":
+            raise ConfigError(
+                f"train.attention ({backend}) chooses an attention backend, and {self.described} has none; "
+                "use train.attention=auto"
+            )
 
     def embed(self, ids: Tensor) -> Tensor:
         """Return the vectors of ids, (B, T, D); in training, dropped words are shrunk, see `WordDropout`."""
@@ -327,7 +328,6 @@ class LanguageModel(SequenceModel):
         mems: Any,
         execution: Execution = Execution(),
         keep_graph: bool = False,
-        progress: float = 0.0,
         regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
         return self(
@@ -337,7 +337,6 @@ class LanguageModel(SequenceModel):
             rows=batch.rows,
             execution=execution,
             keep_graph=keep_graph,
-            progress=progress,
             regularizers=regularizers,
         )
 
@@ -400,7 +399,6 @@ class LanguageModel(SequenceModel):
         rows: Rows = Rows(),
         execution: Execution = Execution(),
         keep_graph: bool = False,
-        progress: float = 0.0,
         regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
         """Read one segment after the memory of those before it.
@@ -413,7 +411,6 @@ class LanguageModel(SequenceModel):
             execution: how to compute; the result is the same.
             keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one. The
                 caller detaches it (`Memory.detach`) to end that.
-            progress: share of the training's budget that is used up; some auxiliary losses depend on it.
             regularizers: what is added to the loss as `auxiliary`, so that nats per token stay what they are.
 
         Returns:

@@ -29,11 +29,13 @@ class Regularizers:
         label_smoothing: share of the loss in which all tokens are equally right (Szegedy et al. 2016, arXiv 1512.00567).
         activation: factor of the mean square of the last layer's states, before their dropout (AWD-LSTM's code: after it).
         temporal: factor of the mean square of their changes from token to token (both Merity et al. 2017, arXiv 1708.01009).
+        progress: share of the training's budget that is used up, on which losses may depend that a kind of model adds.
     """
 
     label_smoothing: float = 0.0
     activation: float = 0.0
     temporal: float = 0.0
+    progress: float = 0.0
 
     def penalty(self, last_BTD: Tensor) -> Tensor:
         """Return what is added to the mean loss of a token for the size of the last layer's states, and for their changes."""

@@ -121,7 +121,6 @@ class TaskModel(SequenceModel):
         mems: Any,
         execution: Execution = Execution(),
         keep_graph: bool = False,
-        progress: float = 0.0,
         regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
         if mems is not None and (starts := batch.rows.document_starts) is not None:

@@ -92,7 +92,6 @@ class Vanilla(LanguageModel):
         rows: Rows = Rows(),
         execution: Execution = Execution(),
         keep_graph: bool = False,
-        progress: float = 0.0,
         regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
         if labels is None or not (self.training and self.adds_losses):
@@ -103,7 +102,7 @@ class Vanilla(LanguageModel):
         states = [self.drop_output(self.final_norm(h_BTD)) for h_BTD in self._layers(ids, rows, execution)]
         n, early = self.config.n_layer, self.config.intermediate_losses
         # layer l of n predicts in the first l / 2n of training, and the last one always
-        predicting = [i for i in range(n) if i == n - 1 or (early and progress < (i + 1) / (2 * n))]
+        predicting = [i for i in range(n) if i == n - 1 or (early and regularizers.progress < (i + 1) / (2 * n))]
         losses = [self._losses(states[i], labels) for i in predicting]
         nll = losses[-1][0]
         zero = torch.zeros((), device=nll.device)

@@ -104,7 +104,6 @@ class XLNet(SequenceModel):
         mems: Any,
         execution: Execution = Execution(),
         keep_graph: bool = False,
-        progress: float = 0.0,
         regularizers: Regularizers = Regularizers(),
     ) -> ModelOutput:
         return self(

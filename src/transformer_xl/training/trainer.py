@@ -267,7 +267,7 @@ class Trainer:
         self, groups: list[list[Batch]], n_scored: int, progress: float, tail_sizes: tuple[int, ...] | None
     ) -> tuple[Tensor, list[Memory]]:
         """Accumulate gradients of the mean loss over groups of lanes; return the sum of nats and the memories."""
-        execution = replace(self.execution, tail_sizes=tail_sizes)
+        execution, regularizers = replace(self.execution, tail_sizes=tail_sizes), replace(self._regularizers, progress=progress)
         total, new_mems = torch.zeros((), dtype=torch.float64, device=self.device), []
         for i, (group, mems) in enumerate(zip(groups, self.mems, strict=True), start=1):
             losses = []
@@ -279,8 +279,7 @@ class Trainer:
                             mems=mems,
                             execution=execution,
                             keep_graph=len(group) > 1,
-                            progress=progress,
-                            regularizers=self._regularizers,
+                            regularizers=regularizers,
                         )
                     assert out.nll is not None
                     mems = out.mems
