@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from tests.server.conftest import BYTES, PIECE, ROWS, Start, decoder_of
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.draft import Chosen, Ended, Read
+from transformer_xl.generation.draft import Chosen, Ended, Event, Read
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -390,6 +391,33 @@ def test_a_fault_of_ours_is_told_and_the_thread_goes_on(start: Start, monkeypatc
     assert sum(isinstance(each, RefusalError) for each in texts.answers) == 1, "told once, however many texts it has"
     assert len(Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(3))).tokens()) == 3
     assert engine.is_healthy and engine.is_idle
+
+
+def test_only_a_tick_that_does_not_end_is_stuck(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, later = start().engine, 0.0
+    ticking, goes_on = threading.Event(), threading.Event()
+    tick = engine._scheduler.tick
+
+    def slow_tick(**options: Any) -> list[Event]:
+        ticking.set()
+        assert goes_on.wait(60)
+        return tick(**options)
+
+    monkeypatch.setattr("transformer_xl.server.engine._IDLE_SECONDS", 60.0)
+    monkeypatch.setattr(engine._scheduler, "tick", slow_tick)
+    engine.call(lambda: None).result(10)
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later, time=time.time)
+    monkeypatch.setattr("transformer_xl.server.engine.time", clock)
+    later = 60.0
+    waiter = Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(3)))
+    assert ticking.wait(60) and engine.n_busy
+    begins = engine.is_healthy
+    later += 11
+    stuck = not engine.is_healthy
+    goes_on.set()
+    assert len(waiter.tokens()) == 3 and engine.is_healthy
+    assert begins, "it was idle for a minute before"
+    assert stuck
 
 
 def test_a_job_that_comes_while_rows_are_cleared_begins_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

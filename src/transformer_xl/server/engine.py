@@ -98,7 +98,7 @@ class Engine:
         self.decoder, self.tokenizer, self.metrics = decoder, tokenizer, metrics
         self.queue, self.per_owner = queue, queue if per_owner is None else per_owner
         self.format = decoder.session_format()
-        self.last_tick = time.monotonic()
+        self.last_turn = time.monotonic()  # began
         self.n_failed = 0  # ticks one after another
         self._scheduler = Scheduler(decoder)
         self.n_prefix = n_prefix
@@ -154,8 +154,8 @@ class Engine:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the thread lives and its ticks succeed."""
-        stuck = bool(self._parts) and time.monotonic() - self.last_tick > 10
+        """Whether the thread lives, and its ticks end and succeed."""
+        stuck = bool(self._parts) and time.monotonic() - self.last_turn > 10
         return self._thread.is_alive() and self.n_failed < 2 and not stuck
 
     def submit(self, job: Job, tell: Callable[[Answer], object]) -> Ticket:
@@ -289,6 +289,7 @@ class Engine:
         return {part.ticket for part in (*self._parts.values(), *list(self._waiting))}
 
     def _turn(self) -> None:
+        self.last_turn = time.monotonic()  # before a row is given, or an engine that was idle would seem stuck
         with self._wake:
             calls, self._calls = self._calls, deque()
         for run in calls:
@@ -308,10 +309,10 @@ class Engine:
     def _tick(self) -> None:
         begin = time.monotonic()
         events = self._scheduler.tick(pieces=1)
-        self.last_tick, self.n_failed = time.monotonic(), 0
+        self.n_failed = 0
         n_read = sum(event.n for event in events if isinstance(event, Read))
         n_written = sum(isinstance(event, Chosen) for event in events)
-        seconds = self.last_tick - begin
+        seconds = time.monotonic() - begin
         self._speed += 0.05 * ((n_read + n_written) / max(seconds, 1e-6) - self._speed)
         self.metrics.ticked(seconds, n_read=n_read, n_written=n_written)
         self._dispatch(events)
