@@ -262,6 +262,19 @@ class Options:
         source, output, memory = self.source, self.output, self.remembered.memory
         has_several = self.length.n > 1 or source.prompts is not None
         refuse(source.n_source > 1, "--prompt, --prompt-file and --prompts: give one")
+        refuse(
+            self.beam.length_penalty is not None and self.beam.beams is None,
+            "--length-penalty compares texts of a beam search; add --beams N",
+        )
+        refuse(self.remembered.read_only and memory is None, "--read-only says what to do with the FILE of --memory; give one")
+        refuse(
+            self.length.n > 1 and self.choice.temperature == 0,
+            f"--n ({self.length.n}) with --temperature 0 writes the same text again and again; leave --n out",
+        )
+        refuse(
+            bool(output.stream) and has_several and not output.json_,
+            "--stream shows one text; with several, leave it out or add --json",
+        )
         refuse(output.logprobs is not None and not output.json_, "--logprobs are printed with --json only; add --json")
         refuse(
             memory is not None and not self.remembered.read_only and has_several,
