@@ -95,3 +95,14 @@ def test_other_kinds_smooth_their_labels_too(kind: str) -> None:
     trainer = tiny_trainer(model={"kind": kind}, train={"label_smoothing": 0.1})
     out = trainer.model(ids, labels=ids, regularizers=Regularizers(label_smoothing=0.1))
     assert out.auxiliary is not None and out.auxiliary.item() != 0
+
+
+def test_a_kind_that_adds_losses_hears_how_far_the_training_is() -> None:
+    """So its first layers stop predicting."""
+    trainer = tiny_trainer(model={"kind": "vanilla", "intermediate_losses": True}, train={"max_steps": 4})
+    seen: list[float] = []
+    hook = lambda _, args, named: seen.append(named["regularizers"].progress)  # noqa: E731
+    trainer.model.register_forward_pre_hook(hook, with_kwargs=True)
+    for _ in range(2):
+        trainer.train_step()
+    assert sorted(set(seen)) == [0.0, 0.25]
