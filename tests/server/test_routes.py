@@ -173,6 +173,7 @@ def test_progress_of_an_append(serve: Serve) -> None:
     assert [each["processed"] for each in progress] == [8, 16, 24, 32, len(PROMPT)]
     assert all(each["total"] == len(PROMPT) for each in progress)
     assert last["session"]["n_tokens"] == len(PROMPT) and last["nats"] == progress[-1]["nats"]
+    assert last["nats"] == pytest.approx(client.post("/v1/score", json={"text": PROMPT}).json()["nats"])
     one = session(client)
     parts = [client.post(f"{one}/append", json={**body, "text": text}).json() for text in (PROMPT[:24], PROMPT[24:])]
     assert sum(part["nats"] for part in parts) == pytest.approx(last["nats"])
