@@ -15,12 +15,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.helpers import AtOnce
 from tests.training.helpers import bits, differing, saved, settled, tiny_trainer
 from tests.training.test_trainer_bad_steps import INJURIES, MOVES
+from transformer_xl.config.model import LstmConfig, ModelConfig, VanillaConfig
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.kernels.graphs import Compute
 from transformer_xl.model import softmax
+from transformer_xl.model.build import make_model
 from transformer_xl.model.call import ModelOutput
 from transformer_xl.training import trainer as trainer_module
 from transformer_xl.training.trainer import StepResult, Trainer
+from transformer_xl.world import World
 
 
 @pytest.fixture
@@ -200,6 +203,23 @@ def test_the_host_waits_for_nothing(case: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(AtOnce, "launch", watched)
     for _ in range(3):
         trainer.train_step()
+
+
+VANILLA = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 16, "max_len": 5}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (VanillaConfig(vocab_size=11, **VANILLA), None),
+        (VanillaConfig(vocab_size=11, n_target=2, **VANILLA), "losses besides that of the next token are not captured"),
+        (LstmConfig(vocab_size=11, n_layer=1, d_model=8), "a model of kind 'lstm' is not captured"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_said(config: ModelConfig, reason: str | None) -> None:
+    trainer = tiny_trainer()
+    facts: dict[str, Any] = {"train": trainer.config, "precision": "fp32", "world": World(), "device": torch.device("cuda")}
+    assert trainer_module.why_no_graph(make_model(config), trainer.stream, **facts) == reason
 
 
 def test_a_cpu_has_no_graphs() -> None:

@@ -456,9 +456,8 @@ def why_no_graph(
         "fp16 scales its losses by what the host has seen": precision == "fp16",
         "layers that are computed again restore random numbers (train.checkpoint_layers)": train.checkpoint_layers,
         "how many losses a step has differs from step to step": not stream.is_even,
-        f"an {model.config.kind} is not captured": not (
-            isinstance(model, LanguageModel) and model.attention_blocks() and not model.adds_losses
-        ),
+        f"{model.described} is not captured": not (isinstance(model, LanguageModel) and model.attention_blocks()),
+        "losses besides that of the next token are not captured": isinstance(model, LanguageModel) and model.adds_losses,
         "it has a kind of your own, which may look at values": not _is_own(model),
     }
     reason = next((reason for reason, holds in reasons.items() if holds), None)
@@ -502,8 +501,7 @@ def check_settings(
             raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")
         if not model.attention_blocks():
             raise ConfigError(
-                f"train.compile (True) compiles layers that attend, and an {model.config.kind} has none; "
-                "use train.compile=false"
+                f"train.compile (True) compiles layers that attend, and {model.described} has none; use train.compile=false"
             )
 
 
