@@ -7,11 +7,14 @@ exits with status 1, so a traceback always means a bug in the package.
 import difflib
 import errno
 import json
+import math
 import os
 import reprlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any, NamedTuple
 
 _LONGEST = 600  # characters of a message
 _MOST_NAMES = 12  # that a message lists
@@ -69,6 +72,33 @@ class LostContactError(TrainingError):
 
 class ToldElsewhereError(TxlError):
     """An error that ends this process and that the first process reports."""
+
+
+class Bounds(NamedTuple):
+    """What a number may be; without a greatest one, it is finite."""
+
+    least: float
+    most: float | None = None
+    above: bool = False  # the least number is not one of them
+    whole: bool = False
+    optional: bool = False  # None is allowed, too
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise a `ConfigError` unless a value is a number that lies within, or a None that is allowed."""
+        if not self._contain(value):
+            raise ConfigError(f"{name} ({value!r}) must be {self}")
+
+    def _contain(self, value: Any) -> bool:
+        if value is None:
+            return self.optional
+        if isinstance(value, bool) or not issubclass(type(value), Integral if self.whole else Real):
+            return False
+        least = value > self.least if self.above else value >= self.least
+        return least and (value < math.inf if self.most is None else value <= self.most)
+
+    def __str__(self) -> str:
+        most = "finite" if self.most is None else f"at most {self.most}"
+        return f"{'above' if self.above else 'at least'} {self.least} and {most}{', a whole number' if self.whole else ''}"
 
 
 def one_line(error: object) -> str:

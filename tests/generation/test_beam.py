@@ -264,9 +264,9 @@ def test_nothing_to_write_is_an_empty_text() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"beams": 0}, ConfigError, r"^beams \(0\) must be at least 1$"),
+        ({"beams": 0}, ConfigError, r"^beams \(0\) must be at least 1 and finite, a whole number$"),
         ({"beams": 5}, ConfigError, r"^beams \(5\) need as many rows, and the decoder has 4; open it with Decoder\(model, bat"),
-        *(({"n": n}, ConfigError, rf"^n \({n}\) must be between 1 and beams \(4\)") for n in (0, 5)),
+        *(({"n": n}, ConfigError, rf"^n \({n}\) must be at least 1 and at most 4, a whole number$") for n in (0, 5)),
         ({"max_new_tokens": -1}, ConfigError, r"^max_new_tokens \(-1\) must be at least 0 and finite, a whole number$"),
         ({"max_new_tokens": 2.5}, ConfigError, r"^max_new_tokens \(2.5\) must be at least 0 and finite, a whole number$"),
         ({"length_penalty": math.nan}, ConfigError, r"^length_penalty \(nan\) must be between -30 and 30; 0 compares"),

@@ -254,9 +254,9 @@ def test_lists_and_arrays_may_stand_for_tensors(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"batch_size": 0}, r"batch_size \(0\)"),
+        *(({"batch_size": size}, rf"batch_size \({size}\) must be at least 1 .*a whole number") for size in (0, 1.5, True)),
         ({"tgt_len": 0}, r"tgt_len \(0\)"),
-        ({"mem_len": -1}, r"mem_len \(-1\)"),
+        *(({"mem_len": size}, rf"mem_len \({size}\) must be at least 0 .*a whole number") for size in (-1, 2.5)),
         ({"compile": "off"}, r"compile \('off'\) must be True, False or 'auto'"),
         ({"mem_len": 0, "precision": "int8"}, r"precision \(int8\) needs keys that stay the same, .* mem_len \(0\)"),
         ({"mem_len": 0, "compile": True}, r"compile \(True\) needs keys that stay the same, .* mem_len \(0\)"),

@@ -15,11 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.errors import Bounds, ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.drawing import require_drawable
 from transformer_xl.generation.inputs import EMPTY_PROMPT, Ids, text_ids
-from transformer_xl.generation.sampling import Bounds
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.model.softmax import check_ids
@@ -125,14 +124,11 @@ def beam_search(
 
 def _check_sizes(decoder: Decoder, beams: int, n: int, max_new_tokens: int, length_penalty: float) -> None:
     """Refuse numbers out of range."""
-    if beams < 1:
-        raise ConfigError(f"beams ({beams}) must be at least 1")
-    if not 1 <= n <= beams:
-        raise ConfigError(f"n ({n}) must be between 1 and beams ({beams}), because no more hypotheses are found")
+    Bounds(1, whole=True).check("beams", beams)
+    Bounds(1, beams, whole=True).check("n", n)
+    Bounds(0, whole=True).check("max_new_tokens", max_new_tokens)
     if not -30 <= length_penalty <= 30:  # beyond, powers of long texts are no numbers any more
         raise ConfigError(f"length_penalty ({length_penalty}) must be between -30 and 30; 0 compares plain log-probabilities")
-    if not (whole := Bounds(0, whole=True)).contain(max_new_tokens):
-        raise ConfigError(f"max_new_tokens ({max_new_tokens!r}) must be {whole}")
     if beams > decoder.batch_size:
         raise ConfigError(
             f"beams ({beams}) need as many rows, and the decoder has {decoder.batch_size}; open it with "

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.errors import Bounds, CheckpointError, ConfigError
 from transformer_xl.generation.fastest import Compile, captured_stream, fastest_stream
 from transformer_xl.generation.inputs import (
     Ids,
@@ -75,8 +75,7 @@ class Decoder:
     ) -> None:
         check_reads_on(model)
         for name, size in (("batch_size", batch_size), ("tgt_len", tgt_len)):
-            if size is not None and size < 1:
-                raise ConfigError(f"{name} ({size}) must be at least 1")
+            Bounds(1, whole=True, optional=name == "tgt_len").check(name, size)
         check_precision(precision)
         if compile not in (True, False, "auto"):
             raise ConfigError(f"compile ({compile!r}) must be True, False or 'auto'")

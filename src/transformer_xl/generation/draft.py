@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import Bounds, ConfigError
 from transformer_xl.generation.inputs import text_ids
-from transformer_xl.generation.sampling import Bounds, Sampling
+from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.seeds import seeded_generator
 from transformer_xl.generation.stopping import Stopping, Transcript
 from transformer_xl.tokenizers.base import Tokenizer
@@ -82,8 +82,7 @@ class Draft:
     def __post_init__(self, prompt: Sequence[int] | np.ndarray | Tensor) -> None:
         self.ids = text_ids(prompt, "prompt").numpy(force=True).copy()  # the caller may change theirs
         self.generator = seeded_generator(self.seed)
-        if not (bounds := Bounds(0, whole=True)).contain(self.max_new_tokens):
-            raise ConfigError(f"max_new_tokens ({self.max_new_tokens!r}) must be {bounds}")
+        Bounds(0, whole=True).check("max_new_tokens", self.max_new_tokens)
         if self.likeliest is not None and self.likeliest < 0:
             raise ConfigError(f"likeliest ({self.likeliest}) must be at least 0; None reports no log-probabilities")
         if self.stopping.strings and self.tokenizer is None:

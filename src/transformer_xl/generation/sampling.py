@@ -6,36 +6,12 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from numbers import Integral, Real
-from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
+from typing import Annotated, get_args, get_type_hints
 
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import Bounds, ConfigError
 
 _LARGEST = 2**31 - 1
 """More than any vocabulary or text has; every library can hold it."""
-
-
-class Bounds(NamedTuple):
-    """What a number may be; without a greatest one, it is finite."""
-
-    least: float
-    most: float | None = None
-    above: bool = False  # the least number is not one of them
-    whole: bool = False
-    optional: bool = False  # None is allowed, too
-
-    def contain(self, value: Any) -> bool:
-        """Return whether a value is a number that lies within, or a None that is allowed."""
-        if value is None:
-            return self.optional
-        if isinstance(value, bool) or not issubclass(type(value), Integral if self.whole else Real):
-            return False
-        least = value > self.least if self.above else value >= self.least
-        return least and (value < math.inf if self.most is None else value <= self.most)
-
-    def __str__(self) -> str:
-        most = "finite" if self.most is None else f"at most {self.most}"
-        return f"{'above' if self.above else 'at least'} {self.least} and {most}{', a whole number' if self.whole else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +54,7 @@ class Sampling:
     def __post_init__(self) -> None:
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller may change theirs
         for name, bounds in NUMBERS.items():
-            value = getattr(self, name)
-            if not bounds.contain(value):
-                raise ConfigError(f"{name} ({value!r}) must be {bounds}")
+            bounds.check(name, getattr(self, name))
         for token, bias in self.logit_bias.items():
             if token < 0 or not bias < math.inf:
                 raise ConfigError(

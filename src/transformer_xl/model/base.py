@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transformer_xl.batch import Batch, Rows
 from transformer_xl.config.model import AttentionConfig, ModelConfig
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import Bounds, ConfigError
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax, make_embedding
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.call import Execution, ModelOutput, Regularizers, check_tokens
@@ -270,14 +270,14 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         Raises:
             ConfigError: values that cannot work together, or that this kind of model does not have.
         """
+        for name, value in {"mem_len": mem_len, "clamp_len": clamp_len, "ext_len": ext_len}.items():
+            Bounds(1 if name == "clamp_len" else 0, whole=True, optional=True).check(name, value)
         view = object.__new__(type(self))  # not copy.copy, which fails for a model that is sharded
         vars(view).update(vars(self))
         view.mem_len = self.mem_len if mem_len is None else mem_len
         view.clamp_len = self.clamp_len if clamp_len is None else clamp_len
         view.same_length = self.same_length if same_length is None else same_length
         view.ext_len = self.ext_len if ext_len is None else ext_len
-        if view.mem_len < 0 or view.ext_len < 0:
-            raise ConfigError(f"mem_len ({view.mem_len}) must be at least 0, ext_len ({view.ext_len}) too")
         view.check_context()
         return view
 

@@ -114,8 +114,6 @@ class TransformerXL(LanguageModel):
         return (self.config.n_layer * math.ceil(self.n_kept / tgt_len) + math.ceil(self.config.n_earlier / tgt_len)) * tgt_len
 
     def check_context(self) -> None:
-        if self.clamp_len is not None and self.clamp_len < 1:
-            raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
         if self.clamp_len is not None and not self.attention_kind.limits_distances:
             raise ConfigError(
                 f"clamp_len ({self.clamp_len}) must be none: attention '{self.config.attention}' tells all distances apart"

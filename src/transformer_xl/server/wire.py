@@ -7,8 +7,9 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_type_hints
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
+from transformer_xl.errors import Bounds
 from transformer_xl.generation.draft import Chosen
-from transformer_xl.generation.sampling import NUMBERS, Bounds, Sampling
+from transformer_xl.generation.sampling import NUMBERS, Sampling
 from transformer_xl.generation.seeds import text_seed
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.server.jobs import LONGEST_SECONDS, Job, Session, Writing
