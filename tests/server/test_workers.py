@@ -454,6 +454,57 @@ def test_who_asks_for_a_session_that_is_being_left_gets_it(start: Start) -> None
     asyncio.run(main())
 
 
+def test_a_session_that_is_deleted_is_nobody_elses_before_its_file_is_gone(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, others = start(stored=True), start(stored=True, worker="w2").sessions.store
+    store, forget, leases = home.sessions.store, home.sessions.forget, list[ExitStack]()
+    assert store and others
+
+    def take(path: Path) -> None:
+        with suppress(RefusalError):
+            leases.append(others.lease(path))
+
+    async def main() -> None:
+        session = await asyncio.ensure_future(home.sessions.create(LOCAL_OWNER))
+        await read(home, session, "Once")
+        await home.sessions.save(session)
+        path, remove = store.path(LOCAL_OWNER, session.id), store.remove
+
+        def look_and_remove(path: Path) -> None:
+            assert home.sessions.find(LOCAL_OWNER, session.id) is None, "another request comes meanwhile"
+            take(path)
+            assert not leases
+            remove(path)
+
+        monkeypatch.setattr(store, "remove", look_and_remove)
+        monkeypatch.setattr(home.sessions, "forget", lambda session: (forget(session), take(path)))
+        await home.sessions.delete(LOCAL_OWNER, session.id)
+        assert not path.is_file() and not home.sessions.live
+
+    with ExitStack() as end:
+        end.callback(lambda: [lease.close() for lease in leases])
+        asyncio.run(main())
+
+
+def test_a_session_whose_time_is_over_stays_if_somebody_comes_first(start: Start) -> None:
+    server = start()
+
+    async def main() -> None:
+        sessions = [await asyncio.ensure_future(server.sessions.create(LOCAL_OWNER, ttl=1)) for _ in range(2)]
+        for session in sessions:
+            session.used -= 10
+        async with server.sessions._adopting:
+            looking = asyncio.ensure_future(server.sessions._look())
+            await asyncio.sleep(0.01)
+            await server.sessions.open(LOCAL_OWNER, sessions[1].id)
+        await looking
+        assert [session.is_gone for session in sessions] == [True, False]
+        assert list(server.sessions.live.values()) == sessions[1:]
+
+    asyncio.run(main())
+
+
 def test_a_session_that_changes_while_it_is_saved_is_not_left(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(stored=True)
     keep = server.sessions._keep

@@ -78,6 +78,10 @@ class Session:
         """When it is deleted, in seconds since 1970."""
         return None if self.ttl is None else self.used + self.ttl
 
+    def is_expired(self, now: float) -> bool:
+        """Whether nobody uses it and its time is over."""
+        return self.is_idle and self.expires_at is not None and self.expires_at < now
+
     @property
     def is_changed(self) -> bool:
         """Whether it is not what its file holds."""

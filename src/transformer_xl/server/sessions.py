@@ -286,23 +286,35 @@ class Sessions:
         """End a session, and delete its file."""
         async with self._adopting:  # or somebody might open the file again before it is deleted
             session = self.find(owner, name)
-            if session is None and self.file_of(owner, name) is None:
-                raise await self._missing(owner, name)
             if session is not None:
                 await self._end(session)
-            async with self._writing:
-                path = self.file_of(owner, name)
-                if path is not None and self.store:
-                    with self.store.lease(path):
-                        self.store.remove(path)
+            elif (path := self.file_of(owner, name)) is None:
+                raise await self._missing(owner, name)
+            else:
+                with self.require_store().lease(path):
+                    await self._delete_file(owner, name)
 
     def delete_saved(self, owner: str, name: str) -> None:
         """Delete what was saved by a name."""
         self.require_store().remove(self._saved(owner, name))
 
     async def _end(self, session: Session) -> None:
-        await self.in_engine(lambda: self._engine.release(session))
+        """End a session, and delete its file, with its lease until that is gone; only with `_adopting`."""
+        lease = session.lease.pop_all()  # so that whoever finds that it is gone does not give it up
+        try:
+            await self.in_engine(lambda: self._engine.release(session))
+        except BaseException:
+            session.lease = lease
+            raise
+        with lease:
+            await self._delete_file(session.owner, session.id)
         self.forget(session)
+
+    async def _delete_file(self, owner: str, name: str) -> None:
+        """Delete the file of a session, if it has one; only with its lease."""
+        async with self._writing:  # what is being written would come after it
+            if self.store and (path := self.file_of(owner, name)):
+                self.store.remove(path)
 
     async def rewind(self, session: Session, n: int) -> None:
         """Let a session go back by `n` tokens."""
@@ -322,17 +334,20 @@ class Sessions:
             except Exception:  # a fault of ours, which must not end all saving
                 traceback.print_exc()
 
-    def expired(self, now: float) -> list[Session]:
-        """Return the sessions whose time is over; one that is used has time."""
-        return [each for each in self.live.values() if each.expires_at is not None and each.expires_at < now and each.is_idle]
+    async def _end_expired(self, now: float) -> None:
+        """End the sessions whose time is over; one that is used has time."""
+        for session in list(self.live.values()):
+            if session.is_expired(now):
+                async with self._adopting:
+                    if session.is_expired(now):  # nobody has come for it while we waited
+                        await self._end(session)
+                        self._metrics.evictions.labels("gone").inc()
 
     async def _look(self) -> None:
         now = time.time()
         for session in [each for each in self.live.values() if each.is_gone]:
             self.forget(session)
-        for session in self.expired(now):
-            await self.delete(session.owner, session.id)
-            self._metrics.evictions.labels("gone").inc()
+        await self._end_expired(now)
         if self.store is None:
             return
         if now > self._next_sweep:
