@@ -1,11 +1,17 @@
 """Chats: messages become lines of a text, and what is written becomes a message."""
 
+import asyncio
+import threading
+from collections import defaultdict
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
-from tests.server.conftest import PIECE
+from tests.server.conftest import BYTES, PIECE, Start
 from tests.server.test_routes import PROMPT, Serve, complete, events
+from transformer_xl.server.completions import Completion, CompletionRequest
+from transformer_xl.server.jobs import Ticket
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be short."},
@@ -94,3 +100,43 @@ def test_null_is_what_was_left_out(serve: Serve) -> None:
     nulls = dict.fromkeys(("n", "stream", "stop", "echo", "logprobs", "temperature", "best_of", "logit_bias", "user", "suffix"))
     nulls.pop("suffix")
     assert complete(client, prompt=PROMPT, max_tokens=5, seed=2, **nulls)["choices"] == plain["choices"]
+
+
+def test_a_text_ends_with_its_connection(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, not when what makes it is collected; the client leaves while something is sent."""
+    service, ends = start(), list[str]()
+    cancel = service.engine.cancel
+    monkeypatch.setattr(service.engine, "cancel", lambda ticket, by: (ends.append(by), cancel(ticket, by)))
+
+    async def main() -> None:
+        sending, scope = asyncio.Event(), {"type": "http", "asgi": {"spec_version": "2.3"}}
+
+        async def receive() -> dict[str, str]:
+            await sending.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.body":
+                sending.set()
+                await asyncio.Event().wait()
+
+        body = CompletionRequest(prompt=PROMPT, max_tokens=1000, stream=True)
+        job = body.job("me", BYTES.encode(PROMPT), 0)
+        answer = await Completion(service, body, [job], seed=0).answer(Request(scope, receive))
+        await answer(scope, receive, send)  # pyright: ignore[reportArgumentType]
+        assert ends == ["client"]
+
+    asyncio.run(main())
+
+
+def test_each_count_of_a_text_is_changed_by_one_thread(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, threads = serve(), defaultdict[str, set[int]](set)
+
+    def write(ticket: Ticket, name: str, value: object) -> None:
+        if name in vars(ticket):
+            threads[name].add(threading.get_ident())
+        object.__setattr__(ticket, name, value)
+
+    monkeypatch.setattr(Ticket, "__setattr__", write)
+    complete(client, prompt=PROMPT, max_tokens=5)
+    assert len(threads) > 1 and all(len(each) == 1 for each in threads.values()), threads

@@ -45,7 +45,7 @@ class Waiter:
         self.began = self.began or time.monotonic()
         self.answers.append(answer)
         if isinstance(answer, Chosen):
-            self.ticket.n_ahead -= 1
+            self.ticket.n_taken += 1
         self._left -= isinstance(answer, Ended)
         if isinstance(answer, RefusalError) or self._left == 0:
             self._over.set()
@@ -356,7 +356,7 @@ def test_a_reader_who_has_taken_all_is_not_behind(start: Start, monkeypatch: pyt
     for streams in (True, False):
         answers = asyncio.run(take(Job(owner=OWNER, prompt=ids("ab"), writing=writing(20), streams=streams)))
         assert sum(isinstance(answer, Chosen) for answer in answers) == 20
-    assert [ticket.n_ahead for ticket in tickets] == [0, 0]
+    assert [ticket.n_told - ticket.n_taken for ticket in tickets] == [0, 0]
 
 
 def test_an_answer_that_is_not_streamed_has_no_slow_reader(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,16 +236,18 @@ class Completion:
 
     async def _whole(self) -> dict[str, Any]:
         parts: dict[int, list[Choice]] = {}
-        async for choice in self._choices():
-            if choice is not None:
-                parts.setdefault(choice.index, []).append(choice)
+        async with aclosing(self._choices()) as new:
+            async for choice in new:
+                if choice is not None:
+                    parts.setdefault(choice.index, []).append(choice)
         choices = [self._shown(_joined(parts[index])) for index in sorted(parts)]
         return self._about | {"object": self.object, "choices": choices, "usage": self._usage()}
 
     async def _chunks(self) -> Events:
         about = self._about | {"object": self.object_of_chunks}
-        async for choice in self._choices():
-            yield None if choice is None else about | {"choices": [self._new(choice)]}
+        async with aclosing(self._choices()) as new:
+            async for choice in new:
+                yield None if choice is None else about | {"choices": [self._new(choice)]}
         if self._body.stream_options.include_usage:
             yield about | {"choices": [], "usage": self._usage()}
 

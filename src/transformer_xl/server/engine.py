@@ -441,7 +441,7 @@ class Engine:
             self.release(session)
 
     def _tell(self, ticket: Ticket, answer: Answer) -> None:
-        ticket.n_ahead += isinstance(answer, Chosen)
+        ticket.n_told += isinstance(answer, Chosen)
         ticket.tell(answer)
 
     def _leave(self, ticket: Ticket) -> None:
@@ -471,7 +471,7 @@ class Engine:
         with self._wake:
             cancelled, self._cancelled = self._cancelled, set()
         for ticket in self._open_tickets() - cancelled:
-            is_slow = ticket.job.streams and ticket.n_ahead > _AHEAD * ticket.job.n_text
+            is_slow = ticket.job.streams and ticket.n_told - ticket.n_taken > _AHEAD * ticket.job.n_text
             if is_slow or now - ticket.submitted > ticket.job.timeout:
                 ticket.cancelled = "slow_reader" if is_slow else "timeout"
                 cancelled.add(ticket)

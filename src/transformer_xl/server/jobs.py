@@ -176,7 +176,8 @@ class Ticket:
     tell: Callable[[Answer], object]  # called in the engine's thread with each answer; must return at once
     submitted: float = field(default_factory=time.monotonic)
     cancelled: str = ""  # set by `Engine.cancel`; by whom
-    n_ahead: int = 0  # tokens that were told and not yet taken by who reads them
+    n_told: int = 0  # tokens that its reader was told of; only the engine's thread changes this
+    n_taken: int = 0  # how many of these the reader has taken; only the reader's thread changes this
     n_open: int = field(init=False)  # texts that have not ended
 
     def __post_init__(self) -> None:

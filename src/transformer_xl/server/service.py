@@ -126,7 +126,8 @@ class Service:
                     if not n_open[job]:
                         del n_open[job]
                 elif isinstance(answer, Chosen):
-                    now, tickets[job].n_ahead = time.monotonic(), tickets[job].n_ahead - 1
+                    now = time.monotonic()
+                    tickets[job].n_taken += 1
                     histogram = self.metrics.between if job in last else self.metrics.first
                     histogram.observe(now - last.get(job, tickets[job].submitted))
                     last[job] = now

@@ -3,11 +3,12 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from transformer_xl.errors import TxlError
 from transformer_xl.server.guard import error_body
@@ -38,8 +39,20 @@ async def event_stream(request: Request, events: Events, *, done: str = "") -> S
             if done:
                 yield f"data: {done}\n\n"
 
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(lines(), media_type="text/event-stream", headers=headers)
+    return _EventStream(lines(), events)
+
+
+class _EventStream(StreamingResponse):
+    """Lines of events; where no more of them can be sent, it ends what makes them at once."""
+
+    def __init__(self, lines: AsyncGenerator[str, None], events: Events) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(lines, media_type="text/event-stream", headers=headers)
+        self._lines, self._events = lines, events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events), aclosing(self._lines):
+            await super().__call__(scope, receive, send)
 
 
 def _line(event: dict[str, Any] | None) -> str:
@@ -68,6 +81,7 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
 async def last(events: Events) -> dict[str, Any]:
     """Return the last event."""
     found: dict[str, Any] = {}
-    async for event in events:
-        found = event or found
+    async with aclosing(events):
+        async for event in events:
+            found = event or found
     return found

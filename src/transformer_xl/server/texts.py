@@ -1,6 +1,7 @@
 """Routes that look at a text: its tokens, and how well it is predicted."""
 
 import math
+from contextlib import aclosing
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request
@@ -137,7 +138,8 @@ async def score(request: Request, service: Serving, owner: Owner, body: ScoreReq
 
 
 async def _scored(service: Service, job: Job) -> list[Chosen]:
-    events = [told[1] async for told in service.run(job) if told]
+    async with aclosing(service.run(job)) as told:
+        events = [each[1] async for each in told if each]
     return [each for event in events if isinstance(event, Read) for each in event.scored]
 
 
