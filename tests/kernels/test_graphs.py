@@ -10,9 +10,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.inference.test_reader import clone, model_of, tokens
+from transformer_xl.generation.decoder import Decoder
 from transformer_xl.inference import reader as reader_module
 from transformer_xl.inference.buffer import KeyValueMemory
 from transformer_xl.inference.reader import Reader
+from transformer_xl.inference.softmax import FrozenSoftmax
 from transformer_xl.kernels import graphs as graphs_module
 from transformer_xl.kernels.device import InferencePrecision
 from transformer_xl.kernels.graphs import Captured, Graphs
@@ -82,6 +84,26 @@ def test_steps_in_fixed_places_have_the_bits_of_others(name: str, precision: Inf
             memories = [clone(memory) for memory in memories]
     for right, found in zip(kept[::2], kept[1::2], strict=True):
         assert all(map(torch.equal, right, found)), "results are copies, which later steps leave alone"
+
+
+@pytest.mark.parametrize("name", ["paper", "cutoffs, div_val 2"])
+def test_a_decoder_takes_scores_from_the_graph_if_some_rows_wait(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head is computed once for each step, and the rows that wait keep their scores."""
+    eager, fixed = (Decoder(model_of(name, torch.float32), batch_size=3, tgt_len=4) for _ in range(2))
+    assert fixed.kept
+    fixed.kept.reader.capture(fixed.kept.memory)
+    for decoder in (eager, fixed):
+        decoder.feed([[1, 2], [3], []])
+    head, calls = FrozenSoftmax.head, list[object]()
+    for active in ([True, False, False], [False, True, True], [True, True, True]):
+        ids, rows = tokens(3), torch.tensor(active)
+        expected = eager.step(ids, active=rows).full()
+        calls.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(FrozenSoftmax, "head", lambda self, *args, **more: (calls.append(0), head(self, *args, **more))[1])
+            scores = fixed.step(ids, active=rows)
+        assert len(calls) == 1
+        assert torch.equal(scores.full().nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -277,10 +277,7 @@ class Decoder:
         return self.scores
 
     def _step(self, ids: Tensor, active: Tensor | None) -> None:
-        hidden = self._stream.step(ids.to(self._hidden.device), active).to(self._hidden.dtype)
-        if active is not None:
-            hidden = torch.where(active.to(hidden.device).unsqueeze(1), hidden, self._hidden)
-        self._hidden = hidden
+        self._hidden = self._stream.step(ids.to(self._hidden.device), active, self._hidden).to(self._hidden.dtype)
 
     @property
     def scores(self) -> Scores:

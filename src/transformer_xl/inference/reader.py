@@ -119,13 +119,16 @@ class Reader:
         self._graph = None  # a graph's memory is free before the next is captured
 
         @torch.no_grad()
-        def step(ids: Tensor, active: Tensor) -> tuple[Tensor, ...]:
-            h_BD = self._step(ids, memory, active)
+        def step(ids: Tensor, active: Tensor, last_BD: Tensor) -> tuple[Tensor, ...]:
+            h_BD = torch.where(active.unsqueeze(1), self._step(ids, memory, active), last_BD)
             return h_BD, *self.softmax.head(h_BD, compute=self._of_tokens.compute_head)
 
         no_row = torch.zeros_like(memory.end, dtype=torch.bool)  # so calls before the first step change nothing
-        self._graph = Captured(step, self.device, [torch.zeros_like(memory.end), no_row])
+        self._graph = Captured(step, self.device, [torch.zeros_like(memory.end), no_row, self._no_states(memory)])
         self._of_graph, self._scored = memory, ()
+
+    def _no_states(self, memory: KeyValueMemory) -> Tensor:
+        return at_least_fp32(torch.zeros(memory.batch_size, self.config.d_model, dtype=self.dtype, device=self.device))
 
     @property
     def n_bytes(self) -> int:
@@ -261,13 +264,14 @@ class Reader:
         earlier, _ = earlier_tokens(before_BK, ids, Rows())
         return at_least_fp32(vectors_BTD + self.ngrams(earlier, ids))
 
-    def step(self, ids: Tensor, memory: KeyValueMemory, *, active: Tensor | None = None) -> Tensor:
+    def step(self, ids: Tensor, memory: KeyValueMemory, *, active: Tensor | None = None, last: Tensor | None = None) -> Tensor:
         """Read one token of each row; rows may stand at any slot, and shapes are always the same.
 
         Args:
             ids: int64 (B,), not checked, as for `read`.
             memory: of `empty_memory`; written in place.
-            active: bool (B,), rows that read; the results of the others mean nothing, and they remember nothing. None: all.
+            active: bool (B,), rows that read; the others remember nothing. None: all.
+            last: (B, D), what rows that do not read return, such as their states of before; None: zeros.
 
         Returns:
             The input of the softmax, (B, D).
@@ -275,12 +279,16 @@ class Reader:
         if self._graph is not None:
             if self._of_graph is not memory:
                 self.capture(memory)
-            self._scored = self._graph.run(ids, torch.ones_like(ids, dtype=torch.bool) if active is None else active)
+            all_rows = torch.ones_like(ids, dtype=torch.bool)
+            last = self._no_states(memory) if last is None else last
+            self._scored = self._graph.run(ids, all_rows if active is None else active, last)
             return self._scored[0]
         # a tenth faster than no_grad where operations are small; the copy is an ordinary tensor again
         with torch.no_grad() if self.compiled else torch.inference_mode():
             h_BD = self._step(ids, memory, active)
-        return h_BD.clone()
+        if active is None:
+            return h_BD.clone()
+        return torch.where(active.to(h_BD.device).unsqueeze(1), h_BD, self._no_states(memory) if last is None else last)
 
     def _step(self, ids: Tensor, memory: KeyValueMemory, active: Tensor | None) -> Tensor:
         places = memory.end, memory.n_valid.clamp(max=(self.window or self.mem_len + 1) - 1)

@@ -100,10 +100,11 @@ class Stream(ABC):
         return h_BTD[:, -1].clone(memory_format=torch.contiguous_format)
 
     @abstractmethod
-    def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
+    def step(self, ids: Tensor, active: Tensor | None = None, last: Tensor | None = None) -> Tensor:
         """Read one token (B,) in each row that is active, bool (B,), and return states (B, D).
 
-        Rows that are not active stay as they are, and their states mean nothing. None: all are active.
+        Rows that are not active stay as they are, and return their states of `last` (B, D); without it, their
+        states mean nothing. None: all are active.
         """
 
     @cached_property
@@ -270,8 +271,8 @@ class KeptKeys(Stream):
         pieces = [self.reader.read(piece, self.memory, rows=rows) for piece in ids.split(self.tgt_len, dim=1)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
-    def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
-        return self.reader.step(ids, self.memory, active=active)
+    def step(self, ids: Tensor, active: Tensor | None = None, last: Tensor | None = None) -> Tensor:
+        return self.reader.step(ids, self.memory, active=active, last=last)
 
     def head(self, h_BD: Tensor) -> tuple[Tensor, Tensor]:
         return self.reader.head(h_BD)
@@ -386,11 +387,14 @@ class CarriedState(Stream):
         return h_BTD
 
     @torch.no_grad()
-    def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
+    def step(self, ids: Tensor, active: Tensor | None = None, last: Tensor | None = None) -> Tensor:
         with autocast(self.model.device, self.precision):
             h_BTD, mems = self.model.read(ids.unsqueeze(1), mems=self.mems, execution=self.execution)
         self.mems = mems if active is None else mems.where(active, self.mems)
-        return h_BTD[:, -1]
+        h_BD = h_BTD[:, -1]
+        if active is None or last is None:
+            return h_BD
+        return torch.where(active.to(h_BD.device).unsqueeze(1), h_BD, last)
 
     @torch.no_grad()
     def nll(self, h_BTD: Tensor, labels: Tensor) -> Tensor:
@@ -454,9 +458,9 @@ class ReadAgain(Stream):
         index = range(len(self._open))[rows]
         return torch.cat([self._read_row(row, own) for row, own in zip(index, ids.tolist(), strict=True)])
 
-    def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
+    def step(self, ids: Tensor, active: Tensor | None = None, last: Tensor | None = None) -> Tensor:
         shape = (len(self._open), self.model.config.d_model)
-        h_BD = torch.full(shape, torch.nan, dtype=self.model.dtype, device=self.model.device)
+        h_BD = torch.full(shape, torch.nan, dtype=self.model.dtype, device=self.model.device) if last is None else last.clone()
         for row, own in enumerate(ids.tolist()):
             if active is None or active[row]:
                 h_BD[row] = self._read_row(row, [own])[0]
