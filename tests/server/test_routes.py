@@ -162,6 +162,7 @@ def test_a_session_is_one_text(serve: Serve) -> None:
     assert end["n_tokens"] == len(PROMPT) + 9 and end["text"].startswith(PROMPT)
     scored = client.post(f"{one}/append", json={"text": "!", "score": "sum"}).json()
     assert scored["scored"] == 1, "the first token of an append has a score, too"
+    assert client.post(f"{one}/append", json={"text": ""}).status_code == 400
     assert client.delete(one).status_code == 204 and client.get(one).status_code == 404
 
 
