@@ -194,6 +194,8 @@ def test_the_random_numbers_of_a_session(serve: Serve) -> None:
         answer = client.post(f"{one}/generate", json={"max_tokens": 4, "seed": 8, **refused})
         assert answer.status_code == 400 and "outside the vocabulary" in answer.json()["error"]["message"]
     assert write(one, 9) == write(other, 9)
+    made = client.post(f"{one}/generate", json={"max_tokens": 1}).json()
+    assert made["system_fingerprint"].endswith("-seed7"), "what decides the text"
 
     again, texts = session(client, seed=5), list[str]()
     for _ in range(2):
