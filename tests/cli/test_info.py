@@ -84,7 +84,17 @@ def test_a_run_that_has_just_begun_and_is_being_trained(txl: Txl, info: Any) -> 
     facts = info("run")
     assert (facts["state"], facts["steps"], facts["minutes"], facts["parameters"]) == ("not finished", 3, 1.5, None)
     assert (facts["best"], facts["last"], facts["checkpoints"]) == (None, None, [])
-    assert "no checkpoint yet" in txl("info", "run").out
+    said = txl("info", "run").out
+    assert "no checkpoint yet" in said and "parameters" not in said
+
+
+def test_steps_tokens_and_seconds_are_of_one_moment(info: Any) -> None:
+    """A stopped run has a checkpoint of a step after the last line of its log."""
+    whole, log = info("run"), Path("run/metrics.jsonl")
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if json.loads(line)["step"] < 40))
+    facts = info("run")
+    assert (facts["steps"], facts["tokens"], facts["epochs"]) == (40, whole["tokens"], whole["epochs"])
+    assert facts["minutes"] == pytest.approx(whole["minutes"], abs=1e-4)
 
 
 def test_an_exported_model_and_its_task(txl: Txl, info: Any) -> None:

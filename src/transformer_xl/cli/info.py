@@ -74,6 +74,8 @@ def _of_run(folder: Path) -> dict[str, Any]:
     best, train, task = _best_step(folder), config.train, config.task
     of_best = [entry for entry in scored if entry["step"] == best]
     last = entries[-1] if entries else {}
+    saved = {"step": sound[-1]["step"], **read_json_object(newest / "state.json")} if newest else {}
+    latest = max(last, saved, key=lambda facts: facts.get("step", 0))  # steps, tokens and seconds of one moment
     state = "finished" if last.get("kind") == "final" else "not finished"
     return {
         "recipe": config.name,
@@ -83,10 +85,10 @@ def _of_run(folder: Path) -> dict[str, Any]:
         "tokenizer": config.tokenizer.kind,
         "corpus": task.data if task else config.data.corpus,
         "base": task.base if task else config.base,
-        "steps": max([last.get("step", 0), *(facts["step"] for facts in sound)]),
-        "tokens": last.get("tokens", 0),
-        "minutes": last.get("seconds", 0) / 60,
-        "epochs": newest and read_json_object(newest / "state.json").get("stream", {}).get("epoch"),
+        "steps": latest.get("step", 0),
+        "tokens": latest.get("tokens", 0),
+        "minutes": latest.get("seconds", 0) / 60,
+        "epochs": newest and saved.get("stream", {}).get("epoch"),
         "budget": {name: limit for name in _BUDGETS if (limit := getattr(train, name)) is not None},
         "predicts": config.predicts,
         "counts": "id" if config.tokenizer.kind == "ids" else "character",
@@ -233,11 +235,11 @@ def _in_words(facts: dict[str, Any]) -> str:
 
 def _model_in_words(facts: dict[str, Any]) -> str:
     n = facts["parameters"]
-    size = "unknown number of parameters" if n is None else f"{n:,} parameters ({facts['dtype']})"
+    size = "" if n is None else f"{n:,} parameters ({facts['dtype']}), "  # only a checkpoint tells
     heads = f", heads {facts['n_head']}" if "n_head" in facts else ""
     segment = f", segments of {facts['tgt_len']:,}" if "tgt_len" in facts else ""
     sizes = f"layers {facts['n_layer']}, width {facts['d_model']:,}{heads}, memory {facts['mem_len']:,}{segment}"
-    return f"{facts['kind']}, {size}, {sizes}"
+    return f"{facts['kind']}, {size}{sizes}"
 
 
 def _progress(facts: dict[str, Any]) -> str:
