@@ -61,7 +61,10 @@ def test_this_machine_is_planned_for_unless_another_is_named(txl: Txl) -> None:
     assert "; 2 × h100, " in many.splitlines()[0]
     assert "this machine has fewer devices, --gpu names others" in " ".join(many.split())
     given = ("--flops", "1", "--bandwidth", "10", "--memory", "2")
-    assert "1 TFLOP/s fp32, measured now; flops, bandwidth, memory as given" in txl("plan", "tiny.toml", *given).out
+    described = txl("plan", "tiny.toml", *given).out
+    assert "; the given device, fp32" in described and "1 TFLOP/s fp32, as given" in described
+    assert "0.3 of that rate" in described and "bound by launching its kernels" in described
+    assert "1 TFLOP/s fp32, measured now; flops as given" in txl("plan", "tiny.toml", *given[:2]).out
 
 
 def test_complaints(txl: Txl) -> None:

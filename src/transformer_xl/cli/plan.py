@@ -21,15 +21,15 @@ def plan(
 
     The model reads without numbers, and its operations and what it keeps are
     counted; time follows from a rate and an efficiency, both printed. Unless a
-    GPU or figures are given, the plan is for this machine, whose speed is
-    measured in a second or two.
+    GPU or all three figures are given, which stand for another GPU, the plan is
+    for this machine, whose speed is measured in a second or two.
 
     Common uses:
         txl plan wt103-base
         txl plan wt103-large --gpus 8 --gpu a100
         txl plan scale-1b --gpus 64
         txl plan enwik8-large --set train.accumulate=4 --gpu rtx4090
-        txl plan wt103-base --flops 0.9 --bandwidth 77 --memory 24
+        txl plan wt103-large --flops 300 --bandwidth 1500 --memory 40
 
     Args:
         recipe: a name (txl recipes) or a TOML file, of a language model.
@@ -48,6 +48,10 @@ def plan(
     from transformer_xl.tools import hardware
     from transformer_xl.tools.plan import make_plan, plan_table
 
-    base = hardware.assumed(config.train, gpus) if gpu is None else hardware.gpu(gpu, config.train.precision)
-    planned = make_plan(config, hardware.with_figures(base, flops=flops, bandwidth=bandwidth, memory=memory), gpus=gpus)
+    figures = {"flops": flops, "bandwidth": bandwidth, "memory": memory}
+    if gpu is None and None not in figures.values():
+        base = hardware.described(config.train.precision)
+    else:
+        base = hardware.assumed(config.train, gpus) if gpu is None else hardware.gpu(gpu, config.train.precision)
+    planned = make_plan(config, hardware.with_figures(base, **figures), gpus=gpus)
     print(json.dumps(planned.as_dict()) if json_ else plan_table(planned))

@@ -64,8 +64,13 @@ def with_figures(hardware: Hardware, *, flops: float | None, bandwidth: float | 
     """Return the hardware with the user's figures, in TFLOP/s, GB/s and GB; None keeps a figure."""
     figures = {"flops": (flops, 1e12), "bandwidth": (bandwidth, 1e9), "memory": (memory, 1e9)}
     changed = {name: value * unit for name, (value, unit) in figures.items() if value is not None}
-    origin = f"{hardware.origin}; {', '.join(changed)} as given" if changed else hardware.origin
-    return replace(hardware, origin=origin, **changed)
+    rest = "" if len(changed) == len(figures) else f"{hardware.origin}; {', '.join(changed)} "
+    return replace(hardware, origin=f"{rest}as given", **changed) if changed else hardware
+
+
+def described(precision: str) -> Hardware:
+    """Return a GPU of which the user gives all figures (`with_figures`); its link and its 16-bit type are an h100's."""
+    return replace(gpu("h100", precision), name="the given device")
 
 
 def assumed(train: TrainConfig, n_device: int) -> Hardware:

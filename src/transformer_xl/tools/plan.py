@@ -35,6 +35,7 @@ _EFFICIENCY = {
 _NARROW = 0.6  # of the fp32 bytes that a pass keeps are left if products are of 16 bits: norms and sums stay in fp32
 _UPDATE_TOUCHES = 7  # numbers per weight: weights and two moments are read and written, gradients read
 _PER_MACHINE, _NETWORK = 8, 50e9  # devices of a machine, and bytes per second that leave it: one link of 400 Gb/s
+_LEAST_STEP = 1e-3  # seconds, below which launching kernels, which is not counted, takes longer than what they compute
 _PIECES = 8192
 _WIDTH = 100
 
@@ -229,6 +230,8 @@ def _advice(plan: Plan, remedy: tuple[StepLayout, int] | None) -> Iterator[str]:
                 if value != old
             ]
             yield f"{problem}; with {', '.join(changes)} it takes {total / 1e9:,.1f} GB"
+    if plan.step_seconds < _LEAST_STEP:
+        yield "a step this small is bound by launching its kernels, which is not counted: expect milliseconds"
     if plan.send_seconds > plan.compute_seconds:
         what = f"sending takes longer ({plan.send_seconds:.2f} s) than computing ({plan.compute_seconds:.2f} s)"
         yield f"{what}: take more lanes a step (train.batch_size), a smaller train.accumulate, or fewer GPUs"
