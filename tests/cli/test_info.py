@@ -16,7 +16,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config.model import HeadConfig, TransformerXLConfig, XLNetConfig
 from transformer_xl.model.build import make_model
 from transformer_xl.tokenizers.kinds import ByteTokenizer
-from transformer_xl.training.record import read_metrics
+from transformer_xl.training.entries import read_metrics
 
 
 @pytest.fixture
@@ -136,6 +136,48 @@ def test_what_is_no_run_is_one_line(txl: Txl, source: str) -> None:
     answer = txl("info", source)
     assert answer.status == 1 and answer.out == ""
     assert f"'{source}" in answer.complaint
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        {"shape": [2], "dtype": 5},
+        {"shape": [2], "dtype": None},
+        {"shape": [10**4000], "dtype": "F32"},
+        {"shape": [-2], "dtype": "F32"},
+        {"shape": [1e308, 1e308], "dtype": "F32"},
+        None,  # only the size of the header is there: 30 GiB of it
+    ],
+)
+def test_a_forged_header_is_one_line(txl: Txl, tensor: dict[str, Any] | None) -> None:
+    save(*load("run"), "forged")
+    header = json.dumps({"a": tensor and tensor | {"data_offsets": [0, 8]}}).encode()
+    with Path("forged/model.safetensors").open("wb") as file:
+        file.write((len(header) if tensor else 30 << 30).to_bytes(8, "little") + header + bytes(8))
+        file.truncate(40 << 30 if tensor is None else None)  # it takes no room on the disk
+    answer = txl("info", "forged")
+    assert (answer.status, answer.out) == (1, "")
+    assert answer.complaint.startswith("'forged/model.safetensors' is no sound safetensors file (")
+
+
+@pytest.mark.parametrize("line", ['{"kind": "valid", "step": 3}', '{"kind": "train", "step": 3, "tokens": null}', "\0"])
+def test_a_bad_line_of_the_log_is_named(txl: Txl, line: str) -> None:
+    log = Path("run/metrics.jsonl")
+    log.write_text(f"{line}\n{log.read_text()}")
+    assert txl("info", "run").complaint.startswith("'run/metrics.jsonl', line 1 is no entry of a log (")
+
+
+def test_only_directories_of_steps_are_checkpoints(info: Any) -> None:
+    """A file or a link there, or a name that no step has, is left alone, as where a run goes on."""
+    whole, folder = info("run"), Path("run/checkpoints")
+    (folder / "step-00000070").touch()
+    (folder / "step-00000080").symlink_to("step-00000040")
+    (folder / "step-7").mkdir()
+    assert info("run") == whole
+    manifest = folder / "step-00000040" / "manifest.json"
+    manifest.write_text('{"files":')
+    damage = info("run")["checkpoints"][-1]["damage"]
+    assert damage.startswith(f"'{manifest}' is damaged: ") and not damage.endswith(";")
 
 
 def test_nothing_heavy_is_imported(workbench: Path) -> None:

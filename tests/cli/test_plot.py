@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Txl
-from transformer_xl.training.record import read_metrics
+from transformer_xl.training.entries import read_metrics
 
 
 def drawn(txl: Txl, *arguments: str) -> list[dict[str, Any]]:

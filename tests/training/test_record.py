@@ -11,7 +11,8 @@ import pytest
 
 from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.training.record import Record, check_loggers, read_metrics
+from transformer_xl.training.entries import read_metrics
+from transformer_xl.training.record import Record, check_loggers
 
 CONFIG = RunConfig()
 ODD = "é\ud800\u2028\x85\n\t\0€\U0001f600"
@@ -57,6 +58,8 @@ SOUND: dict[str, Any] = {"kind": "train", "step": 4, "loss": 0.25, "tokens": 40,
     "bad",
     [
         *(json.dumps(SOUND | {name: value}) for name, value in (("step", "4"), ("kind", "trian"), ("kind", ["train"]))),
+        *(json.dumps(SOUND | {name: value}) for name, value in (("loss", "x"), ("tokens", None), ("seconds", True))),
+        *('{"kind": "valid", "step": 3}', '{"kind": "train", "step": 3, "seconds": 1e999}'),
         *(json.dumps({name: value for name, value in SOUND.items() if name != left}) for left in ("kind", "step")),
         *("text", "[]", '{"loss": NaN}', "[" * 100_000, "\0"),
     ],

@@ -25,6 +25,7 @@ from transformer_xl.checkpoint.checkpoint import (
     read_copies,
     write_checkpoint,
 )
+from transformer_xl.checkpoint.steps import STEP_NAME, final_path, finished_steps, old_path, readable_path
 from transformer_xl.console import short
 from transformer_xl.errors import CheckpointError, ConfigError, message_of, one_line
 from transformer_xl.files import (
@@ -40,8 +41,7 @@ from transformer_xl.untrusted import read_json_object
 
 __all__ = ["AVERAGE_PREFIX", "Checkpoint", "CheckpointStore", "averaged_weights"]
 
-_STEP_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})(\.old)?")
-_STRAY_NAME = re.compile(rf"({_STEP_NAME.pattern}|best\.json)\.tmp")
+_STRAY_NAME = re.compile(rf"({STEP_NAME.pattern}|best\.json)\.tmp")
 AVERAGE_PREFIX = "average."  # begins the names, in `Checkpoint.training`, of weights averaged over steps
 
 
@@ -105,8 +105,7 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Return the steps of all finished checkpoints, ascending; only loading shows whether they are sound."""
-        directories = [path.name for path in self._entries() if path.is_dir() and not path.is_symlink()]
-        return sorted({int(match[1]) for match in map(_STEP_NAME.fullmatch, directories) if match})
+        return finished_steps(self.directory)
 
     @property
     def best_step(self) -> int | None:
@@ -123,13 +122,13 @@ class CheckpointStore:
             CheckpointError: a file is damaged (the message says which and how).
             OSError: there is no such step, or a file of it is missing or cannot be read.
         """
-        return read_checkpoint(self._readable_path(step), step=step)
+        return read_checkpoint(readable_path(self.directory, step), step=step)
 
     def newest_copies(self) -> dict[str, bytes]:
         """Return settings and tokenizer from the newest checkpoint where these are sound; empty if there is none."""
         for step in reversed(self.steps()):
             with suppress(CheckpointError, OSError):
-                return read_copies(self._readable_path(step), step=step)
+                return read_copies(readable_path(self.directory, step), step=step)
         return {}
 
     def change_copies(self, copies: Mapping[str, bytes]) -> None:
@@ -190,7 +189,7 @@ class CheckpointStore:
 
     def clean(self) -> None:
         """Remove what killed processes left behind; call this when a run starts, before anything is saved."""
-        for path in self._entries():
+        for path in list(self.directory.glob("*.tmp")):
             if _STRAY_NAME.fullmatch(path.name):
                 remove(path)
         for step in self.steps():
@@ -201,20 +200,10 @@ class CheckpointStore:
         return self.directory / "best.json"
 
     def _path(self, step: int) -> Path:
-        return self.directory / f"step-{step:08d}"
+        return final_path(self.directory, step)
 
     def _old_path(self, step: int) -> Path:
-        return self.directory / f"step-{step:08d}.old"
-
-    def _readable_path(self, step: int) -> Path:
-        final, old = self._path(step), self._old_path(step)
-        return old if old.is_dir() and not final.is_dir() else final
-
-    def _entries(self) -> list[Path]:
-        try:
-            return sorted(self.directory.iterdir())
-        except FileNotFoundError:
-            return []
+        return old_path(self.directory, step)
 
     def _write(self, checkpoint: Checkpoint, final: Path) -> None:
         partial = stray_name(final)

@@ -2,25 +2,25 @@
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformer_xl.checkpoint.steps import finished_steps, readable_path
 from transformer_xl.cli.options import Imports, Json, import_kinds
 from transformer_xl.console import clock, in_bytes, printable, table
 from transformer_xl.errors import CheckpointError, message_of, one_line
 from transformer_xl.manifest import MANIFEST_FILE, read_manifest
-from transformer_xl.untrusted import open_regular, parse_json, read_json, read_json_object
+from transformer_xl.training.entries import read_metrics
+from transformer_xl.untrusted import open_regular, read_json, read_json_object
 
 if TYPE_CHECKING:
     from transformer_xl.config.model import ModelConfig
     from transformer_xl.config.run import RunConfig
 
 _CONFIG, _TOKENIZER, _WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
-_STEP_NAME = re.compile(r"step-(\d+)(\.old)?")
 _ADAPTER = ".parametrizations.weight.0."  # in the names of LoRA's weights, which become part of the others when loaded
 _MOST_LABELS = 12
 _BUDGETS = {"max_steps": "steps", "max_tokens": "tokens", "max_epochs": "epochs", "max_minutes": "minutes"}
@@ -65,11 +65,11 @@ def _of_model(source: str) -> dict[str, Any]:
 
 
 def _of_run(folder: Path) -> dict[str, Any]:
-    checkpoints = sorted(_checkpoints(folder / "checkpoints"), key=lambda facts: facts["step"])
+    checkpoints = list(_checkpoints(folder / "checkpoints"))
     sound = [facts for facts in checkpoints if facts["damage"] is None]
     newest = Path(sound[-1]["path"]) if sound else None
     config = _settings(folder, newest)
-    entries = list(_entries(folder / "metrics.jsonl"))
+    entries = read_metrics(folder)
     scored = [entry for entry in entries if entry["kind"] == "valid"]
     best, train, task = _best_step(folder), config.train, config.task
     of_best = [entry for entry in scored if entry["step"] == best]
@@ -122,29 +122,27 @@ def _model(config: "ModelConfig", weights: Path | None) -> dict[str, Any]:
 
 def _weights(path: Path) -> dict[str, Any]:
     """Return the number of parameters and their type, as the header of a safetensors file has them."""
+    from safetensors import SafetensorError, safe_open
+
     file, size = open_regular(path)
-    with file:
-        length = int.from_bytes(file.read(8), "little")
-        try:
-            if length > size:
-                raise ValueError("its header is cut")
-            header: dict[str, Any] = parse_json(file.read(length))
-            tensors = [header[name] for name in header if name != "__metadata__" and _ADAPTER not in name]
-            n_parameter, types = sum(math.prod(tensor["shape"]) for tensor in tensors), {tensor["dtype"] for tensor in tensors}
-        except (ValueError, TypeError, LookupError) as error:
-            reason = one_line(error)[:100]
-            raise CheckpointError(f"'{path}' is no sound safetensors file ({reason}); copy or download it again") from None
-    return {"parameters": n_parameter, "dtype": ", ".join(sorted(types)), "weights_bytes": size}
+    file.close()
+    try:
+        weights = safe_open(path, framework="np", backend="pread")
+        tensors = [weights.get_slice(name) for name in weights.keys() if _ADAPTER not in name]  # noqa: SIM118 - it is no dict
+    except SafetensorError as error:
+        reason = ascii(one_line(error).removeprefix("Error while deserializing header: ")[:150])[1:-1]
+        raise CheckpointError(f"'{path}' is no sound safetensors file ({reason}); copy or download it again") from None
+    types = ", ".join(sorted({tensor.get_dtype() for tensor in tensors}))
+    return {"parameters": sum(math.prod(tensor.get_shape()) for tensor in tensors), "dtype": types, "weights_bytes": size}
 
 
 def _checkpoints(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in folder.iterdir():
-        match = _STEP_NAME.fullmatch(path.name)
-        if match and not (match[2] and path.with_suffix("").is_dir()):  # that is the old one of a step that is saved again
-            with suppress(FileNotFoundError):  # a training has deleted it meanwhile
-                saved = datetime.fromtimestamp(path.stat().st_mtime, UTC).astimezone().isoformat(timespec="seconds")
-                size = sum(file.stat().st_size for file in path.iterdir())
-                yield {"step": int(match[1]), "path": str(path), "saved": saved, "bytes": size, "damage": _damage(path)}
+    for step in finished_steps(folder):
+        path = readable_path(folder, step)
+        with suppress(FileNotFoundError):  # a training has deleted it meanwhile
+            saved = datetime.fromtimestamp(path.stat().st_mtime, UTC).astimezone().isoformat(timespec="seconds")
+            size = sum(file.stat().st_size for file in path.iterdir())
+            yield {"step": step, "path": str(path), "saved": saved, "bytes": size, "damage": _damage(path)}
 
 
 def _damage(checkpoint: Path) -> str | None:
@@ -158,7 +156,7 @@ def _damage(checkpoint: Path) -> str | None:
         for name in manifest.files.keys() & {_CONFIG, "state.json"}:
             manifest.read(checkpoint / name)
     except (CheckpointError, OSError) as error:
-        return one_line(message_of(error)).removesuffix("; ")
+        return one_line(message_of(error)).removesuffix(";")
     return None
 
 
@@ -184,16 +182,6 @@ def _is_locked(folder: Path) -> bool:
         return False
     lock.release()
     return False
-
-
-def _entries(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a log but the last line, which may be half-written; lines that are none are left out."""
-    data = path.read_bytes() if path.is_file() else b""
-    for line in data.split(b"\n")[:-1]:
-        with suppress(ValueError):
-            entry = parse_json(line)
-            if isinstance(entry, dict) and isinstance(entry.get("step"), int) and "kind" in entry:
-                yield entry
 
 
 def _score(entries: list[dict[str, Any]]) -> dict[str, Any] | None:

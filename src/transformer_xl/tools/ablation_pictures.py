@@ -8,7 +8,7 @@ from typing import Any
 from transformer_xl.pictures import PlotLine, draw
 from transformer_xl.tools.ablation import Ablation
 from transformer_xl.tools.table import METRICS, Mean, comparable
-from transformer_xl.training.record import read_metrics
+from transformer_xl.training.entries import read_metrics
 
 Losses = Callable[[Mapping[str, Any]], dict[float, dict[str, float]]]
 """Takes the result of a run; returns its losses, in all metrics, by their places on the x axis."""

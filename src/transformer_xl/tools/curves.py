@@ -21,8 +21,8 @@ from transformer_xl.pictures import PlotLine
 from transformer_xl.reading.reading import Reading, memory_in_words
 from transformer_xl.tools.comparison import ComparedRun, Unit, score
 from transformer_xl.tools.lengths import has_length, lengths_of, readings, trained_length
+from transformer_xl.training.entries import METRICS_FILE, read_metrics
 from transformer_xl.training.pictures import curves_of
-from transformer_xl.training.record import METRICS_FILE, read_metrics
 
 Against = Literal["tokens", "steps", "seconds"]
 

@@ -20,14 +20,13 @@ from transformer_xl.config.run import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line
 from transformer_xl.files import canonical_json, naming, replace_file
 from transformer_xl.pictures import MISSING, can_draw
+from transformer_xl.training.entries import METRICS_FILE, read_metrics
 from transformer_xl.training.pictures import draw_curve
-from transformer_xl.untrusted import parse_json, read_json_object
+from transformer_xl.untrusted import read_json_object
 
-METRICS_FILE = "metrics.jsonl"
 PROJECT = "transformer_xl"
 
 _LOGGERS = ("tensorboard", "wandb")
-_KINDS = ("train", "valid", "sample", "final")
 
 Warn = Callable[[str], None]  # shows a line of warning
 
@@ -108,32 +107,6 @@ class Record:
 def _line(entry: dict[str, Any]) -> str:
     # in ASCII, because a byte-level model may write lone surrogates, or line ends other than \n
     return json.dumps(entry, allow_nan=False) + "\n"
-
-
-def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """Return the entries of a run's `metrics.jsonl`; none if there is no such file.
-
-    A last line without an end is left out, because that is what a killed process leaves.
-
-    Raises:
-        CheckpointError: another line is no entry; the message names it.
-    """
-    path = directory / METRICS_FILE
-    try:
-        *lines, _ = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    return [_entry(line, f"'{path}', line {number}") for number, line in enumerate(lines, start=1)]
-
-
-def _entry(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        entry = parse_json(line)
-        if entry["kind"] not in _KINDS or type(entry["step"]) is not int:
-            raise ValueError("of an unknown kind or step")
-    except (ValueError, TypeError, LookupError) as error:
-        raise CheckpointError(f"{place} is no entry of a log ({one_line(error)[:100]}); delete that line") from None
-    return entry
 
 
 def check_loggers(names: Sequence[str]) -> None:
