@@ -70,6 +70,19 @@ def test_a_completion_has_openais_shape(serve: Serve) -> None:
         assert complete(client, **{**body, "prompt": prompt})["choices"] == made["choices"], "the same seed, the same text"
 
 
+def test_a_completion_continues_a_session_that_its_body_names(serve: Serve) -> None:
+    client = serve()
+    first, second = session(client, PROMPT), session(client, PROMPT)
+    body = {"max_tokens": 6, "seed": 2}
+    made = complete(client, prompt=" Then", session_id=first.rpartition("/")[2], **body)["choices"]
+    assert client.post(f"{second}/append", json={"text": " Then"}).status_code == 200
+    assert client.post(f"{second}/generate", json=body).json()["choices"][0]["text"] == made[0]["text"]
+    places = [client.get(path).json()["n_tokens"] for path in (first, second)]
+    assert places == [len(PROMPT + " Then") + 6] * 2
+    refused = client.post("/v1/completions", json={"prompt": "a", "n": 2, "session_id": first.rpartition("/")[2]})
+    assert refused.status_code == 400
+
+
 def test_a_stream_is_the_whole_in_parts(serve: Serve) -> None:
     client = serve()
     body = {"prompt": PROMPT, "max_tokens": 9, "seed": 5, "n": 2, "logprobs": 2}
@@ -370,7 +383,7 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     ("completions", {"prompt": "a", "logit_bias": {"999": 1}}, 400, "token id 999"),
     ("completions", {"prompt": "a", "stop_token_ids": [300]}, 400, "token id 300"),
     ("completions", {"prompt": "a", "seed": -1}, 400, "seed: "),
-    ("score", {"text": "a", "session_id": "w1-" + "0" * 32}, 404, "no such session"),
+    ("completions", {"prompt": "a", "session_id": "w1-" + "0" * 32}, 404, "no such session"),
     ("completions", {"prompt": "\ud800"}, 400, "lone surrogate"),
     ("chat/completions", {}, 501, "/v1/completions"),
     ("sessions/nope/append", {"text": "a"}, 404, "no such session"),

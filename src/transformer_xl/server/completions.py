@@ -6,6 +6,7 @@ from contextlib import aclosing
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, model_validator
@@ -13,7 +14,7 @@ from pydantic import Field, model_validator
 from transformer_xl.generation.draft import Chosen, Read
 from transformer_xl.generation.seeds import fresh_seed
 from transformer_xl.reading.rows import whole_characters
-from transformer_xl.server.jobs import Job, RefusalError
+from transformer_xl.server.jobs import Job, RefusalError, Session
 from transformer_xl.server.service import ERRORS, EVENTS, Owner, Service, Serving
 from transformer_xl.server.streaming import Events, event_stream, unless_gone
 from transformer_xl.server.wire import (
@@ -45,6 +46,7 @@ class CompletionRequest(CompletionFields):
     n: Several = 1
     best_of: int | None = None
     echo: bool = False
+    session_id: SessionId | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> "CompletionRequest":
@@ -54,6 +56,8 @@ class CompletionRequest(CompletionFields):
             raise ValueError("max_tokens 0 scores a prompt, which needs echo")
         if self.max_tokens == 0 and self.n > 1:
             raise ValueError("n above 1 writes several texts, which needs max_tokens above 0")
+        if self.session_id is not None and (self.n > 1 or self.echo or not isinstance(self.prompt, str)):
+            raise ValueError("session_id goes with a prompt of one text, n 1 and without echo; use /v1/sessions/…/ask for more")
         return self
 
     @property
@@ -342,8 +346,11 @@ def _joined(parts: list[Choice]) -> Choice:
 
 @router.post("/v1/completions", response_model=CompletionAnswer, responses=EVENTS)
 async def complete(request: Request, service: Serving, owner: Owner, body: CompletionRequest) -> Response:
-    """Write on from prompts."""
+    """Write on from prompts, or from what a session has read."""
     service.require_model(body.model)
+    if body.session_id is not None:
+        session = await service.sessions.open(owner, body.session_id)
+        return await session_texts(service, session, body, await service.encode(body.prompts[0])).answer(request)
     seed = fresh_seed() if body.seed is None else body.seed
     jobs, echoes = list[Job](), list[str]()
     for place, prompt in enumerate(body.prompts):
@@ -353,6 +360,17 @@ async def complete(request: Request, service: Serving, owner: Owner, body: Compl
         if body.echo:
             echoes.append(prompt if isinstance(prompt, str) else whole_characters(service.tokenizer.decode(prompt)))
     return await Completion(service, body, jobs, seed=seed, echoes=echoes).answer(request)
+
+
+def session_texts(
+    service: Service, session: Session, body: WritingFields, prompt: np.ndarray, *, forks: bool = False, n: int = 1
+) -> Completion:
+    """Return what writes after what a session has read."""
+    seed = body.seed
+    if seed is None:
+        seed = fresh_seed() if forks or session.text.random is None else session.text.random[0]
+    job = body.job(session.owner, prompt, seed, n=n, session=session, forks=forks)
+    return Completion(service, body, [job], seed=seed)
 
 
 async def _chats(service: Serving) -> None:

@@ -11,10 +11,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field, model_validator
 
 from transformer_xl.generation.draft import Read
-from transformer_xl.generation.seeds import fresh_seed
 from transformer_xl.generation.session import TextState
 from transformer_xl.reading.rows import whole_characters
-from transformer_xl.server.completions import Completion, CompletionAnswer
+from transformer_xl.server.completions import CompletionAnswer, session_texts
 from transformer_xl.server.jobs import LONGEST_SECONDS, Job, RefusalError, Session
 from transformer_xl.server.service import ERRORS, EVENTS, Opened, Owner, Service, Serving
 from transformer_xl.server.streaming import Events, event_stream, last, unless_gone
@@ -31,7 +30,6 @@ from transformer_xl.server.wire import (
     Several,
     TextFields,
     Timeout,
-    WritingFields,
 )
 
 router = APIRouter(responses=ERRORS)
@@ -259,29 +257,18 @@ async def _appended(service: Service, session: Session, body: AppendRequest, ids
     yield end | ({"tokens": [each.model_dump() for each in tokens]} if body.score == "tokens" else {})
 
 
-def _texts(
-    service: Service, session: Session, body: WritingFields, prompt: np.ndarray, *, forks: bool = False, n: int = 1
-) -> Completion:
-    """Return what writes after what a session has read."""
-    seed = body.seed
-    if seed is None:
-        seed = fresh_seed() if forks or session.text.random is None else session.text.random[0]
-    job = body.job(session.owner, prompt, seed, n=n, session=session, forks=forks)
-    return Completion(service, body, [job], seed=seed)
-
-
 @router.post(_PATH + "/generate", response_model=CompletionAnswer, responses=EVENTS)
 async def generate(request: Request, service: Serving, session: Opened, body: GenerateRequest) -> Response:
     """Write on; the session remembers what it wrote."""
     _require_at(session, body.at)
-    return await _texts(service, session, body, np.empty(0, np.int64)).answer(request)
+    return await session_texts(service, session, body, np.empty(0, np.int64)).answer(request)
 
 
 @router.post(_PATH + "/ask", response_model=CompletionAnswer, responses=EVENTS)
 async def ask(request: Request, service: Serving, session: Opened, body: AskRequest) -> Response:
     """Read and write on copies, which are dropped."""
     prompt = await service.encode(body.content)
-    return await _texts(service, session, body, prompt, forks=True, n=body.n).answer(request)
+    return await session_texts(service, session, body, prompt, forks=True, n=body.n).answer(request)
 
 
 @router.post(_PATH + "/fork", status_code=201)
