@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import examples
 from transformer_xl.batch import NOT_SCORED
-from transformer_xl.reading.segments import Cut, Lanes, segments, windows
+from transformer_xl.reading.segments import Cut, Lanes, blocks, segments
 from transformer_xl.world import World
 
 TEXT = np.arange(1000, 1400).astype(np.uint16)  # a token tells its place
@@ -73,7 +73,7 @@ def test_segments_side_by_side_are_those_of_one_lane(n: int, tgt_len: int, ext_l
 @pytest.mark.parametrize(("size", "context", "tgt_len"), [(1, 1, 5), (1, 12, 5), (4, 9, 5), (7, 3, 2), (3, 40, 100)])
 def test_windows_read_the_context_and_score_the_block(size: int, context: int, tgt_len: int) -> None:
     starts = np.array([60, 100, 300])
-    cuts = list(windows(TEXT, starts, size=size, context=context, tgt_len=tgt_len))
+    cuts = list(blocks(TEXT, starts, size=size, context=context, tgt_len=tgt_len))
     read = torch.cat([cut.ids for cut in cuts], dim=1) - 1000
     assert read.tolist() == [list(range(start - context, start + size - 1)) for start in starts]
     labels = torch.cat([cut.labels for cut in cuts], dim=1)

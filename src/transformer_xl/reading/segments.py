@@ -1,7 +1,7 @@
 """Cut a text into the segments that a model reads, and say which of their tokens are scored.
 
 Every token but the first is predicted once. A model reads the segments in `Lanes` side by side with memory, several segments
-at once without memory (`segments`), or in `windows`, each of which begins without memory.
+at once without memory (`segments`), or in `blocks`, each of which begins without memory.
 
 Shapes: B rows, W tokens that each reads.
 """
@@ -154,14 +154,14 @@ def segments(ids: np.ndarray, *, tgt_len: int, ext_len: int = 0, rows: int = 1) 
             yield cut(ids, begin, end, scored=scored)
 
 
-def windows(ids: np.ndarray, starts: np.ndarray, *, size: int, context: int, tgt_len: int) -> Iterator[Cut]:
+def blocks(ids: np.ndarray, starts: np.ndarray, *, size: int, context: int, tgt_len: int) -> Iterator[Cut]:
     """Yield what is read to score blocks of `size` tokens side by side, each from only the `context` ≥ 1 tokens before it.
 
     `starts` (B,) are the places of the first scored tokens. Segments end with the blocks and only the first one is short, so
     the scored tokens stand at the end of a segment whatever the context.
 
     Example:
-        >>> cuts = windows(np.arange(9), np.array([5]), size=2, context=3, tgt_len=3)
+        >>> cuts = blocks(np.arange(9), np.array([5]), size=2, context=3, tgt_len=3)
         >>> [(each.ids.tolist(), each.labels.tolist()) for each in cuts]
         [([[2]], [[-100]]), ([[3, 4, 5]], [[-100, 5, 6]])]
     """

@@ -27,7 +27,7 @@ import torch
 from transformer_xl.checkpoint.open_run import Opened, open_run
 from transformer_xl.errors import CorpusError
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.reading.segments import windows
+from transformer_xl.reading.segments import blocks
 from transformer_xl.reading.stream import open_stream, scoring
 from transformer_xl.tools.ablation import Ablation
 
@@ -136,7 +136,7 @@ def context_losses(
             own = starts[first : first + N_ROW]
             stream.reset(torch.ones(N_ROW, dtype=torch.bool))
             parts = []
-            for cut in windows(ids, own, size=size, context=context, tgt_len=tgt_len):
+            for cut in blocks(ids, own, size=size, context=context, tgt_len=tgt_len):
                 h_BTD = stream.read(cut.ids.to(model.device), rows=slice(len(own)))
                 scored = cut.is_scored[0]
                 parts.append(stream.nll(h_BTD[:, scored], cut.labels[:, scored].to(model.device)).float().cpu())
