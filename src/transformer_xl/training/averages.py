@@ -49,7 +49,7 @@ class Average:
         if not self.is_due(progress):
             return
         if found_inf is not None:
-            self._update_there(model, found_inf)
+            self._update_on_device(model, found_inf)
             return
         config, self.count = self._config, self.count + 1
         share = 1 / self.count if config.average == "swa" else max(1 - config.average_decay, 1 / self.count)
@@ -60,7 +60,7 @@ class Average:
             else:
                 self._weights[name] = latest.clone()
 
-    def _update_there(self, model: nn.Module, found_inf: Tensor) -> None:
+    def _update_on_device(self, model: nn.Module, found_inf: Tensor) -> None:
         """Do as `update` with a few kernels, which find out by themselves whether there was one."""
         config, device = self._config, found_inf.device
         latest = {name: p.detach().to(torch.promote_types(p.dtype, torch.float32)) for name, p in model.named_parameters()}

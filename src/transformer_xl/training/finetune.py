@@ -271,7 +271,9 @@ class FineTuning(Objective[TaskOutcome]):
         why = f", because {run.waiting} validations in a row brought nothing better" if trainer.progress < 1 else ""
         did = f"{trainer.step:,} steps, {clock(trainer.seconds)} of training{why}"
         finished = trainer.step == run.began
-        run.display.say(f"finished already: {did}; to train longer: {run.to_go_on}" if finished else f"finished after {did}")
+        run.display.say(
+            f"finished already: {did}; to train longer: {run.resume_command}" if finished else f"finished after {did}"
+        )
         scores: dict[str, TaskScore] = {}
         with run.world.agreed():
             if run.world.first:

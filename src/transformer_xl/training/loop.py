@@ -164,7 +164,7 @@ class Best:
 
     @property
     def order(self) -> tuple[float, float]:
-        """What the better one has less of."""
+        """Sort key; lower is better."""
         return (math.inf if math.isnan(self.loss) else self.loss), self.tie_break
 
 
@@ -197,12 +197,12 @@ class Run(Generic[Ending]):
         return self.directory.store(keep=self.config.train.keep_checkpoints)
 
     @property
-    def where(self) -> str:
+    def quoted_path(self) -> str:
         """Its directory, quoted for a shell."""
         return shlex.quote(str(self.directory.path))
 
     @property
-    def to_go_on(self) -> str:
+    def resume_command(self) -> str:
         """The command that trains a finished run longer: with twice each budget that is used up, or more where that is less."""
         patience = self.config.task and self.config.task.patience
         sets = [
@@ -212,7 +212,7 @@ class Run(Generic[Ending]):
         ]
         if patience and self.waiting >= patience:
             sets.append(f" --set task.patience={2 * self.waiting}")
-        return f"txl {self.objective.command} --resume --out {self.where}{''.join(sets)}"
+        return f"txl {self.objective.command} --resume --out {self.quoted_path}{''.join(sets)}"
 
     def note(self, kind: str, **values: Any) -> None:
         """Write an entry of the log."""
@@ -246,7 +246,7 @@ def conduct(run: Run[Ending]) -> Ending:
                 return objective.conclude(run, received)
         except StopError as stop:
             (number,) = stop.args
-            how = f"txl {objective.scoring_command} {run.where}"
+            how = f"txl {objective.scoring_command} {run.quoted_path}"
             say(f"{number.name}: saved step {run.trainer.step:,}, which is not scored; score it with: {how}")
         except TrainingError as error:
             with suppress(CheckpointError, OSError):  # the other error matters more
@@ -341,10 +341,9 @@ def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
         return None
     if saved_step != trainer.step:
         save(run, must=True)
-    command = "txl" if run.world.alone else f"torchrun with {run.world.size} processes: -m transformer_xl"
-    run.display.say(
-        f"{number.name}: saved step {trainer.step:,}; go on with: {command} {run.objective.command} --resume --out {run.where}"
-    )
+    program = "txl" if run.world.alone else f"torchrun with {run.world.size} processes: -m transformer_xl"
+    command = f"{program} {run.objective.command} --resume --out {run.quoted_path}"
+    run.display.say(f"{number.name}: saved step {trainer.step:,}; go on with: {command}")
     return number
 
 

@@ -32,7 +32,7 @@ class Optimizers:
         self._names = {parameter: name for name, parameter in named.items()}
         self._config = config
         self.parts = OPTIMIZERS[config.optimizer](named, config)
-        self._rates_there: list[list[Tensor]] = []  # of the parts' groups, on the device, where graphs read them
+        self._rates_on_device: list[list[Tensor]] = []  # of the parts' groups, on the device, where graphs read them
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
         n_layer, decay = _n_layer(named), config.layer_lr_decay
         self._on_gradients: dict[nn.Parameter, float] = {}
@@ -55,10 +55,10 @@ class Optimizers:
         """
         factors = [[lr * rate for lr in rates] for rates in self._rates]
         if isinstance(rate, Tensor):
-            self._rates_there = self._rates_there or [[torch.empty_like(lr) for lr in own] for own in factors]
-            for there, own in zip(self._rates_there, factors, strict=True):
+            self._rates_on_device = self._rates_on_device or [[torch.empty_like(lr) for lr in own] for own in factors]
+            for there, own in zip(self._rates_on_device, factors, strict=True):
                 torch._foreach_copy_(there, own)
-            factors = self._rates_there
+            factors = self._rates_on_device
         for parameter, factor in self._on_gradients.items():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)

@@ -248,7 +248,7 @@ class Pretraining(Objective[Outcome]):
         split, trainer, say = self.prepared.splits["valid"], run.trainer, run.display.say
         did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
         if trainer.step == run.began:
-            say(f"finished already: {did}; to train longer: {run.to_go_on}")
+            say(f"finished already: {did}; to train longer: {run.resume_command}")
         else:
             say(f"finished: {did}")
         if len(split.ids) < 2:

@@ -73,7 +73,7 @@ def final_scores(run: Run[Any], split: TokenSplit, validated: TextScores | None,
         else:
             say(
                 f"scoring the first {n_scored:,} of {n_token:,} tokens of the validation split{how}, because all would take "
-                f"{clock(seconds)}; txl eval {run.where} --split valid scores all"
+                f"{clock(seconds)}; txl eval {run.quoted_path} --split valid scores all"
             )
     if not remembers:
         return scores

@@ -225,7 +225,7 @@ class Start:
     model: SequenceModel  # with random weights
     device: torch.device
     precision: Precision
-    why: str  # this precision
+    why: str  # this precision was chosen
 
 
 def begin(config: RunConfig, world: World) -> Start:

@@ -424,7 +424,7 @@ class Trainer:
 def _launched(
     graphs: Graphs, key: tuple[Any, ...], compute: Callable[..., Tensor], groups: list[list[Batch]], rate: float | Tensor
 ) -> Tensor:
-    """Take a step as a graph, if its shapes and `key` come again; `compute` takes batches and rate."""
+    """Run a step as a CUDA graph from the second time its shapes and `key` occur; `compute` takes batches and rate."""
     tensors = [tensor for group in groups for batch in group for tensor in batch.tensors]
 
     def of_tensors(inputs: Sequence[Tensor]) -> Tensor:
