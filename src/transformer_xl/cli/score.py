@@ -188,7 +188,7 @@ def _score_pairs(
 class _Tally:
     """Rows as lines, and what they say together."""
 
-    if_empty: str  # what is wrong then
+    if_empty: str  # the error if there are no rows
     n: int = 0
     line: int = 0
     tokens: int = 0

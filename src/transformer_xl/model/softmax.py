@@ -24,7 +24,7 @@ CHUNK_ELEMENTS, GPU_CHUNK_ELEMENTS = 1 << 25, 1 << 27
 """Scores held at once, 128 or 512 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
 
 _IN_ORDER = 3072
-"""The gradients of at most so many tokens PyTorch's embedding adds one after another on a GPU."""
+"""Up to this many tokens, PyTorch's embedding adds gradients in a fixed order on a GPU."""
 
 
 class Embedding(Protocol):

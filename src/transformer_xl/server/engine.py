@@ -63,7 +63,7 @@ class _Part:
     prompt: np.ndarray  # what is read first
     index: int | None = None  # of the text among those of the ticket; None: it only reads
     state: RowState | None = None  # what it continues; None: the session's, or nothing
-    before: TextState | None = None  # what a copy of a session is a copy of
+    before: TextState | None = None  # text of the session that it was copied from
     due: dict[int, bytes] = field(default_factory=dict)  # where in the prompt what the row remembers is kept, see `Prefixes`
 
     @property

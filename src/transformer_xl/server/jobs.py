@@ -119,7 +119,7 @@ class Session:
 
 
 def _time_of(note: dict[str, str], key: str) -> float | None:
-    """Return a number of a note; None: there is none, or it is no time."""
+    """Return a time of a note, or None if it is missing or makes no sense."""
     try:
         value = float(note[key])
     except (KeyError, ValueError):

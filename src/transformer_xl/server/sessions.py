@@ -82,7 +82,7 @@ class Sessions:
         return session if session and session.owner == owner else None
 
     def file_of(self, owner: str, name: str) -> Path | None:
-        """Return the file of a session, which may be open; None: there is none, and so of names that are none."""
+        """Return the file of a session, which may be open, or None if it does not exist or the name is no session's."""
         if self.store is None or not ID.fullmatch(name):
             return None
         path = self.store.path(owner, name)

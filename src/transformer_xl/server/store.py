@@ -59,7 +59,7 @@ class Store:
         return session
 
     def described(self, owner: str, path: Path) -> Session | None:
-        """Return the session that the note of a file describes, without its memory; None: it is none. Nothing is verified."""
+        """Return the session that the note of a file describes, without its memory and unverified, or None without one."""
         note = self.note(path)
         return None if note is None else self._session(owner, path, note)
 
@@ -73,7 +73,7 @@ class Store:
 
     @staticmethod
     def note(path: Path) -> dict[str, str] | None:
-        """Return the note of a file, which is not verified; None: it is none."""
+        """Return the note of a file, which is not verified, or None if the file holds no session."""
         try:
             _require_file(path)
             return describe_session(path)["note"]
