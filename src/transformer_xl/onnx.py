@@ -75,7 +75,7 @@ def describe(model: TransformerXL, tgt_len: int) -> dict[str, int]:
     return {
         "mem_len": model.n_kept,
         "tgt_len": tgt_len,
-        "vocab_size": model.config.vocab_size or 0,
+        "vocab_size": model.vocab_size,
         "first_n_valid": model.mem_len if model.config.zero_first_memory else 0,
     }
 

@@ -145,7 +145,7 @@ def find_facts(
     """Read a text and find the facts about its tokens. Each is read and reported twice if there is memory."""
     if len(ids) < 2:
         raise CorpusError(f"the text has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
-    check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    check_ids(ids, vocab_size=model.vocab_size)
     reading, without = replace(reading, tgt_len=min(reading.tgt_len, len(ids) - 1), precision=precision), None
     if remembers(model, reading):
         in_lanes = replace(reading.without_memory(), batch_size=_rows(reading))
@@ -169,7 +169,7 @@ def _facts_with_memory(
 ) -> Facts:
     """Read the text with memory, and record the attention of the segments that are shown or sampled."""
     n, view = len(ids) - 1, reading.view(model).for_text(len(ids))
-    k = min(top, model.config.vocab_size or top)
+    k = min(top, model.vocab_size)
     facts = Facts(
         nats=np.zeros(n, np.float32),
         without=without,
@@ -207,7 +207,7 @@ def _score_tokens(facts: Facts, cut: Cut, h_BTD: Tensor, view: LanguageModel) ->
 
     Ranks need the scores of the whole vocabulary, which `Stream.nll` never holds, so nats are taken from these scores, too.
     """
-    n_chunk = max(1, _SCORES_AT_ONCE // (view.config.vocab_size or 1))
+    n_chunk = max(1, _SCORES_AT_ONCE // view.vocab_size)
     places, labels = (part[:, cut.n_context :].flatten() for part in (cut.places, cut.labels))
     k = facts.top_ids.shape[-1]
     parts = (x.split(n_chunk) for x in (h_BTD.flatten(0, 1), labels.to(h_BTD.device), places))

@@ -99,7 +99,7 @@ def beam_search(
         [[5, 5], [5, 5], [5, 5]]
     """
     _check_sizes(decoder, beams, n, max_new_tokens, length_penalty)
-    vocab_size = decoder.model.config.vocab_size or 0
+    vocab_size = decoder.model.vocab_size
     Stopping(tokens=stop_tokens).check(vocab_size)
     stop, banned = (torch.tensor(sorted(set(ids)), dtype=torch.int64) for ids in (stop_tokens, banned_tokens))
     check_ids(banned, vocab_size=vocab_size)
@@ -160,7 +160,7 @@ class _Beams:
         n_text = self.decoder.batch_size // self.n_beam
         self.texts: list[int | None] = [None] * n_text  # number of the prompt; None: the rows are free
         self._finished: list[list[Hypothesis]] = [[] for _ in range(n_text)]
-        self._n_following = min(self.n_beam + len(self.banned), self.decoder.model.config.vocab_size or 0)
+        self._n_following = min(self.n_beam + len(self.banned), self.decoder.model.vocab_size)
         self._scores: Scores | None = None  # of the last step; who has just read a prompt needs new ones
         self._n = torch.zeros(n_text, dtype=torch.int64)  # tokens that the beams of a text have
         self._total_GK = torch.full((n_text, self.n_beam), _DEAD, dtype=torch.float64)

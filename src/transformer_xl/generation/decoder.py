@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import Bounds, CheckpointError, ConfigError
-from transformer_xl.generation.fastest import Compile, captured_stream, fastest_stream
+from transformer_xl.generation.fastest import Compile, open_fastest
 from transformer_xl.generation.inputs import (
     Ids,
     Mask,
@@ -25,6 +25,9 @@ from transformer_xl.kernels.device import InferencePrecision, Precision, Precisi
 from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.stream import KeptKeys, Stream, open_stream
+
+_TGT_LEN = 64
+"""Long enough that reading a prompt is as fast as the processor multiplies, short enough to cost little memory."""
 
 
 class Decoder:
@@ -83,19 +86,11 @@ class Decoder:
         self.model = model.eval().with_context(mem_len=mem_len, same_length=same_length, ext_len=0)
         self.mem_len, self.batch_size = self.model.mem_len, batch_size
         self.tgt_len = tgt_len or model.trained_length or _TGT_LEN
-        if self.model.keeps_keys and self.mem_len > 0 and model.device.type == "cuda":
-            self._stream, self.reason = captured_stream(
+        if self.model.keeps_keys and self.mem_len > 0:
+            self._stream, self.reason = open_fastest(
                 lambda chosen: cast(KeptKeys, self._open(chosen)),
                 precision,
                 model.device,
-                compile=compile,
-                on_compile=on_compile,
-            )
-        elif self.model.keeps_keys and self.mem_len > 0:
-            precisions: list[InferencePrecision] = ["fp32", "bf16"] if precision == "auto" else [precision]
-            self._stream, self.reason = fastest_stream(
-                lambda chosen: cast(KeptKeys, self._open(chosen)),
-                precisions,
                 compile=compile,
                 expected_tokens=expected_tokens,
                 on_compile=on_compile,
@@ -425,7 +420,7 @@ class Decoder:
             raise ValueError(f"row ({row}) must be one of 0 … {self.batch_size - 1}")
 
     def _check(self, ids: Tensor) -> None:
-        check_ids(ids, vocab_size=self.model.config.vocab_size or 0)
+        check_ids(ids, vocab_size=self.model.vocab_size)
 
     def save(self, path: str | Path, *, note: Mapping[str, str] | None = None) -> None:
         """Write what was read as one file, a session, from which `load` goes on as if nothing had happened.
@@ -482,7 +477,3 @@ class Decoder:
         empty = {name: x.narrow(1, 0, 0) if name in self._stream.by_position else x for name, x in self._take(0).items()}
         own = RowState({name: x.clone() for name, x in empty.items()}, self._terms(), model_sha256(self.model))
         return SessionFormat(own, self._stream.by_position, self._check_state)
-
-
-_TGT_LEN = 64
-"""Long enough that reading a prompt is as fast as the processor multiplies, short enough to cost little memory."""

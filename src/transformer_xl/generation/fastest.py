@@ -29,6 +29,22 @@ class Found(NamedTuple):
     reason: str
 
 
+def open_fastest(
+    open_stream: Callable[[InferencePrecision], KeptKeys],
+    precision: PrecisionName,
+    device: torch.device,
+    *,
+    compile: Compile,
+    expected_tokens: int,
+    on_compile: Callable[[], object] = lambda: None,
+) -> Found:
+    """Open the streams that step fastest on a device, in a precision; on a GPU that is known, on a CPU it is tried out."""
+    if device.type == "cuda":
+        return captured_stream(open_stream, precision, device, compile=compile, on_compile=on_compile)
+    precisions: list[InferencePrecision] = ["fp32", "bf16"] if precision == "auto" else [precision]
+    return fastest_stream(open_stream, precisions, compile=compile, expected_tokens=expected_tokens, on_compile=on_compile)
+
+
 def fastest_stream(
     open_stream: Callable[[InferencePrecision], KeptKeys],
     precisions: Sequence[InferencePrecision],

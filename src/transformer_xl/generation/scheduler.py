@@ -22,6 +22,9 @@ from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.model.softmax import check_ids
 
+_ONE_IN = 4
+"""One of this many pieces goes to the prompt that has waited longest, however much of it is left."""
+
 
 class Scheduler:
     """Write many texts side by side, each in a row of a `Decoder`; texts may come, end and be cancelled at any time.
@@ -100,7 +103,7 @@ class Scheduler:
             raise ValueError(f"row ({row}) is not free (free: {free}); take one of these, or tick until a text ends")
         if draft.row >= 0:
             raise ValueError("a draft is written once, and this one has begun; make another one")
-        vocab_size = self._decoder.model.config.vocab_size or 0
+        vocab_size = self._decoder.model.vocab_size
         if n_read and (state is None or not 0 < n_read < len(draft.ids)):
             raise ValueError(
                 f"n_read ({n_read}) must leave some of the {len(draft.ids)} tokens of the prompt, and needs a state"
@@ -298,10 +301,6 @@ def _round(scheduler: Scheduler, queue: Iterator[Draft], n_row: int, go_on: bool
             scheduler.submit(draft, row=row, go_on=go_on)
         yield from scheduler._read(row)
     yield from scheduler._write()
-
-
-_ONE_IN = 4
-"""Of so many pieces, one goes to the prompt that has waited longest, however much of it is left."""
 
 
 def _scored(draft: Draft, piece: list[int], scores: Scores) -> tuple[Chosen, ...]:

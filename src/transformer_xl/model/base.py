@@ -27,7 +27,7 @@ from transformer_xl.model.room import check_room
 from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
 
 _LAYER_BYTES = 50_000
-"""What the objects of a layer take besides its weights."""
+"""Python objects of a layer, in bytes, besides weights."""
 
 
 class SequenceModel(nn.Module, PretrainedMixin, ABC):
@@ -47,7 +47,7 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
 
     config: ModelConfig
     only_predicting: ClassVar[tuple[str, ...]] = ("softmax.",)
-    """How names of parameters begin that `read` does without."""
+    """Prefixes of the parameters that `read` does not use."""
     layers: nn.ModuleList
     embedding: TokenEmbedding | AdaptiveEmbedding
     softmax: TokenSoftmax | AdaptiveSoftmax
@@ -112,6 +112,12 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
     def described(self) -> str:
         """What kind of model it is, for messages."""
         return f"a model of kind '{self.config.kind}'"
+
+    @property
+    def vocab_size(self) -> int:
+        """V: how many tokens it tells apart."""
+        assert self.config.vocab_size is not None  # or it would not have been built
+        return self.config.vocab_size
 
     @property
     def learned_length(self) -> int | None:

@@ -223,7 +223,7 @@ def mean_squares(
     ids, reading = np.asarray(token_ids), replace(reading, **options)
     if len(ids) < 2:
         raise CorpusError(f"the training text has {len(ids)} tokens; at least 2 are needed for mean squares")
-    check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    check_ids(ids, vocab_size=model.vocab_size)
     tgt_len, chosen = min(reading.tgt_len, len(ids) - 1), precision_of_learning(reading.precision, model.device)
     with scoring(model):
         view = reading.view(model).for_text(len(ids))

@@ -206,7 +206,7 @@ def _checked(token_ids: np.ndarray | torch.Tensor, model: LanguageModel) -> np.n
         raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
     if len(ids) < 2:
         raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
-    check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    check_ids(ids, vocab_size=model.vocab_size)
     return ids
 
 

@@ -478,7 +478,7 @@ class ReadAgain(Stream):
 
     def check(self, state: dict[str, Tensor]) -> None:
         _check_memory(state, self.take(0), self._mems[0])
-        if ((state["open"] < -1) | (state["open"] >= (self.model.config.vocab_size or 0))).any():
+        if ((state["open"] < -1) | (state["open"] >= self.model.vocab_size)).any():
             raise ValueError("it has token ids outside the vocabulary")
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:

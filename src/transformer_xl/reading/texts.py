@@ -104,7 +104,7 @@ def nats(
     check_reads_on(model)
     chosen = precision_of_segments(reading.precision, model.device)
     looks = _Looks(None if event is None else torch.as_tensor(event, device=model.device), likeliest, chosen)
-    endings = (_checked(text, model.config.vocab_size or 0) for text in texts)
+    endings = (_checked(text, model.vocab_size) for text in texts)
     if carried:
         return _carried(model, (text.ids for text in endings), reading, looks, asks_after)
     return _alone(model, endings, reading, looks, skip, is_ready)
