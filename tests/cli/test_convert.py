@@ -147,6 +147,10 @@ def test_progress_is_shown_on_a_terminal(txl: Txl, place: Path, monkeypatch: pyt
     assert "kB" in answer.err
 
 
+def test_a_name_that_may_be_a_hub_id_is_told_how_to_load(txl: Txl) -> None:
+    assert "hf download transfo-xl-wt103 --local-dir transfo" in txl("convert", "transfo-xl-wt103", "native").complaint
+
+
 def test_ctrl_c_ends_quietly_and_leaves_nothing_behind(txl: Txl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(self: object) -> None:
         raise KeyboardInterrupt
@@ -169,11 +173,11 @@ def test_a_run_is_written_for_others_and_comes_back(txl: Txl, place: Path, kind:
         figures = json.loads(txl("convert", "run", "again", "--to", kind, "--json", "--tgt-len", "9").out)
         assert figures == {"kind": kind, "parameters": n_parameters, "destination": "again", "notes": []}
         assert json.loads((place / "again" / "arguments.json").read_text())["tgt_len"] == 9
-        return
-    assert answer.err.startswith("note: Hugging Face begins every stream after mem_len zero vectors")
-    assert txl("convert", "foreign", "again").status == 0
-    again, _ = load("again")
-    assert isinstance(again, TransformerXL) and again.config.zero_first_memory
+    else:
+        assert answer.err.startswith("note: Hugging Face begins every stream after mem_len zero vectors")
+    assert txl("convert", "foreign", "back").status == 0
+    again, _ = load("back")
+    assert isinstance(again, TransformerXL) and again.config.zero_first_memory == (kind == "huggingface")
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
 

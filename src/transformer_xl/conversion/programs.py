@@ -28,6 +28,8 @@ from transformer_xl.untrusted import read_json_object
 Kind = Literal["huggingface", "authors", "nvidia", "tensorflow", "labml"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 HUGGINGFACE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+ARGUMENTS = "arguments.json"
+"""Beside `model.safetensors`, in what is exported for the authors' code."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +106,18 @@ def _xlnet_settings(folder: Path) -> Path:
 
 
 def _authors(tree: Any, weights: Path) -> Contents:
-    flags, tensors = read_module(tree, weights)
-    return Contents("authors", tensors, weights, partial(authors.config_of, flags), authors.key_map, tgt_len=_segment(flags))
+    return _with_flags(*read_module(tree, weights), weights)
+
+
+def _authors_file(weights: Path) -> Contents:
+    if weights.suffix != ".safetensors":
+        return _authors(unpickle(weights), weights)
+    settings = weights.parent / ARGUMENTS
+    return _with_flags(read_json_object(settings), read_safetensors(weights), settings)
+
+
+def _with_flags(flags: dict[str, Any], tensors: Mapping[str, ForeignTensor], settings: Path) -> Contents:
+    return Contents("authors", tensors, settings, partial(authors.config_of, flags), authors.key_map, tgt_len=_segment(flags))
 
 
 def _nvidia(tree: Any, weights: Path) -> Contents:
@@ -160,15 +172,15 @@ PROGRAMS: dict[Kind, Program] = {
     "huggingface": Program(
         "Hugging Face",
         "pytorch_model.bin or model.safetensors with config.json",
-        _named(HUGGINGFACE_WEIGHTS),
+        lambda names: [] if ARGUMENTS in names else _named(HUGGINGFACE_WEIGHTS)(names),
         _huggingface,
         "put vocab.pkl, vocab.bin or vocab.txt beside the weights, or give it with --vocabulary",
     ),
     "authors": Program(
         "the authors' PyTorch",
         "model.pt",
-        _named(("model.pt",), "model*.pt"),
-        lambda weights: _authors(unpickle(weights), weights),
+        lambda names: _named(("model.safetensors",) if ARGUMENTS in names else ("model.pt",), "model*.pt")(names),
+        _authors_file,
         "give the cache.pt in the directory of their training text with --vocabulary",
     ),
     "nvidia": Program(

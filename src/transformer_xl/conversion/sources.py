@@ -10,7 +10,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config.model import AttentionConfig, is_native
 from transformer_xl.config.run import merge
 from transformer_xl.conversion.key_maps.entries import KeyMap
-from transformer_xl.conversion.programs import HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Contents, Kind, read_any
+from transformer_xl.conversion.programs import ARGUMENTS, HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Contents, Kind, read_any
 from transformer_xl.conversion.readers.tensor_bundle import refuse_first_format
 from transformer_xl.conversion.readers.tensors import ForeignTensor
 from transformer_xl.conversion.vocabulary import find_tokenizer
@@ -107,7 +107,11 @@ def _of_file(source: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
         return "tensorflow", source
     if kind is None and (source.name in HUGGINGFACE_WEIGHTS or source.suffix == ".safetensors"):
         _refuse_native(source.parent)
-        return "huggingface", source
+        return "authors" if source.with_name(ARGUMENTS).exists() else "huggingface", source
+    if len(source.parts) == 1 and not source.suffix and not source.exists() and not is_prefix:
+        raise CheckpointError(
+            f"'{source}' is no file or directory; if it is a model of the hub: hf download {source} --local-dir {source}"
+        )
     return kind, source
 
 
