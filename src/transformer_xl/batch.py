@@ -54,7 +54,8 @@ class Pairs:
 
     Attributes:
         order: who sees whom.
-        segments: int64 (B, T), 0 up to the <sep> after the first text, 1 for the second and its <sep>, 2 for <cls>.
+        segments: int64 (B, T), which text a token belongs to (the paper's word; elsewhere a segment is what is read at once):
+            0 up to the <sep> after the first text, 1 for the second and its <sep>, 2 for <cls>.
         backward: bool (B,), rows that hold text from right to left.
         is_random: bool (B,), rows whose second text does not go on where the first one ends.
     """
@@ -70,7 +71,7 @@ class TaskRows:
     """What else is known of the texts of a task.
 
     Attributes:
-        segments: int64 like the ids, the text that each token belongs to (XLNet); all zeros for other models.
+        segments: int64 like the ids, the text that each token belongs to, as in `Pairs` (XLNet); all zeros for other models.
         may_answer: bool like the ids, tokens that an answer may consist of; all True where places are not asked for.
         weights: shaped like the labels; the loss of each label is multiplied by its weight. None: all count the same.
         words: int64 (B, W), the token that stands for each word; where a row has fewer, any with the label -100. None: all

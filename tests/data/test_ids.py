@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.config.run import DataConfig, TokenizerConfig
 from transformer_xl.data import ids as id_files
-from transformer_xl.data.corpora import choose_tokenizer, find_corpus
+from transformer_xl.data.corpora import find_corpus, switch_to_ids
 from transformer_xl.data.ids import PACKED, document_border, id_file_size, is_id_file, read_ids
 from transformer_xl.data.named import SPLITS
 from transformer_xl.data.prepare import PreparedCorpus, prepare
@@ -157,14 +157,14 @@ def test_directories_are_divided_by_name_and_files_about_them_left_out(tmp_path:
     write_npz(folder / "test.npz", [[6, 7]])
     recipe = load_recipe("wt2-small", [f"data.corpus={folder}"])
     assert recipe.tokenizer.kind == "word"
-    config = choose_tokenizer(recipe, [f"data.corpus={folder}"])
+    config = switch_to_ids(recipe, [f"data.corpus={folder}"])
     assert (config.tokenizer.kind, config.tokenizer.vocab_size) == ("ids", None)
     corpus = prepared(folder, tmp_path)
     assert [of_split(corpus, name) for name in SPLITS] == [[[1, 2, 9]], [[3], [4, 5]], [[6, 7]]]
     assert corpus.tokenizer.vocab_size == 10
     assert prepared(f"{folder}/[tv]*.*[yl]", tmp_path).tokenizer.vocab_size == 10
     (folder / "notes.txt").write_text("text")
-    assert choose_tokenizer(recipe, []).tokenizer.kind == "word"  # a directory of several things is text as before
+    assert switch_to_ids(recipe, []).tokenizer.kind == "word"  # a directory of several things is text as before
     text = find_corpus(DataConfig(corpus=str(folder)))
     assert [file.name for file in text.files] == ["README.md", "notes.txt", "valid.jsonl"]
     assert [file.name for file in text.left_out] == ["test.npz", "train.npy"]
@@ -174,14 +174,14 @@ def test_directories_are_divided_by_name_and_files_about_them_left_out(tmp_path:
 def test_a_kind_that_is_told_counts(tmp_path: Path) -> None:
     array, lines = write_row(tmp_path / "it.npy", [[1, 2]]), write_lines(tmp_path / "it.jsonl", [[1, 2]])
     told = ["tokenizer.kind=char", f"data.corpus={lines}"]
-    assert choose_tokenizer(load_recipe("quickstart", told), told).tokenizer.kind == "char"
+    assert switch_to_ids(load_recipe("quickstart", told), told).tokenizer.kind == "char"
     told[1] = f"data.corpus={array}"
     with pytest.raises(ConfigError, match=r"tokenizer.kind \(char\) reads text, and '.*it.npy' holds ids; leave it out"):
-        choose_tokenizer(load_recipe("quickstart", told), told)
+        switch_to_ids(load_recipe("quickstart", told), told)
     told[0] = "tokenizer.kind=ids"
-    assert choose_tokenizer(load_recipe("quickstart", told), told).tokenizer.kind == "ids"
+    assert switch_to_ids(load_recipe("quickstart", told), told).tokenizer.kind == "ids"
     sized = ["tokenizer.vocab_size=300", f"data.corpus={array}"]
-    assert choose_tokenizer(load_recipe("quickstart", sized), sized).tokenizer.vocab_size == 300
+    assert switch_to_ids(load_recipe("quickstart", sized), sized).tokenizer.vocab_size == 300
     for tokenizer in (TokenizerConfig(), TokenizerConfig(kind="word")):
         with pytest.raises(CorpusError, match=r"it.npy' holds ids, and this tokenizer reads text"):
             prepare(DataConfig(corpus=str(array)), tokenizer, cache=tmp_path / "cache")

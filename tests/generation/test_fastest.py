@@ -122,18 +122,18 @@ def on_a_gpu(precision: Any = "auto", compile: Any = "auto") -> Found:
 def test_on_a_gpu_steps_are_a_graph_and_nothing_is_timed(machine: Machine) -> None:
     """Tried out on a CPU, where a graph is the function itself."""
     opened = on_a_gpu()
-    reader = opened.streams.reader
+    reader = opened.stream.reader
     assert reader.captured and not reader.compiled
     assert opened.reason == f"{choose_precision('auto', reader.device)[1]}; each step is one graph"
     assert machine.timed == []
     for precision in ("fp32", "int8"):
         opened = on_a_gpu(precision, compile=False)
-        assert (opened.streams.precision, opened.reason) == (precision, "as set; each step is one graph")
+        assert (opened.stream.precision, opened.reason) == (precision, "as set; each step is one graph")
 
 
 def test_on_a_gpu_code_is_compiled_only_when_asked_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = on_a_gpu("fp32", compile=True)
-    assert opened.streams.reader.compiled and opened.streams.reader.captured
+    assert opened.stream.reader.compiled and opened.stream.reader.captured
     monkeypatch.setattr(fastest, "cannot_compile", lambda device: "Triton is not installed")
     with pytest.raises(ConfigError, match=r"compile \(True\) cannot work here: Triton is not installed"):
         on_a_gpu("fp32", compile=True)
@@ -146,5 +146,5 @@ def test_without_a_graph_steps_go_on_and_the_reason_says_why(machine: Machine, m
     monkeypatch.setattr(reader_module, "Captured", refuse)
     opened = on_a_gpu("fp32")
     assert opened.reason == "as set; no graph of steps (operation not permitted when stream is capturing)"
-    assert not opened.streams.reader.captured
-    opened.streams.step(torch.tensor([3]))
+    assert not opened.stream.reader.captured
+    opened.stream.step(torch.tensor([3]))

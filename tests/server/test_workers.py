@@ -507,7 +507,7 @@ def test_a_session_whose_time_is_over_stays_if_somebody_comes_first(start: Start
 
 def test_a_session_that_changes_while_it_is_saved_is_not_left(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     server = start(stored=True)
-    keep = server.sessions._keep
+    keep = server.sessions._bring_file_up_to_date
 
     async def keep_and_read(session: Session) -> None:
         await keep(session)
@@ -516,7 +516,7 @@ def test_a_session_that_changes_while_it_is_saved_is_not_left(start: Start, monk
     async def main() -> None:
         session = await asyncio.ensure_future(server.sessions.create(LOCAL_OWNER))
         await read(server, session, "Once")
-        monkeypatch.setattr(server.sessions, "_keep", keep_and_read)
+        monkeypatch.setattr(server.sessions, "_bring_file_up_to_date", keep_and_read)
         await server.sessions._let_go(session)
         assert server.sessions.live == {session.id: session} and session.text.n_tokens == 9
         assert session.saved_at == 4 and session.is_changed

@@ -81,7 +81,7 @@ def prepare(
         json_: print one JSON object.
     """
     from transformer_xl.config.run import DataConfig, RunConfig, TokenizerConfig
-    from transformer_xl.data.corpora import absolute_corpus, choose_tokenizer
+    from transformer_xl.data.corpora import absolute_corpus, switch_to_ids
     from transformer_xl.data.prepare import prepare as encode
 
     # the corpus has the name that training gives it, so that training finds what is prepared here
@@ -89,7 +89,7 @@ def prepare(
     asked = TokenizerConfig(kind=tokenizer or "byte", vocab_size=vocab_size)
     given = {"kind": tokenizer, "vocab_size": vocab_size}
     overrides = [f"tokenizer.{name}={value}" for name, value in given.items() if value is not None]
-    settings = choose_tokenizer(RunConfig(data=data, tokenizer=asked), overrides).tokenizer
+    settings = switch_to_ids(RunConfig(data=data, tokenizer=asked), overrides).tokenizer
     prepared = encode(data, settings, n_workers=workers)
     counts = {}
     for name, split in prepared.splits.items():

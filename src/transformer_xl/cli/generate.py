@@ -78,12 +78,16 @@ def generate(run: str, /, *, options: Options = Options()) -> None:
 
 @dataclass(frozen=True)
 class _Task:
-    """Texts to write, and what writes them."""
+    """Texts to write, and what writes them.
+
+    Text k draws with `text_seed(seed, prompt, sample)`: `WritingJob._drafts` tells prompt and sample from k, `Draft` makes a
+    generator of it, and a session that goes on drawing takes its own instead (`TextState.draw`).
+    """
 
     prompts: list[Prompt]
     job: "WritingJob"
     session: "TextSession | None"  # remembers what is read and written; None: nothing does
-    goes_on: bool  # random numbers go on from where the session's file left them
+    goes_on_drawing: bool  # random numbers go on from where the session's file left them
     file: "FilePrinter | None"  # takes the texts; None: they are printed
 
 
@@ -104,7 +108,7 @@ def _prepare(run: str, options: Options, file: "Path | None", drawn_seed: int, w
     refuse(not world.alone and options.output.out is not None, "--out is for one process; start txl generate without torchrun")
     file_printer = None if options.output.out is None else FilePrinter(options.output.out)
     sampling, stopping = options.choice.sampling(opened.tokenizer), length.stopping(opened.tokenizer)
-    prompts = source.read(opened.tokenizer, goes_on=file is not None)
+    prompts = source.read(opened.tokenizer, continues=file is not None)
     n_text = max(1, len(prompts)) * length.n
     has_session = source.interactive or remembered.memory is not None
     refuse(
@@ -113,7 +117,7 @@ def _prepare(run: str, options: Options, file: "Path | None", drawn_seed: int, w
     )
     own = parts(range(n_text), world)
     decoder = _open_decoder(options, opened, file, n_text=len(own), first=world.first)
-    session, goes_on = None, False
+    session, goes_on_drawing = None, False
     if has_session:
         # each turn of a conversation has a seed of its own
         keeps_drawing = options.choice.seed is None and not remembered.read_only and not source.interactive
@@ -121,7 +125,7 @@ def _prepare(run: str, options: Options, file: "Path | None", drawn_seed: int, w
         if file is not None:
             session.load(file)
         if keeps_drawing and session.text.random is not None:
-            seed, goes_on = session.text.random[0], True
+            seed, goes_on_drawing = session.text.random[0], True
     job = WritingJob(
         decoder,
         opened.tokenizer,
@@ -133,7 +137,7 @@ def _prepare(run: str, options: Options, file: "Path | None", drawn_seed: int, w
         likeliest=options.output.logprobs,
         own=own,
     )
-    return _Task(prompts, job, session, goes_on, file_printer)
+    return _Task(prompts, job, session, goes_on_drawing, file_printer)
 
 
 def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_text: int, first: bool) -> "Decoder":
@@ -171,7 +175,7 @@ def _search(run: str, options: Options, beams: int) -> bool:
     opened = options.opening.open(run)
     tokenizer = opened.tokenizer
     stop, banned = length.stopping(tokenizer).tokens, options.choice.sampling(tokenizer).logit_bias
-    prompts = options.source.read(tokenizer, goes_on=False)
+    prompts = options.source.read(tokenizer, continues=False)
     decoder = _open_decoder(options, opened, None, n_text=len(prompts), first=True)
     printer = BeamPrinter(prompts, tokenizer, n=length.n, echo=output.echo, as_json=output.json_)
     n_found, begin, shows = 0, time.perf_counter(), sys.stdout.isatty() or len(prompts) == 1
@@ -241,7 +245,7 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
     if task.file is not None:
         task.file.save()
     line = job.totals.of_all(world).line(describe_decoder(job.decoder), job.seed, interrupted=interrupted)
-    if task.goes_on and job.totals.n_written:
+    if task.goes_on_drawing and job.totals.n_written:
         line += ", continued"
     if session is not None and memory is not None and not options.remembered.read_only:
         line += f"; {session.text.n_tokens:,} tokens saved to {memory}"

@@ -53,13 +53,13 @@ class PromptSource:
         """Whether prompts come from standard input."""
         return STDIN in (self.prompt_file, self.prompts) or (self.n_source == 0 and is_piped())
 
-    def read(self, tokenizer: "Tokenizer", *, goes_on: bool) -> list[Prompt]:
+    def read(self, tokenizer: "Tokenizer", *, continues: bool) -> list[Prompt]:
         """Return the prompts; by default a beginning, or an empty prompt if a session goes on."""
         if self.prompts is not None:
             return many(self.prompts, tokenizer)
         if self.prompt is not None:
             prompt = typed(self.prompt, tokenizer)
-            if len(prompt.ids) == 0 and not goes_on:
+            if len(prompt.ids) == 0 and not continues:
                 is_lost = " holds nothing that this model's tokenizer keeps" if self.prompt else " is empty"
                 raise ConfigError(
                     f"--prompt {self.prompt!a}{is_lost}; give some text, or leave --prompt out to begin a new one"
@@ -74,7 +74,7 @@ class PromptSource:
             if len(piped.ids):
                 return [piped]
             say("note: nothing was piped in")
-        return [nothing() if goes_on else beginning(tokenizer)]
+        return [nothing() if continues else beginning(tokenizer)]
 
 
 @Parameter(name="*", group=Group("How much to write", sort_key=2))
@@ -200,7 +200,11 @@ class Remembered:
     mem_len: Natural | None = None
 
     def existing_file(self) -> Path | None:
-        """Return the file if it exists; refuse one that cannot be saved before anything is read."""
+        """Return the file that the session continues from; None: it begins anew.
+
+        Refuse a file that could not be saved, before anything is read. With `read_only` nothing is saved, and the file must
+        exist: it is returned unchecked, and opening it says if it is missing.
+        """
         file = self.memory
         if file is not None and not self.read_only:
             check_file(file, option="memory")

@@ -42,9 +42,9 @@ def plan(
         json_: print one JSON object.
     """
     from transformer_xl.config.recipes import load_recipe
-    from transformer_xl.data.corpora import choose_tokenizer
+    from transformer_xl.data.corpora import switch_to_ids
 
-    config = choose_tokenizer(load_recipe(recipe, set_ or []), set_ or [])
+    config = switch_to_ids(load_recipe(recipe, set_ or []), set_ or [])
     from transformer_xl.tools import hardware
     from transformer_xl.tools.plan import make_plan, plan_table
 

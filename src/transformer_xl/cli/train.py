@@ -90,10 +90,10 @@ def train(
     if dry_run:
         _dry_run(recipe, corpus, from_, out if resume else None, overrides, grow=grow)
         return
-    from transformer_xl.training.run import train as run
+    from transformer_xl.training.run import train as train_model
 
     display = _display(quiet)
-    outcome = run(
+    outcome = train_model(
         recipe,
         out=out,
         overrides=overrides,
@@ -158,10 +158,10 @@ def finetune(
         quiet: show warnings only.
         json_: print one JSON object at the end: scores, the best step, pictures.
     """
-    from transformer_xl.training.finetune import finetune as learn
+    from transformer_xl.training.finetune import finetune as finetune_model
 
     display = _display(quiet)
-    outcome = learn(
+    outcome = finetune_model(
         run,
         task=task,
         data=data,

@@ -148,7 +148,7 @@ def choose_corpus(config: DataConfig, corpus: str | None) -> DataConfig:
     return DataConfig(**{**config.model_dump(), "corpus": absolute_corpus(corpus)})
 
 
-def choose_tokenizer(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+def switch_to_ids(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """Return the settings with a tokenizer of ids if the corpus holds ids, unless `overrides` name another kind."""
     wanted = reduce(merge, map(parse_override, overrides), {}).get("tokenizer", {})
     kind, corpus = config.tokenizer.kind, config.data.corpus

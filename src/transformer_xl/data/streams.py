@@ -44,7 +44,8 @@ class EndlessStream(ABC):
     """Units of a segment."""
 
     is_even = False
-    """Whether all processes read and learn from as many tokens in a step, and each segment of a length in as many."""
+    """Whether all processes read equally many tokens in a step and learn from equally many, and these numbers follow from the
+    lengths of the segments alone. Then they need not ask each other."""
 
     def __init__(self, *, batch_size: int, rank: int, world_size: int) -> None:
         if batch_size % world_size:
@@ -126,7 +127,7 @@ class EndlessStream(ABC):
                 )
         epoch, n_read = state.get("epoch", -1), state.get("read", -1)
         if epoch >= 0:
-            self._go_to(epoch, n_read)  # whose number of units may be another
+            self._go_to(epoch, n_read)  # first, because epochs may have different numbers of units
         if epoch < 0 or not 0 <= n_read < self._units:
             raise ConfigError(
                 f"saved position (epoch {epoch}, segment {n_read / self._unit:g}) lies outside the text of "
@@ -264,8 +265,8 @@ class SegmentStream(LaneStream):
         text = self._epoch_text()
         for lane, row in enumerate(self._rows):
             begin = row * self._lane_len + self._n_read
-            tokens[lane], starts = text.read(begin, begin + n_token + 1)
-            documents[lane, starts[starts < n_token]] = True
+            tokens[lane], places = text.read(begin, begin + n_token + 1)
+            documents[lane, places[places < n_token]] = True
             if self._separator is not None:
                 learned[lane] = _in_answers(text, begin, begin + n_token, self._separator)
         if self._later_half:
@@ -273,8 +274,8 @@ class SegmentStream(LaneStream):
         self._move_on(n_token)
         both = torch.from_numpy(tokens)
         labels = both[:, 1:].where(torch.from_numpy(learned), NOT_SCORED)
-        starts = torch.from_numpy(documents) if self._resets else None
-        return Batch(both[:, :-1].contiguous(), labels, Rows(document_starts=starts))
+        document_starts = torch.from_numpy(documents) if self._resets else None
+        return Batch(both[:, :-1].contiguous(), labels, Rows(document_starts=document_starts))
 
 
 def _in_answers(text: PlainText | ShuffledText, begin: int, end: int, separator: int) -> np.ndarray:

@@ -111,7 +111,7 @@ class Draft:
         self._transcript = None if self.tokenizer is None else Transcript(self.tokenizer, context, self.stopping)
         self.row, self.n_read, self._since = row, n_read, time.perf_counter()
 
-    def read(self, n: int) -> None:
+    def count_read(self, n: int) -> None:
         """Count `n` more tokens of the prompt as read."""
         self.n_read += n
         now = time.perf_counter()

@@ -187,7 +187,8 @@ class RejectionSampler:
         least = self._length(row.totals[i] - ROUNDING) * row.size(i) ** min(0.0, self._spread)
         if self._top_k is not None or i in row.lowered:
             least = 0.0
-        # tokens before this one are part of the whole length, but with top_k they may displace as much of it
+        # without top_k: before ≤ most, whole ≥ before, so before - top_p · whole ≤ (1 - top_p) · most. With top_k, what comes
+        # before displaces as much of the whole, which then need not grow with it: only before ≤ most is certain
         greatest = most if self._top_k is not None else (1 - self._top_p) * most
         return -self._top_p * most, greatest if bound >= score else -self._top_p * least
 

@@ -23,9 +23,9 @@ _COMPILE_SECONDS = 10.0
 
 
 class Found(NamedTuple):
-    """The streams that step fastest, and why they are what they are."""
+    """The stream that steps fastest, and why it is what it is."""
 
-    streams: KeptKeys
+    stream: KeptKeys
     reason: str
 
 
@@ -62,7 +62,7 @@ def fastest_stream(
         tried = {precision: _compiled(open_stream(precision), on_compile) for precision in precisions}
         best = _that_compiles(min(tried.values(), key=lambda found: found.seconds))
         figures = [f"{name} compiled {_ms(found.seconds)}" for name, found in tried.items()]
-        return Found(best.streams, _measured(figures) or "as set")
+        return Found(best.stream, _measured(figures) or "as set")
     if compile is False and len(precisions) == 1:
         return Found(open_stream(precisions[0]), "as set")
     streams = {precision: open_stream(precision) for precision in precisions}
@@ -78,8 +78,8 @@ def fastest_stream(
         found = _compiled(streams[narrowest], on_compile)
         figures += [] if found.problem else [f"{narrowest} compiled {_ms(found.seconds)}"]
         if found.seconds < seconds[chosen]:
-            return Found(found.streams, _measured(figures))
-        found.streams.reader.interpret()
+            return Found(found.stream, _measured(figures))
+        found.stream.reader.interpret()
         reason = f"not compiled: {found.problem or 'that is slower'}"
     return Found(streams[chosen], "; ".join(filter(None, [_measured(figures), reason])))
 
@@ -121,9 +121,9 @@ def captured_stream(
 
 
 class _Compiled(NamedTuple):
-    """Streams with compiled code, the seconds of their step, and what went wrong, if anything."""
+    """A stream with compiled code, the seconds of its step, and what went wrong, if anything."""
 
-    streams: KeptKeys
+    stream: KeptKeys
     seconds: float
     problem: str | None = None
 

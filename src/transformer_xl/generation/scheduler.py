@@ -184,12 +184,12 @@ class Scheduler:
             return
         piece = draft.ids[draft.n_read : draft.n_read + self._decoder.tgt_len].tolist()
         try:
-            if len(draft.ids) == 1:  # single tokens are always stepped
+            if len(draft.ids) == 1:  # by a step, as all single tokens: as a segment it would have other bits
                 scores = self._decoder.scores_of(row) if draft.score_prompt else None
                 self._decoder.read([piece if other == row else [] for other in range(len(self._drafts))])
             else:
                 scores = self._decoder.advance(row, piece, scored=draft.score_prompt)
-            draft.read(len(piece))
+            draft.count_read(len(piece))
             scored = _scored(draft, piece, scores) if scores else ()
         except BaseException as error:
             yield from self._abandon([draft], error)

@@ -61,11 +61,12 @@ class LayerWeights(NamedTuple):
     position_bias: Tensor | None
     """v, (N, H): added to queries that are compared with position keys."""
     position_keys: Tensor | None
-    """r of the distances P - 1, …, 0, (N, P, H). If farther ones share that of P - 1, it is subtracted from all: a softmax does
-    not see what all scores get alike."""
+    """r of the distances P - 1, …, 0, (N, P, H). If all distances from P - 1 on have the same r, it is subtracted from every r.
+    That adds one number to all scores of a query, which a softmax does not see, and farther keys need no r."""
     distance_bias: Tensor | None
-    """b, what a distance adds to a score whatever the query, (N, P). Nothing is subtracted: scores in bf16 would round those of
-    near keys, to which most attention goes, if they were as large as ALiBi's of far ones."""
+    """b, what a distance adds to a score whatever the query, (N, P). Here nothing is subtracted. ALiBi's b is near 0 for near
+    keys, to which most attention goes, and large for far ones. If that of P - 1 were subtracted, near keys would have large
+    ones, and bf16 would round their scores."""
     shift: tuple[Tensor, Tensor] | None
     """Weights (D,) and (k, D) of what both blocks read of a token and of those before it; see `Shift.kernel`."""
     attention_gate: FrozenGate | None

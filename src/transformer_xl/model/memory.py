@@ -14,7 +14,10 @@ from torch import Tensor
 
 
 class Memory(ABC):
-    """What a model keeps of the past: named tensors whose first axis is rows, never changed in place."""
+    """What a model keeps of the past: named tensors whose first axis is rows.
+
+    Nobody changes them in place, except that a trainer on a GPU writes into a copy of its own.
+    """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
@@ -36,7 +39,10 @@ class Memory(ABC):
         return sum(x.nbytes for x in self.state_dict().values())
 
     def reset(self, rows: Tensor) -> Self:
-        """Return this memory with some rows emptied, for example where a new document begins.
+        """Return this memory with some rows emptied.
+
+        `TaskModel` uses it, whose texts begin with a segment. Where a document may begin anywhere, as in pre-training, see
+        `Rows.document_starts`: attention masks what was before, and an LSTM sets its state to zeros.
 
         Args:
             rows: bool (B,), True where a row is emptied.

@@ -87,7 +87,7 @@ class TaskModel(SequenceModel):
         return self.backbone.mem_len
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Memory:
-        # where every text begins anew, memory comes out of `forward` as it goes in
+        # without `in_documents` every text begins anew: `forward` returns the memory that it was given, unchanged
         return self.backbone.init_mems(batch_size, length=length if self._head_config.in_documents else 0)
 
     def smallest_batch(self) -> Batch:

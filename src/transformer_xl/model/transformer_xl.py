@@ -172,7 +172,7 @@ class TransformerXL(LanguageModel):
         hidden = []
         for i, layer in enumerate(self.layers):
             mem_BMD, h_BTD = self.enter(i, past.hidden[i], h_BTD, positions[i], mask.n_pad)
-            # what enters the layer, before it runs; nothing would read the output of the last one
+            # a layer's memory is made of what enters it; the output of the last layer enters none and is not kept
             kept = remembered(mem_BMD, h_BTD, mask.n_pad, mem_len=self.n_kept, ext_len=self.ext_len, keep_graph=keep_graph)
             hidden.append(kept)
             h_BTD = execution.run(layer, h_BTD, mem_BMD=mem_BMD, mask=mask, positions=positions[i], backend=backend)
@@ -200,7 +200,7 @@ class TransformerXL(LanguageModel):
 
     def embed_after(self, mems: Mems, ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Return the vectors of ids, (B, T, D), with those of their n-grams, and the last tokens for the next segment."""
-        # bodies, and callers with vectors of their own, give those, where neither n-grams nor dropped words need ids
+        # `ids` may be vectors (B, T, D), of a body or of the caller; then neither n-grams nor dropped words need ids
         h_BTD = ids if ids.is_floating_point() else self.embedding(ids)
         if self.ngrams is None:
             return self.drop_words(h_BTD, ids), None

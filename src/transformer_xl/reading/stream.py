@@ -337,10 +337,11 @@ class KeptKeys(Stream):
         self._oldest = [self._oldest[row] for row in sources.tolist()]
 
     def n_rewindable(self, row: int) -> int:
-        # what the ring holds beyond what a token sees; a young row has all that it has read. One slot does not count: a step
-        # writes the next slot, the oldest of a full ring, even in rows that are not active. Rings of inputs and tokens are
-        # shorter: with a shift or n-grams a young row goes back no farther than an old one, all in all. With zeros before the
-        # text, all positions are valid, whatever a row has read
+        # The ring holds n_slot positions, and the next token needs mem_len of them; the rest is how far a row can go back. One
+        # slot does not count, because a step writes the next slot, the oldest one of a full ring, even in rows that are not
+        # active. A young row, whose ring still holds all that it has read, can go back to its beginning. With zeros before the
+        # text, all positions are valid from the start, so n_valid does not tell a young row. The rings of inputs (shift) and
+        # tokens (n-grams) are shorter, and limit young rows, too: to `_in_rings` tokens, and not behind `_oldest`
         end, n_valid = int(self.memory.end[row]), int(self.memory.n_valid[row])
         intact, mem_len = min(n_valid, self.reader.n_slot - 1), self.reader.mem_len
         is_young = end == intact and not self.model.config.begins_with_zeros

@@ -329,7 +329,7 @@ class Engine:
                 self._begin(part)
             except Exception as error:
                 self._fail(part.ticket, refusal_of(error))
-            with self._wake:  # only now, or nothing would seem to go on in between
+            with self._wake:  # only now: a job that is neither here nor in `_parts` would make `is_idle` true
                 self._waiting = [other for other in self._waiting if other is not part]
 
     def _begin(self, part: _Part) -> None:
@@ -345,7 +345,7 @@ class Engine:
     def _free_row(self) -> int:
         """Return a row for another text; the session that was used least recently is parked for it if need be."""
 
-        def rank(row: int) -> tuple[bool, float]:  # the job of a session that is busy waits, too
+        def rank(row: int) -> tuple[bool, float]:  # a busy session in a free row has a job that waits for it: it comes last
             session = self._residents[row]
             return (session.busy is not None, session.used) if session else (False, -math.inf)
 
@@ -406,7 +406,7 @@ class Engine:
                 part.session.text.add(event)
                 part.session.n_change += 1
             if isinstance(event, Read) and (key := part.due.get(event.draft.n_read)):
-                self._prefixes.keep(key, self.decoder.take(event.draft.row))
+                self._prefixes.add(key, self.decoder.take(event.draft.row))
             if not isinstance(event, Ended):
                 self._tell(part.ticket, event)
             elif event.draft.error is None:

@@ -60,15 +60,15 @@ class Session:
     created: float  # when, in seconds since 1970
     ttl: float | None  # seconds after its last use when it is deleted; None: never
     text: TextState = field(default_factory=TextState)  # what is known of it besides what its row remembers
-    row: int | None = None  # of the decoder, where it lies; None: elsewhere. Only the engine changes this and `parked`
+    row: int | None = None  # of the decoder, where it lies; None: elsewhere. Which thread changes what: see `sessions`
     parked: RowState | None = None  # what its row remembered; None: it is in a row, or has read nothing
-    busy: "Ticket | None" = None  # the job that reads or writes in it
+    busy: "Ticket | None" = None  # the job that reads or writes in it, or waits for a row to do so
     used: float = field(default_factory=time.time)  # when it was used last, in seconds since 1970
     saved_at: int | None = None  # how many tokens the file holds; None: there is none
     n_rewindable: int = 0  # by how many tokens it can go back now
-    n_change: int = 0  # how often what it remembers has changed; only the engine changes this
+    n_change: int = 0  # grows whenever what it remembers changes; a copy of another session begins with 1
     n_saved: int = 0  # how many of these changes its file holds
-    is_gone: bool = False  # it was deleted, or left to its file
+    is_gone: bool = False  # it was deleted, left to its file, or lost; never unset
     is_leaving: bool = False  # it is being left to its file; whoever asks for it must wait
     n_users: int = 0  # requests that go on and have it in hand
     lease: ExitStack = field(default_factory=ExitStack)  # what keeps other processes away

@@ -34,7 +34,7 @@ class Prefixes:
         >>> path = prefixes.path("me", np.array([5, 6, 7, 8, 9]))
         >>> prefixes.longest(path), prefixes.due(path) == {4: path[1]}
         ((0, None), True)
-        >>> prefixes.keep(path[1], state)
+        >>> prefixes.add(path[1], state)
         >>> prefixes.longest(prefixes.path("me", np.array([5, 6, 7, 8, 1])))[0]
         4
     """
@@ -71,7 +71,7 @@ class Prefixes:
         places = {i for i in (shared, len(path) - 1) if i is not None and i >= 0 and path[i] not in self._states}
         return {(i + 1) * self._piece: path[i] for i in places if self.most}
 
-    def keep(self, key: bytes, state: RowState) -> None:
+    def add(self, key: bytes, state: RowState) -> None:
         """Keep what a row remembers at a place of a path."""
         self._states[key] = state
         while len(self._states) > self.most:

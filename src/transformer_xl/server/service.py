@@ -194,5 +194,5 @@ async def _opened(service: Serving, owner: Owner, session_id: str) -> Session:
     return await service.sessions.open(owner, session_id)
 
 
-Opened = Annotated[Session, Depends(_opened)]
+OpenedSession = Annotated[Session, Depends(_opened)]
 """The session in the path, from its file if it is not in memory."""

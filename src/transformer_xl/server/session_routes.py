@@ -15,7 +15,7 @@ from transformer_xl.generation.session import TextState
 from transformer_xl.reading.rows import whole_characters
 from transformer_xl.server.completions import CompletionAnswer, session_texts
 from transformer_xl.server.jobs import LONGEST_SECONDS, Job, RefusalError, Session
-from transformer_xl.server.service import ERRORS, EVENTS, Opened, Owner, Service, Serving
+from transformer_xl.server.service import ERRORS, EVENTS, OpenedSession, Owner, Service, Serving
 from transformer_xl.server.streaming import Events, event_stream, last, unless_gone
 from transformer_xl.server.wire import (
     Body,
@@ -198,7 +198,7 @@ async def get_session(service: Serving, owner: Owner, session_id: str) -> Sessio
 
 
 @router.get(_PATH + "/tail")
-async def tail(service: Serving, session: Opened) -> Tail:
+async def tail(service: Serving, session: OpenedSession) -> Tail:
     """Return the end of the text: what it was is not kept, but for its last tokens."""
     text = await service.sessions.in_engine(lambda: session.text.copy())  # of one moment
     ids = list(text.tail)
@@ -212,7 +212,7 @@ async def delete(service: Serving, owner: Owner, session_id: str) -> None:
 
 
 @router.delete(_PATH + "/run")
-async def stop(service: Serving, session: Opened) -> SessionAnswer:
+async def stop(service: Serving, session: OpenedSession) -> SessionAnswer:
     """Stop the call that reads or writes in a session."""
     if ticket := session.busy:
         service.engine.cancel(ticket, "stopped")
@@ -222,7 +222,7 @@ async def stop(service: Serving, session: Opened) -> SessionAnswer:
 
 
 @router.post(_PATH + "/append", response_model=Appended, responses=EVENTS)
-async def append(request: Request, service: Serving, session: Opened, body: AppendRequest) -> Response:
+async def append(request: Request, service: Serving, session: OpenedSession, body: AppendRequest) -> Response:
     """Read on; with `Accept: text/event-stream`, say meanwhile how far it is."""
     ids = await service.encode(body.content)
     if not len(ids):
@@ -258,14 +258,14 @@ async def _appended(service: Service, session: Session, body: AppendRequest, ids
 
 
 @router.post(_PATH + "/generate", response_model=CompletionAnswer, responses=EVENTS)
-async def generate(request: Request, service: Serving, session: Opened, body: GenerateRequest) -> Response:
+async def generate(request: Request, service: Serving, session: OpenedSession, body: GenerateRequest) -> Response:
     """Write on; the session remembers what it wrote."""
     _require_at(session, body.at)
     return await session_texts(service, session, body, np.empty(0, np.int64)).answer(request)
 
 
 @router.post(_PATH + "/ask", response_model=CompletionAnswer, responses=EVENTS)
-async def ask(request: Request, service: Serving, session: Opened, body: AskRequest) -> Response:
+async def ask(request: Request, service: Serving, session: OpenedSession, body: AskRequest) -> Response:
     """Read and write on copies, which are dropped."""
     prompt = await service.encode(body.content)
     return await session_texts(service, session, body, prompt, forks=True, n=body.n).answer(request)
@@ -278,7 +278,7 @@ async def fork(service: Serving, owner: Owner, session_id: str) -> SessionAnswer
 
 
 @router.post(_PATH + "/rewind")
-async def rewind(service: Serving, session: Opened, body: RewindRequest) -> SessionAnswer:
+async def rewind(service: Serving, session: OpenedSession, body: RewindRequest) -> SessionAnswer:
     """Go back by some tokens."""
     _require_at(session, body.at)
     await service.sessions.rewind(session, body.n)
@@ -286,7 +286,7 @@ async def rewind(service: Serving, session: Opened, body: RewindRequest) -> Sess
 
 
 @router.post(_PATH + "/save")
-async def save(service: Serving, session: Opened, body: SaveRequest | None = None) -> Saved:
+async def save(service: Serving, session: OpenedSession, body: SaveRequest | None = None) -> Saved:
     """Write a session to its file, or to one by a name."""
     name = body.name if body else None
     n_tokens = await service.sessions.save(session, name=name)

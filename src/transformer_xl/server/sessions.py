@@ -2,6 +2,19 @@
 
 A session is in this process (`Sessions.live`) or only a file. While it is here, a lock on a file beside its own, its lease,
 keeps other processes with the same directory away.
+
+    state       row and parked          lease  what ends it
+    empty       None, None              held   its first job gives it a row
+    in a row    a number, None          held   `Engine.park` takes the row for another job
+    parked      None, a `RowState`      held   its next job gives it a row
+    leaving     either                  held   saved and let go of: a file; used meanwhile: as it was
+    a file      there is no `Session`   free   `Sessions.open` reads it: parked
+    gone        None, None              free   nothing: `is_gone` stays, whoever still has the `Session` is refused
+
+The engine's thread owns `row`, `parked`, `n_change` and `n_rewindable` of what is live, and changes `text` and `is_gone`. The
+event loop's owns `saved_at`, `n_saved`, `is_leaving`, `n_users`, `lease` and `ttl`. Both set `used` to the time that it is.
+`busy` is set by whoever submits a job, with the engine's lock held, and cleared by the engine. At the end of a server the loop
+sets `is_gone`, too.
 """
 
 import asyncio
@@ -33,7 +46,10 @@ _EMPTY_SECONDS = 60.0
 
 
 class Sessions:
-    """The sessions of this process, and those that are only files. Used by one thread, that of the event loop.
+    """The sessions of this process, and those that are only files.
+
+    Used by the thread of the event loop. Quotas are counted and files are read and written by helper threads meanwhile, which
+    only look at `live`.
 
     Args:
         engine: reads and writes them.
@@ -171,11 +187,11 @@ class Sessions:
             async with self._adopting:
                 session = self.find(owner, name) or await self._adopt(owner, name)
         session.used = time.time()  # so that others make room before it does
-        self._keep_here(session)
+        self._count_user(session)
         return session
 
     @staticmethod
-    def _keep_here(session: Session) -> None:
+    def _count_user(session: Session) -> None:
         """Do not leave a session to its file before the request that runs now has ended."""
         request = asyncio.current_task()
         assert request
@@ -244,7 +260,7 @@ class Sessions:
                 session.saved_at, session.n_saved = text.n_tokens, n_change
         return text.n_tokens
 
-    async def _keep(self, session: Session) -> None:
+    async def _bring_file_up_to_date(self, session: Session) -> None:
         """Let the file of a session hold what it is now; one that has gone back to its beginning has none."""
         if session.text.n_tokens:
             await self.save(session)
@@ -263,7 +279,7 @@ class Sessions:
             return
         session.is_leaving = True
         try:
-            await self._keep(session)
+            await self._bring_file_up_to_date(session)
             if await self.in_engine(lambda: self._engine.let_go(session)):
                 self.forget(session)
                 self._metrics.evictions.labels("disk").inc()
@@ -358,7 +374,7 @@ class Sessions:
             rests = session.is_changed and not session.busy and now - session.used > _SAVE_IDLE_SECONDS
             if rests or (session.busy and unsaved > self._save_every):
                 with suppress(RefusalError, OSError):
-                    await self._keep(session)
+                    await self._bring_file_up_to_date(session)
             is_guest = session.id.partition("-")[0] != self.worker  # requests for it come here while its worker is away
             if is_guest and session.is_idle and now - session.used > _GUEST_SECONDS:
                 await self._let_go(session)
@@ -382,7 +398,7 @@ class Sessions:
         for session in list(self.live.values()):
             if self.store and session.is_changed and not session.is_gone:
                 try:
-                    await self._keep(session)
+                    await self._bring_file_up_to_date(session)
                 except (RefusalError, OSError):
                     self.n_unsaved += 1
                     continue  # it stays for another try

@@ -86,7 +86,10 @@ class Store:
         return [path for path in paths if path.name.startswith("saved-") == saved and not path.name.startswith(".")]
 
     def lease(self, path: Path, *, wait: float = 0.0) -> ExitStack:
-        """Keep other processes away from a session; `wait` some seconds for one that may only be looking whether it is free."""
+        """Return the lease of a session, which keeps other processes away until it is closed; refuse if another one has it.
+
+        `require_free` takes one, too, for a moment; `wait` so many seconds for that to end.
+        """
         lock = path.with_suffix(".lock")
         owner = path.with_suffix(".owner")  # beside the lock, because some systems let only its holder read that
         try:

@@ -57,10 +57,10 @@ class StreamDecoder(ABC):
         """Take one more id and return the characters that it completes, possibly none."""
         if not 0 <= token_id < self._vocab_size:
             self._refuse([token_id])
-        return self.write(token_id)
+        return self.push_known(token_id)
 
     @abstractmethod
-    def write(self, token_id: int) -> str:
+    def push_known(self, token_id: int) -> str:
         """Do the same for an id that is known to be in the vocabulary."""
 
     def finish(self) -> str:
@@ -175,7 +175,7 @@ class Tokenizer(ABC):
             TokenizerError: an id outside the vocabulary.
         """
         decoder = self.stream()
-        return "".join([*map(decoder.write, self._checked(ids)), decoder.finish()])
+        return "".join([*map(decoder.push_known, self._checked(ids)), decoder.finish()])
 
     def piece(self, token_id: int) -> bytes:
         """Return the bytes that an id stands for, which need not be whole characters."""
@@ -239,7 +239,7 @@ class PieceDecoder(StreamDecoder):
         self._pieces = tokenizer._pieces
         self._bytes = codecs.getincrementaldecoder("utf-8")(_ERRORS)
 
-    def write(self, token_id: int) -> str:
+    def push_known(self, token_id: int) -> str:
         return self._bytes.decode(self._pieces[token_id])
 
     def finish(self) -> str:

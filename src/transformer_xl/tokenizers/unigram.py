@@ -232,7 +232,7 @@ class _Decoder(PieceDecoder):
         self._owner = tokenizer
         self._at_start = True
 
-    def write(self, token_id: int) -> str:
+    def push_known(self, token_id: int) -> str:
         owner, piece, data = self._owner, self._owner.pieces[token_id], self._pieces[token_id]
         if self._at_start and data and token_id != owner._unknown:
             data = data[1:] if piece.startswith(SPACE) and owner.drops_first_space else data

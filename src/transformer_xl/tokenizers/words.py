@@ -46,7 +46,7 @@ class _WordDecoder(StreamDecoder):
         language = self._tokenizer.moses
         self._spacing = MosesSpacing(language) if language else PlainSpacing(undo_joins=self._tokenizer.undo_joins)
 
-    def write(self, token_id: int) -> str:
+    def push_known(self, token_id: int) -> str:
         word = self._words[token_id]
         if word == self._end and (self._in_line or word != self._start):  # one word may both start and end lines
             self._begin_line()

@@ -19,7 +19,7 @@ from transformer_xl.data.streams import EndlessStream
 from transformer_xl.model.build import count_parameters
 from transformer_xl.tools.variants import AblationPlan, Trial
 from transformer_xl.training.run import text_stream
-from transformer_xl.training.start import Start, begin, complete
+from transformer_xl.training.start import ReadyModel, complete, ready_model
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World
 
@@ -101,9 +101,9 @@ def n_parameters(config: RunConfig, vocab_size: int) -> int:
     return count_parameters(complete(config, vocab_size).model)
 
 
-def make_parts(config: RunConfig, corpus: PreparedCorpus) -> tuple[Start, EndlessStream]:
+def make_parts(config: RunConfig, corpus: PreparedCorpus) -> tuple[ReadyModel, EndlessStream]:
     """Make what a run in a single process trains: its model, and what it reads; refuse what it would fail at."""
-    start = begin(complete(config, corpus.tokenizer.vocab_size), World())
+    start = ready_model(complete(config, corpus.tokenizer.vocab_size), World())
     return start, text_stream(start.config, corpus, World())
 
 

@@ -16,7 +16,7 @@ from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.recipes import apply_overrides, load_recipe
 from transformer_xl.config.run import RunConfig
 from transformer_xl.config.settings import Natural, Positive
-from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
+from transformer_xl.data.corpora import choose_corpus, switch_to_ids
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.kinds import ATTENTION, attention_kind
 
@@ -142,7 +142,7 @@ def make_variants(
             if len(recipes) == 1:
                 raise
             raise ConfigError(f"recipe '{recipe}': {error}") from None  # each kind of model has settings of its own
-        base = choose_tokenizer(base.model_copy(update={"data": choose_corpus(base.data, corpus)}), overrides)
+        base = switch_to_ids(base.model_copy(update={"data": choose_corpus(base.data, corpus)}), overrides)
         for variant in _of_recipe(base, asked, everything=everything, several=len(recipes) > 1):
             if variant.name in variants:
                 raise ConfigError(

@@ -74,17 +74,17 @@ class Feed:
 
     def __init__(self, stream: EndlessStream, config: TrainConfig, *, ahead: bool = False) -> None:
         self._stream, self._config, self._ahead = stream, config, ahead
-        self._waiting: tuple[Place, list[Batch]] | None = None  # read ahead
+        self._read_ahead: tuple[Place, list[Batch]] | None = None  # read ahead
 
     @property
     def place(self) -> Place:
         """The place of the next token to train on."""
-        return self._waiting[0] if self._waiting else Place.of(self._stream)
+        return self._read_ahead[0] if self._read_ahead else Place.of(self._stream)
 
     def read(self, step: int) -> list[Batch]:
         """Return the segments of a step. It ends where an epoch ends, because memory begins anew there."""
-        if self._waiting:
-            (_, batches), self._waiting = self._waiting, None
+        if self._read_ahead:
+            (_, batches), self._read_ahead = self._read_ahead, None
             return batches
         batches: list[Batch] = []
         while len(batches) < self._config.tbptt_segments and not (batches and self._stream.starts_epoch):
@@ -93,8 +93,8 @@ class Feed:
 
     def prefetch(self, step: int) -> None:
         """Read the segments of the next step. Call it when the device has its work."""
-        if self._ahead and not self._waiting:
-            self._waiting = Place.of(self._stream), self.read(step)
+        if self._ahead and not self._read_ahead:
+            self._read_ahead = Place.of(self._stream), self.read(step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of the next token as JSON values."""
@@ -106,5 +106,5 @@ class Feed:
         Raises:
             ConfigError: the place belongs to another text or layout, or is damaged.
         """
-        self._waiting = None
+        self._read_ahead = None
         self._stream.load_state_dict(state["stream"])

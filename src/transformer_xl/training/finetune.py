@@ -268,7 +268,7 @@ class FineTuning(Objective[TaskOutcome]):
     def conclude(self, run: Run[TaskOutcome], received: list[int]) -> TaskOutcome:
         """Score the best weights, which `load` takes, on the validation and test texts, and draw the confusions."""
         trainer = run.trainer
-        why = f", because {run.waiting} validations in a row brought nothing better" if trainer.progress < 1 else ""
+        why = f", because {run.since_best} validations in a row brought nothing better" if trainer.progress < 1 else ""
         did = f"{trainer.step:,} steps, {clock(trainer.seconds)} of training{why}"
         finished = trainer.step == run.began
         run.display.say(

@@ -66,7 +66,7 @@ class Objective(ABC, Generic[Ending]):
     overrides: list[str]  # `section.key=value`
     base: str | None  # whose weights a new run begins with; None: of a run that goes on, or random ones
     tokenizer: Tokenizer  # known when the texts are read
-    text: str  # name of what is learned from, likewise
+    text: str  # a phrase that names what is learned from, likewise
     checksum: str  # of it, wherever it lies
     sizes: dict[str, int]  # tokens or texts of each split
 
@@ -182,14 +182,14 @@ class Run(Generic[Ending]):
     checkpoint_bytes: int
     interval: Interval = field(default_factory=Interval)
     best: Best | None = None
-    waiting: int = 0  # validations since the best one; only tasks with `task.patience` count them
+    since_best: int = 0  # validations since the best one; only tasks with `task.patience` count them
     began: int = 0  # the step at which this process began
 
     @property
     def is_over(self) -> bool:
         """Whether the budget is used up, or the patience."""
         patience = self.config.task and self.config.task.patience
-        return self.trainer.progress >= 1 or bool(patience and self.waiting >= patience)
+        return self.trainer.progress >= 1 or bool(patience and self.since_best >= patience)
 
     @property
     def store(self) -> CheckpointStore:
@@ -210,8 +210,8 @@ class Run(Generic[Ending]):
             for name, n in self.trainer.used.items()
             if n >= 1
         ]
-        if patience and self.waiting >= patience:
-            sets.append(f" --set task.patience={2 * self.waiting}")
+        if patience and self.since_best >= patience:
+            sets.append(f" --set task.patience={2 * self.since_best}")
         return f"txl {self.objective.command} --resume --out {self.quoted_path}{''.join(sets)}"
 
     def note(self, kind: str, **values: Any) -> None:
@@ -278,15 +278,15 @@ def restore(run: Run[Any]) -> None:
                 "or begin a new run with its weights (--from)"
             )
         try:
-            record = checkpoint.state["record"]
-            if record["training_text"] != run.objective.checksum:
+            saved = checkpoint.state["record"]
+            if saved["training_text"] != run.objective.checksum:
                 raise CheckpointError(
                     f"{run.objective.text} is not the one that {where} has read so far; restore it, or start another run with "
                     "another --out"
                 )
             run.trainer.restore(checkpoint)
-            run.interval, run.waiting = Interval(**record["interval"]), record["waiting"]
-            best = Best(**record["best"]) if record["best"] else None
+            run.interval, run.since_best = Interval(**saved["interval"]), saved["waiting"]
+            best = Best(**saved["best"]) if saved["best"] else None
         except (ValueError, RuntimeError, LookupError, TypeError) as error:
             reason = str(error).strip().splitlines()[-1].partition(";")[0].strip()
             remedy = "restore it from a copy, or delete its directory to go on from the one before"
@@ -327,12 +327,12 @@ def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
             run.display.warn(f"steps are launched kernel by kernel, because a graph fails: {trainer.graph_problem}")
             told_of_graph = True
         if trainer.step % config.log_interval == 0 or last:
-            _log(run, result, final=True)
+            _log(run, result, ends_interval=True)
         elif trainer.step % 10 == 0:
-            _log(run, result, final=False)
+            _log(run, result, ends_interval=False)
         best = _validate(run) if trainer.step % config.eval_interval == 0 or last else None
         if run.is_over and not last and run.interval.tokens:  # patience has ended it
-            _log(run, result, final=True)
+            _log(run, result, ends_interval=True)
         if trainer.step % config.checkpoint_interval == 0 or best or run.is_over:
             saved_step = save(run, best=best, must=run.is_over) or saved_step
     number = run.stopped_by(received) if stopping else None
@@ -358,8 +358,8 @@ def _count(run: Run[Any], unread: deque[tuple[StepResult, float]], *, n_late: in
             run.display.warn(f"step {result.step}: loss or gradient not finite, step skipped ({trainer.skipped} so far)")
 
 
-def _log(run: Run[Any], result: StepResult, *, final: bool) -> None:
-    """Show the progress. `final` also writes the interval to the log and begins a new one."""
+def _log(run: Run[Any], result: StepResult, *, ends_interval: bool) -> None:
+    """Show the progress. `ends_interval` also writes the interval to the log and begins a new one."""
     interval, trainer = run.interval, run.trainer
     speed = interval.tokens / max(interval.seconds, 1e-9)
     loss = interval.loss
@@ -368,9 +368,9 @@ def _log(run: Run[Any], result: StepResult, *, final: bool) -> None:
         progress=trainer.progress,
         loss=math.nan if loss is None else loss,
         tokens_per_second=speed,
-        final=final,
+        final=ends_interval,
     )
-    if final:
+    if ends_interval:
         rate, skipped = run.config.optim.lr * result.rate, trainer.skipped
         figures = {"lr": rate, "grad_norm": result.grad_norm, "skipped": skipped, "tokens_per_second": round(speed, 1)}
         run.note("train", loss=loss, **figures)
@@ -387,7 +387,7 @@ def _validate(run: Run[Any]) -> Best | None:
     candidates = [Best(loss, step, average=i > 0, tie_break=tie_break) for i, (loss, tie_break) in enumerate(losses)]
     best = min(candidates, key=lambda each: each.order)
     is_best = best.order < (run.best.order if run.best else (math.inf,))
-    run.waiting = 0 if is_best else run.waiting + 1
+    run.since_best = 0 if is_best else run.since_best + 1
     return best if is_best else None
 
 
@@ -397,11 +397,11 @@ def save(run: Run[Any], *, best: Best | None = None, must: bool) -> int | None:
     if trainer.bad_in_a_row and not must:  # the run may be about to fail, and a bad checkpoint would replace a good one
         return None
     newest_best = best or run.best
-    record: dict[str, Any] = {
+    state: dict[str, Any] = {
         "interval": asdict(run.interval),
         "best": asdict(newest_best) if newest_best else None,
         "training_text": run.objective.checksum,
-        "waiting": run.waiting,
+        "waiting": run.since_best,
     }
     try:
         finite = trainer.finite
@@ -411,7 +411,7 @@ def save(run: Run[Any], *, best: Best | None = None, must: bool) -> int | None:
                     f"diverged: weights are not finite after step {trainer.step}, so they are not saved; the checkpoints "
                     "before are intact, resume with a lower optim.lr or optim.clip"
                 )
-        checkpoint = trainer.checkpoint(record)
+        checkpoint = trainer.checkpoint(state)
         with run.world.agreed():
             if checkpoint and run.record:
                 run.record.sync()

@@ -14,7 +14,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config.recipes import apply_overrides, load_recipe
 from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.console import clock
-from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
+from transformer_xl.data.corpora import choose_corpus, switch_to_ids
 from transformer_xl.data.named import SPLITS
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare, texts_of
 from transformer_xl.data.streams import EndlessStream, SegmentStream
@@ -149,7 +149,7 @@ class Pretraining(Objective[Outcome]):
         if config.model.head is not None:
             raise ConfigError("model.head is what txl finetune sets; leave it out, a model is trained on text without one")
         config = self.changed(config)
-        return config if base is not None or isinstance(recipe, RunConfig) else choose_tokenizer(config, self.overrides)
+        return config if base is not None or isinstance(recipe, RunConfig) else switch_to_ids(config, self.overrides)
 
     def _settings_with(self, base: str) -> RunConfig:
         """Return the settings of a run that begins with a model: its [model] and [tokenizer], the recipe's rest."""

@@ -218,7 +218,7 @@ def check_model(config: RunConfig) -> None:
 
 
 @dataclass(frozen=True)
-class Start:
+class ReadyModel:
     """A model about to be trained."""
 
     config: RunConfig  # with the precision chosen
@@ -228,7 +228,7 @@ class Start:
     why: str  # this precision was chosen
 
 
-def begin(config: RunConfig, world: World) -> Start:
+def ready_model(config: RunConfig, world: World) -> ReadyModel:
     """Choose the machine, and make the model of complete settings; refuse what there is no room for."""
     with world.agreed():
         device = choose_device(config.train.device)
@@ -247,7 +247,7 @@ def begin(config: RunConfig, world: World) -> Start:
     model = make_model(config.model)
     with world.agreed():
         check_settings(model, train=config.train, precision=precision, world=world, device=device)
-    return Start(config, model, device, precision, why)
+    return ReadyModel(config, model, device, precision, why)
 
 
 def _build(
@@ -276,14 +276,14 @@ def _build(
         vocabulary=objective.tokenizer.fingerprint,
         version=__version__,
     )
-    begun = begin(config, world)
-    config, model, device = begun.config, begun.model, begun.device
+    ready = ready_model(config, world)
+    config, model, device = ready.config, ready.model, ready.device
     if base is not None and theirs is not None and base.config.vocab_size != config.model.vocab_size:
         base = with_rows(base, torch.from_numpy(origins(theirs, objective.tokenizer)))
     has_head = base is not None and _take_weights(model, base)
     _adapt(model, config)
     size = checkpoint_bytes(model, train=config.train, optim=config.optim)
-    settings: dict[str, Any] = {"train": config.train, "optim": config.optim, "precision": begun.precision}
+    settings: dict[str, Any] = {"train": config.train, "optim": config.optim, "precision": ready.precision}
     trainer = Trainer(model, stream, **settings, world=world, device=device)
     record = None
     with world.agreed():
@@ -293,7 +293,7 @@ def _build(
                 directory.create(config, objective.tokenizer)
             record = Record(directory.path, loggers=loggers, settings=config.model_dump(mode="json"), warn=display.warn)
     run = Run(objective, directory, config, trainer, world, display, record, size)
-    _introduce(run, begun, None if base is None else has_head)
+    _introduce(run, ready, None if base is None else has_head)
     if base is not None:
         save(run, must=True)  # so that a resumed run needs nothing of its base
     return run
@@ -331,9 +331,9 @@ def _adapt(model: SequenceModel, config: RunConfig) -> None:
 # --- what a person is told ------------------------------------------------------------------------------------------------
 
 
-def _introduce(run: Run[Any], begun: Start, has_head: bool | None) -> None:
+def _introduce(run: Run[Any], ready: ReadyModel, has_head: bool | None) -> None:
     """Say what learns from what, and where; `has_head`: whether the base's head was taken, None if there is no base."""
-    config, model, trainer, say = run.config, begun.model, run.trainer, run.display.say
+    config, model, trainer, say = run.config, ready.model, run.trainer, run.display.say
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     n_parameters, n_learn = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
     some = f" ({n_learn:,} learn)" if n_learn < n_parameters else ""
@@ -342,8 +342,8 @@ def _introduce(run: Run[Any], begun: Start, has_head: bool | None) -> None:
     say(f"{config.name}: {n_parameters:,} parameters{some}, {run.objective.contents(config)}{beginning}")
     for note in run.objective.notes(config):
         say(note)
-    say(f"{begun.precision} on {begun.device}: {begun.why}; run directory {run.directory.path}")
-    if begun.device.type == "cuda":
+    say(f"{ready.precision} on {ready.device}: {ready.why}; run directory {run.directory.path}")
+    if ready.device.type == "cuda":
         why = trainer.why_no_graph
         say(f"kernels are launched one by one: {why}" if why else "the kernels of a step are launched as one graph")
     if not run.world.alone:

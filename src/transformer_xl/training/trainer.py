@@ -164,13 +164,13 @@ class Trainer:
         tail_sizes = self._tail_sizes(groups)
         groups = [[batch.to(self.device) for batch in group] for group in groups]
         compute = partial(self._step, n_scored=n_scored, progress=progress, tail_sizes=tail_sizes)
-        factor = rate if self.waits else torch.full((), rate, device=self.device)
+        rate_there = rate if self.waits else torch.full((), rate, device=self.device)
         if self._graphs is None:
-            numbers = compute(groups, factor)
+            numbers = compute(groups, rate_there)
         else:
             key = (n_scored, tail_sizes, self.average.is_due(progress))
-            numbers = _launched(self._graphs, key, compute, groups, factor)
-        self.feed.prefetch(self.step + 1)
+            numbers = _launched(self._graphs, key, compute, groups, rate_there)
+        self.feed.prefetch(self.step + 1)  # while the device computes, unless `_step` did so before it waited
         self.step += 1
         self.tokens += n_token
         # with a budget of time, all processes count the first one's time, so that they end at the same step
@@ -205,7 +205,7 @@ class Trainer:
             self.scaler.unscale_(optimizer)
         norm, found_inf = clipped(self.model.parameters(), self.clip), None
         if self.waits:
-            self.feed.prefetch(self.step + 1)
+            self.feed.prefetch(self.step + 1)  # before the next line waits for the device
             numbers = self._decided(nats, norm)
             if numbers[2] != _GOOD:
                 return numbers
@@ -248,7 +248,10 @@ class Trainer:
                 )
 
     def _rate(self, segments: list[Batch], before: float) -> float:
-        """Return the factor on the learning rate of a step that has read its segments; `before`: the progress without them."""
+        """Return the factor on the learning rates of a step that has read its segments; `before`: the progress without them.
+
+        Reading has moved `feed.place`, and so `progress`; `step` and `tokens` count this step only after it.
+        """
         share = max(self.progress - before, 1 / self.config.max_steps if self.config.max_steps else 0.0)  # 0: nobody knows
         rate = self.schedule.factor(self.step, before, share=share)
         if self.schedule.config.lr_by_length:  # of what it reads
