@@ -82,6 +82,7 @@ class Plan:
     compute_seconds: float  # of a step, as are the others
     update_seconds: float
     send_seconds: float
+    step_seconds: float  # whose sending hides behind computing
     tokens: float | None  # of the whole run, by all devices; None if the length of the corpus decides
     hardware: Hardware
     advice: tuple[str, ...]  # what to change, and warnings
@@ -93,11 +94,6 @@ class Plan:
         return self.memory.total <= USABLE * self.hardware.memory
 
     @property
-    def step_seconds(self) -> float:
-        """Seconds of a step whose sending hides behind computing."""
-        return max(self.compute_seconds, self.send_seconds) + self.update_seconds
-
-    @property
     def tokens_per_second(self) -> float:
         """Of all devices."""
         return self.tokens_per_step / self.step_seconds
@@ -107,7 +103,7 @@ class Plan:
         values = asdict(self)
         del values["flops"]
         values["memory"]["total"] = self.memory.total
-        derived = {name: getattr(self, name) for name in ("fits", "step_seconds", "tokens_per_second")}
+        derived = {name: getattr(self, name) for name in ("fits", "tokens_per_second")}
         flops = {"forward": self.flops.forward, "backward": self.flops.backward, "needed": self.flops.flops}
         model = self.model.model_dump(mode="json")
         return values | derived | {"model": model, "flops_per_token": flops}
@@ -146,7 +142,13 @@ def make_plan(config: RunConfig, hardware: Hardware, *, gpus: int = 1) -> Plan:
     # DDP sums gradients after the last pass; FSDP after each, and gathers weights for each forward and backward pass
     sent: dict[Division, float] = {"ddp": 2 * ring, "fsdp": 3 * train.accumulate * train.tbptt_segments * ring}
     send = sent[layout.division] / (hardware.link if gpus <= _PER_MACHINE else min(hardware.link, _NETWORK))
-    plan = Plan(
+    step_seconds = max(compute, send) + update
+    limits = [train.max_steps * tokens_per_step] if train.max_steps else []
+    limits += [train.max_tokens] if train.max_tokens else []
+    limits += [60 * train.max_minutes * tokens_per_step / step_seconds] if train.max_minutes else []
+    other = next((other for other in _remedies(config, layout, gpus) if memory_of(other).total <= usable), None)
+    remedy = None if other is None else (other, memory_of(other).total)
+    return Plan(
         recipe=config.name,
         model=settings,
         parameters=n_parameter,
@@ -159,17 +161,12 @@ def make_plan(config: RunConfig, hardware: Hardware, *, gpus: int = 1) -> Plan:
         compute_seconds=compute,
         update_seconds=update,
         send_seconds=send,
-        tokens=None,
+        step_seconds=step_seconds,
+        tokens=min(limits, default=None),
         hardware=hardware,
-        advice=(),
+        advice=(*_advice_on_memory(memory, usable, layout, remedy), *_advice_on_time(step_seconds, compute=compute, send=send)),
         assumptions=tuple(_assumptions(config, model, origin, hardware, gpus)),
     )
-    limits = [train.max_steps * tokens_per_step] if train.max_steps else []
-    limits += [train.max_tokens] if train.max_tokens else []
-    limits += [60 * train.max_minutes * plan.tokens_per_second] if train.max_minutes else []
-    other = next((other for other in _remedies(config, layout, gpus) if memory_of(other).total <= usable), None)
-    remedy = None if other is None else (other, memory_of(other).total)
-    return replace(plan, tokens=min(limits, default=None), advice=tuple(_advice(plan, remedy)))
 
 
 def _memory(
@@ -213,9 +210,10 @@ def _remedies(config: RunConfig, layout: StepLayout, gpus: int) -> Iterator[Step
         yield StepLayout(division, n_group, checkpointing)
 
 
-def _advice(plan: Plan, remedy: tuple[StepLayout, int] | None) -> Iterator[str]:
-    memory, usable = plan.memory, USABLE * plan.hardware.memory
-    if not plan.fits:
+def _advice_on_memory(
+    memory: StepMemory, usable: float, layout: StepLayout, remedy: tuple[StepLayout, int] | None
+) -> Iterator[str]:
+    if memory.total > usable:
         problem = f"does not fit: {memory.total / 1e9:,.1f} GB of {usable / 1e9:,.1f} usable"
         if remedy is None:
             held = memory.weights + memory.gradients + memory.optimizer
@@ -223,17 +221,20 @@ def _advice(plan: Plan, remedy: tuple[StepLayout, int] | None) -> Iterator[str]:
         else:
             other, total = remedy
             values = {"parallel": other.division, "checkpoint_layers": other.checkpointing, "accumulate": other.accumulate}
-            before = (plan.layout.division, plan.layout.checkpointing, plan.layout.accumulate)
+            before = (layout.division, layout.checkpointing, layout.accumulate)
             changes = [
                 f"train.{name}={str(value).lower()}"
                 for (name, value), old in zip(values.items(), before, strict=True)
                 if value != old
             ]
             yield f"{problem}; with {', '.join(changes)} it takes {total / 1e9:,.1f} GB"
-    if plan.step_seconds < _LEAST_STEP:
+
+
+def _advice_on_time(step_seconds: float, *, compute: float, send: float) -> Iterator[str]:
+    if step_seconds < _LEAST_STEP:
         yield "a step this small is bound by launching its kernels, which is not counted: expect milliseconds"
-    if plan.send_seconds > plan.compute_seconds:
-        what = f"sending takes longer ({plan.send_seconds:.2f} s) than computing ({plan.compute_seconds:.2f} s)"
+    if send > compute:
+        what = f"sending takes longer ({send:.2f} s) than computing ({compute:.2f} s)"
         yield f"{what}: take more lanes a step (train.batch_size), a smaller train.accumulate, or fewer GPUs"
 
 
