@@ -136,6 +136,12 @@ def check_file(path: Path, *, option: str) -> None:
         raise ConfigError(f"--{option} '{path}': the directory '{folder}' is not there or cannot be written; choose another")
 
 
+def check_new(path: Path) -> None:
+    """Refuse a file that somebody has begun already, where it is not gone on with."""
+    if path.exists() and path.stat().st_size:
+        raise ConfigError(f"'{path}' is there already; go on with it by --resume, or choose another --out")
+
+
 @contextmanager
 def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[None]:
     """Hold a lock while the block runs, in a directory of ours; it is released if the process dies.

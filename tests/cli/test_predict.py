@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from transformer_xl.model.task_model import TaskModel
 from transformer_xl.tasks.metrics import TaskScore
 from transformer_xl.tasks.predict import read_texts
 from transformer_xl.tokenizers.characters import CharTokenizer
+from transformer_xl.training.entries import read_metrics
 
 N = 40
 
@@ -93,7 +95,8 @@ def test_a_file_that_is_gone_on_with_is_the_same_to_the_last_byte(txl: Txl, mode
     assert f"{N} lines in " in txl(*command).err
     out = Path("found.jsonl")
     whole = out.read_bytes()
-    assert "is there already; go on with it by --resume" in txl(*command).complaint
+    for before in (("predict", "gone", "gone.txt"), ("score", "gone", "gone.txt"), ("translate", "gone", "--file", "gone.txt")):
+        assert "is there already; go on with it by --resume" in txl(*before, "--out", "found.jsonl").complaint  # first of all
     for n in (0, 1, len(whole) // 3, len(whole) - 1, len(whole)):
         out.write_bytes(whole[:n])
         n_kept = whole[:n].count(b"\n")
@@ -325,6 +328,31 @@ def test_mistakes(txl: Txl, model: Callable[[str], TaskModel]) -> None:
         "names.tsv --out none.tsv": "'names.tsv' holds no text; give another file",
     }.items():
         assert txl("predict", "mood", *command.split()).complaint.startswith(complaint), command
+
+
+def test_texts_that_were_held_out_are_scored_apart(txl: Txl, workbench: Path) -> None:
+    """They have chosen the weights, so that a score of what was learned from is of the other texts alone."""
+    rows = [f"text {n}\t{n / 10}" for n in range(40)]
+    Path("data").mkdir()
+    Path("data/train.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+
+    def tuned(run: str, data: str) -> str:
+        settings = ("--task", "regression", "--data", data, "--set", "train.max_steps=2", "--seed", "5")
+        assert txl("finetune", "run", "--out", run, *settings).status == 0
+        return run
+
+    def score(run: str, *options: str) -> dict[str, Any]:
+        return json.loads(txl("eval", run, "--precision", "fp32", "--json", *options).out)
+
+    run = tuned("tuned", "data/train.tsv")
+    train, valid, whole = (score(run, *how.split()) for how in ("--split train", "--split valid", "--file data/train.tsv"))
+    assert train["text"] == "the 36 texts of 'data/train.tsv' that were learned from"
+    assert 36 * train["mse"] + 4 * valid["mse"] == pytest.approx(40 * whole["mse"], rel=1e-5)
+    assert valid["mse"] == pytest.approx(read_metrics(Path(run))[-1]["mse"], rel=1e-3)
+    assert "held out of 'data/train.tsv' (--split valid); give one" in txl("eval", run).complaint
+    Path("data/dev.tsv").write_text("\n".join(["text\tlabel", *rows[:7]]) + "\n")
+    run = tuned("other", "data")
+    assert [score(run, *how)["text"] for how in ((), ("--split", "train"))] == ["data/dev.tsv", "data/train.tsv"]
 
 
 def test_scores_of_a_fine_tuned_model(txl: Txl, model: Callable[[str], TaskModel]) -> None:

@@ -116,7 +116,8 @@ def evaluate(
     each document by itself; without memory, they are read without questions.
 
     For a fine-tuned run, its predictions for a file with labels are scored.
-    Default: the run's own test file, or else its validation file.
+    Default: the run's own test file, or else its validation file. Without one,
+    --split valid and train are what was held out of its texts and what was not.
 
     Args:
         run: directory of a run; with --file or --corpus, also of an exported model.
@@ -197,28 +198,28 @@ class _Job:
 def _score_task(job: _Job) -> None:
     """Print how often a fine-tuned model is right about the texts of a file with labels."""
     from transformer_xl.tasks.metrics import tally_of
-    from transformer_xl.tasks.predict import head_of, precision_of_texts, predictions, read_texts
+    from transformer_xl.tasks.predict import head_of, precision_of_texts, predictions
 
     opened = job.opened
     if not job.world.alone:
         raise ConfigError(f"'{job.run}' is fine-tuned, and is scored in one process; start txl eval without torchrun")
     model, head = opened.any_model, head_of(opened.any_model)
     chosen = precision_of_texts(job.options.precision, opened.device)
-    file = job.choice.labelled_file(opened)
+    what, texts = job.choice.labelled(opened)
     begin, tally = time.perf_counter(), tally_of(head.kind, head.labels)
     how: dict[str, Any] = {"batch_size": job.options.batch_size or 32, "precision": chosen}
     with progress("scoring", unit="texts", hidden=job.quiet) as bar:
-        for each in predictions(model, opened.tokenizer, read_texts(file, opened, labelled=True), **how):
+        for each in predictions(model, opened.tokenizer, texts, **how):
             tally.add(each)
             bar.advance()
     score, seconds = tally.score(), time.perf_counter() - begin
     if job.json:
-        facts = {"run": job.run, "text": str(file), "precision": chosen, "seconds": seconds}
+        facts = {"run": job.run, "text": what, "precision": chosen, "seconds": seconds}
         print(json.dumps(facts | score.as_dict()))
         return
     if score.remark:
         warn(score.remark)
-    print(f"{file}: {score.in_words()}, {chosen}, {seconds:.1f} s")
+    print(f"{what}: {score.in_words()}, {chosen}, {seconds:.1f} s")
     if score.per_label:
         rows = [[f"{each[name]:.3f}" for name in ("precision", "recall", "f1")] for each in score.per_label.values()]
         counts = [f"{each['n']:,}" for each in score.per_label.values()]

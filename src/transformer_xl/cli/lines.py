@@ -16,7 +16,7 @@ from transformer_xl.cli.options import Flag, Json
 from transformer_xl.cli.printers import show
 from transformer_xl.console import Bar, Unit, progress, say
 from transformer_xl.errors import ConfigError, CorpusError
-from transformer_xl.files import check_file
+from transformer_xl.files import check_file, check_new
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class LineOutput:
     def __post_init__(self) -> None:
         if self.out is not None:
             check_file(self.out, option="out")
+            if not self.resume:
+                check_new(self.out)  # before the model and the texts are read
         elif self.resume:
             raise ConfigError("--resume goes on with a file; name it with --out")
 

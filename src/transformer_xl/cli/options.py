@@ -4,7 +4,7 @@ import difflib
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ from transformer_xl.errors import ConfigError, did_you_mean, one_line, shown
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
+    from transformer_xl.data.labels import Example
     from transformer_xl.data.text import Text
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
@@ -143,21 +144,33 @@ class TextChoice:
             raise ConfigError("--file scores a whole file; leave --split and --corpus out")
         return opened.text(file=self.file, split=self.split, corpus=self.corpus)
 
-    def labelled_file(self, opened: "Opened") -> Path:
-        """Return the file with labels for a fine-tuned model: by default its run's test file, or else its validation file."""
-        from transformer_xl.data.task_texts import find_files
+    def labelled(self, opened: "Opened") -> "tuple[str, Iterable[Example]]":
+        """Return texts with labels for a fine-tuned model, and what they are: by default its run's test or validation file.
+
+        If a run has no validation file, what was held out of its training file is another split than what was learned from.
+        """
+        from transformer_xl.data.task_texts import find_files, read_task
+        from transformer_xl.tasks.predict import read_texts
 
         if self.corpus is not None:
             raise ConfigError(f"'{opened.source}' is fine-tuned; give a file with labels by --file instead of --corpus")
-        if self.file is not None:
-            return self.file
-        files = find_files(opened.config.task) if opened.config.task else None
+        task = opened.config.task
+        files = find_files(task) if task and self.file is None else None
+        if task and files and not files.valid and self.split in ("train", "valid"):
+            texts = read_task(task, seed=opened.config.train.seed)
+            chosen, what = (texts.train, "learned from") if self.split == "train" else (texts.valid, "held out")
+            examples = (each.example if task.kind == "span" else each for each in chosen)
+            return f"the {len(chosen):,} texts of '{files.train}' that were {what}", examples
         wanted = (self.split,) if self.split else ("test", "valid")
-        found = next((file for name in wanted if files and (file := getattr(files, name))), None)
+        found = self.file or next((file for name in wanted if files and (file := getattr(files, name))), None)
         if found is None:
-            source = opened.source
-            raise ConfigError(f"'{source}' has no file of its own to {wanted[0]} on; give one with labels by --file")
-        return found
+            held = ""
+            if files and not files.valid:
+                held = f": it was validated on texts held out of '{files.train}' (--split valid)"
+            raise ConfigError(
+                f"'{opened.source}' has no file of its own to {wanted[0]} on{held}; give one with labels by --file"
+            )
+        return str(found), read_texts(found, opened, labelled=True)
 
 
 @Parameter(name="*")

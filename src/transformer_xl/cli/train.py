@@ -68,7 +68,7 @@ def train(
         logger: tensorboard or wandb, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
         compatible: train a model that can be exported to Hugging Face's and the authors' programs (txl convert --to).
         import_: a module that registers your own kinds: its name, or PATH/NAME.py; may be repeated.
-        dry_run: print parameters, memory, operations and time on this machine (of an LSTM: parameters); write nothing.
+        dry_run: print parameters, memory, operations and time on this machine; write nothing.
     """
     import_kinds(import_)
     if dry_run and not is_reporter():

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from transformer_xl.data.entities import name_entities
 from transformer_xl.data.text_files import content_sha256
 from transformer_xl.errors import ConfigError, CorpusError, one_line, shown
-from transformer_xl.files import canonical_json, files_below, locked, replace_file
+from transformer_xl.files import canonical_json, check_new, files_below, locked, replace_file
 from transformer_xl.generation.session_file import model_sha256
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.tasks.metrics import Prediction
@@ -112,9 +112,9 @@ def prediction_file(path: Path, origin: Mapping[str, str], *, resume: bool) -> I
 
     with locked(path.with_name(f"{path.name}.lock"), on_busy=refuse):
         n_kept = 0
+        if not resume:
+            check_new(path)
         if path.exists() and path.stat().st_size:
-            if not resume:
-                raise ConfigError(f"'{path}' is there already; go on with it by --resume, or choose another --out")
             _check_origin(path, read_json_object(record), origin)
             read = json.loads if origin["lines"] == "json" else bytes.decode
             n_kept = _whole_lines(path, read, in_sentences=origin["lines"] == "conll")
