@@ -258,7 +258,7 @@ def conduct(run: Run[Ending]) -> Ending:
 
 def restore(run: Run[Any]) -> None:
     """Go back to the newest undamaged checkpoint; drop later entries of the log and later checkpoints."""
-    world, where = run.world, f"the run in '{run.directory.path}'"
+    world = run.world
     checkpoint: Checkpoint | None = None
     with world.agreed():
         if world.first:
@@ -272,33 +272,10 @@ def restore(run: Run[Any]) -> None:
         return
     with world.agreed():
         checkpoint = checkpoint or run.store.load(step)
-        if not checkpoint.copies:
-            raise CheckpointError(
-                f"'{run.directory.path}' was trained by transformer_xl 0.2, which saved other states; go on with that version, "
-                "or begin a new run with its weights (--from)"
-            )
-        try:
-            saved = checkpoint.state["record"]
-            if saved["training_text"] != run.objective.checksum:
-                raise CheckpointError(
-                    f"{run.objective.text} is not the one that {where} has read so far; restore it, or start another run with "
-                    "another --out"
-                )
-            run.trainer.restore(checkpoint)
-            run.interval, run.since_best = Interval(**saved["interval"]), saved["waiting"]
-            best = Best(**saved["best"]) if saved["best"] else None
-        except (ValueError, RuntimeError, LookupError, TypeError) as error:
-            reason = str(error).strip().splitlines()[-1].partition(";")[0].strip()
-            remedy = "restore it from a copy, or delete its directory to go on from the one before"
-            raise CheckpointError(f"checkpoint {step} does not fit {where}: {reason}; {remedy}") from None
-        run.best = best if best and best.step in run.store.steps() else None
-    run.began = step
+        _apply(run, checkpoint)
     with world.agreed():
         if run.record:
-            run.store.rewind(step, best=run.best.step if run.best else None)
-            if not run.is_over:
-                run.store.check_room(run.checkpoint_bytes, warn=run.display.warn)
-            run.record.rewind(step)
+            _rewind(run, run.record, step)
     saved_by = checkpoint.state["world_size"]
     if saved_by != world.size:
         run.display.say(
@@ -306,6 +283,40 @@ def restore(run: Run[Any]) -> None:
             "other random numbers in dropout"
         )
     run.display.say(f"resumed at step {checkpoint.step:,}, {100 * min(run.trainer.progress, 1):.0f}% of the budget")
+
+
+def _apply(run: Run[Any], checkpoint: Checkpoint) -> None:
+    """Take the state of a checkpoint, if it is one of this run."""
+    where = f"the run in '{run.directory.path}'"
+    if not checkpoint.copies:
+        raise CheckpointError(
+            f"'{run.directory.path}' was trained by transformer_xl 0.2, which saved other states; go on with that version, "
+            "or begin a new run with its weights (--from)"
+        )
+    try:
+        saved = checkpoint.state["record"]
+        if saved["training_text"] != run.objective.checksum:
+            raise CheckpointError(
+                f"{run.objective.text} is not the one that {where} has read so far; restore it, or start another run with "
+                "another --out"
+            )
+        run.trainer.restore(checkpoint)
+        run.interval, run.since_best = Interval(**saved["interval"]), saved["waiting"]
+        best = Best(**saved["best"]) if saved["best"] else None
+    except (ValueError, RuntimeError, LookupError, TypeError) as error:
+        reason = str(error).strip().splitlines()[-1].partition(";")[0].strip()
+        remedy = "restore it from a copy, or delete its directory to go on from the one before"
+        raise CheckpointError(f"checkpoint {checkpoint.step} does not fit {where}: {reason}; {remedy}") from None
+    run.best = best if best and best.step in run.store.steps() else None
+    run.began = checkpoint.step
+
+
+def _rewind(run: Run[Any], record: Record, step: int) -> None:
+    """Drop entries of the log and checkpoints that are later than a step."""
+    run.store.rewind(step, best=run.best.step if run.best else None)
+    if not run.is_over:
+        run.store.check_room(run.checkpoint_bytes, warn=run.display.warn)
+    record.rewind(step)
 
 
 def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
