@@ -87,9 +87,13 @@ def test_a_run_becomes_a_directory_that_can_be_shared(txl: Txl, place: Path) -> 
     answer = txl("convert", "run", "mine")
     assert (answer.status, answer.err) == (0, "") and answer.out.endswith(" parameters written to mine\n")
     assert "- text: `text.txt`" in (place / "mine" / "README.md").read_text()
-    reading = ("--file", "text.txt", "--tgt-len", "5", "--batch-size", "2", "--json")
-    shared, own = (json.loads(txl("eval", each, *reading).out)["nats"] for each in ("mine", "run"))
-    assert shared == own
+    reading = ("--file", "text.txt", "--batch-size", "2", "--json")
+    length = RunDirectory("run").config().train.tgt_len
+    shared, own = (json.loads(txl("eval", each, *reading).out) for each in ("mine", "run"))
+    assert shared["nats"] == own["nats"] and shared["reading"]["tgt_len"] == length
+    assert json.loads(txl("info", "mine", "--json").out)["tgt_len"] == length
+    assert txl("convert", "mine", "foreign", "--to", "huggingface").status == 0
+    assert json.loads((place / "foreign" / "config.json").read_text())["tgt_len"] == length
 
 
 def test_a_missing_vocabulary_is_warned_of(txl: Txl, place: Path) -> None:

@@ -24,6 +24,11 @@ def test_unknown_keys_of_a_config_file_are_refused(saved: Saved, key: str) -> No
         AutoModelForCausalLM.from_pretrained(saved.path)
 
 
+def test_the_segment_of_an_exported_run_is_no_unknown_key(saved: Saved) -> None:
+    edit(saved.path / "config.json", tgt_len=64)
+    assert AutoConfig.from_pretrained(saved.path).native == saved.model.config
+
+
 def test_a_config_survives_its_own_dictionary() -> None:
     config = TransformerXLPretrainedConfig(vocab_size=13, d_model=8, cutoffs=[4, 9], tie_projs=[True, False, True])
     again = TransformerXLPretrainedConfig.from_dict(config.to_dict())

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.config.model import read_segment
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import warn
 from transformer_xl.data.named import SplitName
@@ -17,6 +18,7 @@ from transformer_xl.data.text_files import EVERY_LINE
 from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.device import choose_device
 from transformer_xl.model.base import LanguageModel, SequenceModel
+from transformer_xl.model.pretrained import CONFIG_FILE, resolve
 from transformer_xl.reading.reading import Reading
 from transformer_xl.tokenizers.base import Tokenizer
 
@@ -31,7 +33,7 @@ class Opened:
     source: str  # as the user gave it
     any_model: SequenceModel  # on its device, in evaluation mode
     tokenizer: Tokenizer
-    config: RunConfig  # of an exported model: the model's settings, and defaults for the rest
+    config: RunConfig  # of an exported model: the model's settings, its segment, and defaults for the rest
     is_run: bool  # a run has its own corpus
 
     @property
@@ -108,6 +110,8 @@ def open_run(
     model = model.to(place)
     directory = RunDirectory(source)
     config = directory.config() if directory.holds_run else RunConfig(model=model.config)
+    if not directory.holds_run and (segment := read_segment(resolve(source) / CONFIG_FILE)):
+        config = config.changed(train={"tgt_len": segment})
     opened = Opened(str(source), model, tokenizer, config, directory.holds_run)
     if not any_model:
         _ = opened.model  # refuses another one

@@ -52,7 +52,7 @@ def convert(
         vocabulary: file of the vocabulary: cache.pt, vocab.txt, spiece.model… (labml: a text). Default: found with the weights.
         moses: language whose Moses rules split running text into words, such as en. Default: split at spaces.
         set_: key=value, overrides a setting of the checkpoint, such as mem_len=1600; may be repeated.
-        tgt_len: --to onnx: tokens per step (128). --to authors or huggingface: those of a training segment (the run's).
+        tgt_len: --to onnx: tokens per step (128). Otherwise: those of a training segment (the run's).
         json_: print one JSON object.
     """
     from transformer_xl.checkpoint.run_directory import RunDirectory

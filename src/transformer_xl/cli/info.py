@@ -52,7 +52,7 @@ def info(run: str, /, *, json_: Json = False, import_: Imports = None) -> None:
 
 
 def _of_model(source: str) -> dict[str, Any]:
-    from transformer_xl.config.model import read_config
+    from transformer_xl.config.model import read_config, read_segment
 
     folder = Path(source)
     if not (folder / _CONFIG).is_file():  # a hub id, or a mistake
@@ -61,7 +61,8 @@ def _of_model(source: str) -> dict[str, Any]:
         folder = resolve(source)
     config, tokenizer = read_config(folder / _CONFIG), folder / _TOKENIZER
     kind = read_json_object(tokenizer).get("kind") if tokenizer.is_file() else None
-    return {**_model(config, folder / _WEIGHTS), "tokenizer": kind}
+    segment = read_segment(folder / _CONFIG)
+    return {**_model(config, folder / _WEIGHTS), **({"tgt_len": segment} if segment else {}), "tokenizer": kind}
 
 
 def _of_run(folder: Path) -> dict[str, Any]:

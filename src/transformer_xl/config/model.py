@@ -453,6 +453,10 @@ def model_config(values: Mapping[str, Any]) -> ModelConfig:
     return KINDS[kind](**own)
 
 
+SEGMENT = "tgt_len"
+"""In the `config.json` of an exported run, beside the model's settings."""
+
+
 def read_config(path: Path) -> ModelConfig:
     """Read a model's `config.json`."""
     values = read_json_object(path)
@@ -461,10 +465,17 @@ def read_config(path: Path) -> ModelConfig:
             f"'{path}' describes a model of another program, or of a kind that is not registered "
             f"({shown(values.get('model_type'))}); if it is your own, import its module first; otherwise use txl convert"
         )
+    values.pop(SEGMENT, None)  # which says how the model was trained
     try:
         return model_config({"kind": values.pop("model_type"), **values})
     except ConfigError as error:
         raise CheckpointError(f"'{path}': {error}") from None
+
+
+def read_segment(path: Path) -> int | None:
+    """Return how many tokens the segments had that a model was trained with, if its `config.json` says so."""
+    length = read_json_object(path).get(SEGMENT)
+    return length if type(length) is int and length > 0 else None
 
 
 def is_native(values: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ class Converted:
         tokenizer: the tokenizer of the source's vocabulary; None: it has no vocabulary.
         n_parameters: numbers in all tensors.
         n_bytes: size of the new weights file.
-        tgt_len: tokens of a training segment, which a native directory has no place for; None: the source does not say.
+        tgt_len: tokens of a training segment, with which it should be read; None: the source does not say.
         notes: what users should know, such as tensors that were left out; a line each.
     """
 

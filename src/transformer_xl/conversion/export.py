@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
-from transformer_xl.config.model import TransformerXLConfig, XLNetConfig, read_config
+from transformer_xl.config.model import SEGMENT, TransformerXLConfig, XLNetConfig, read_config, read_segment
 from transformer_xl.config.run import TrainConfig
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface, pytorch, xlnet_huggingface
@@ -20,11 +20,11 @@ from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
 from transformer_xl.files import write_file
 from transformer_xl.hub import CARD_FILE, model_card
 from transformer_xl.model.build import make_model
-from transformer_xl.model.pretrained import CONFIG_FILE, TOKENIZER_FILE, open_model
+from transformer_xl.model.pretrained import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, config_values, open_model, write_settings
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
-from transformer_xl.tensor_file import TensorSpec, encode_lazily
+from transformer_xl.tensor_file import TensorSpec, encode_lazily, encode_tensors
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.version import __version__
 
@@ -85,8 +85,8 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
         source: a run, a native directory or a hub id.
         destination: a directory that does not exist yet, or is empty.
         kind: the program to write for.
-        tgt_len: tokens of a training segment, which the settings of both have a place for, but only the shape of a table of
-            learned positions depends on; None: a run's own.
+        tgt_len: tokens of a training segment, which all settings have a place for: native, `open_run` reads with it; elsewhere
+            only the shape of a table of learned positions depends on it. None: a run's own.
     """
     target = Path(destination)
     check_free(target)
@@ -107,7 +107,9 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
     with new_directory(target) as folder:
         write_file(folder / CARD_FILE, [card.encode()])
         if foreign is None:
-            model.save_pretrained(folder, tokenizer=tokenizer)
+            weights = write_file(folder / WEIGHTS_FILE, encode_tensors(model.state_dict()))
+            length = _segment(source, tgt_len)
+            write_settings(folder, config_values(model.config) | ({SEGMENT: length} if length else {}), weights, tokenizer)
             notes = []
         else:
             write_file(folder / "model.safetensors", encode_lazily(foreign.content, foreign.make))
@@ -142,11 +144,11 @@ def _training(source: str | Path, unit: str) -> str:
 
 
 def _segment(source: str | Path, tgt_len: int | None) -> int | None:
-    """Return the length of a training segment: what the user says, or else a run."""
-    run = RunDirectory(source)
+    """Return the length of a training segment: what the user says, or else a run or its export."""
+    run, settings = RunDirectory(source), Path(source) / CONFIG_FILE
     if tgt_len is None and run.holds_run:
-        tgt_len = run.config().train.tgt_len
-    return tgt_len
+        return run.config().train.tgt_len
+    return read_segment(settings) if tgt_len is None and settings.is_file() else tgt_len
 
 
 @dataclass(frozen=True)

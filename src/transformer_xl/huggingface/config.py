@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 import transformers
 from transformers import PreTrainedConfig
 
-from transformer_xl.config.model import AttentionConfig, TransformerXLConfig, XLNetConfig, is_native
+from transformer_xl.config.model import SEGMENT, AttentionConfig, TransformerXLConfig, XLNetConfig, is_native
 from transformer_xl.conversion.key_maps.xlnet_huggingface import PROBLEMS
 from transformer_xl.errors import ConfigError, did_you_mean
 
@@ -56,8 +56,9 @@ class TransformerXLPretrainedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
-        cls._refuse_unknown(config_dict.keys(), _WRITTEN_BY_TRANSFORMERS)
-        return super().from_dict(dict(config_dict), **kwargs)
+        values = {key: value for key, value in config_dict.items() if key != SEGMENT}
+        cls._refuse_unknown(values.keys(), _WRITTEN_BY_TRANSFORMERS)
+        return super().from_dict(values, **kwargs)
 
     @property
     def native(self) -> AttentionConfig:
