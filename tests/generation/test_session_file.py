@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import re
 import signal
 from collections.abc import Callable
 from functools import cache
@@ -148,6 +149,18 @@ def test_after_a_reset_nothing_of_the_text_is_in_the_file(tmp_path: Path) -> Non
     other = decoder_of()
     other.load(path)
     assert_goes_on_alike(other, decoder)
+
+
+def test_what_was_read_before_is_wiped(tmp_path: Path) -> None:
+    """A text that nobody reads any more does not stay in memory beside the one that takes its row."""
+    path, (empty, other) = tmp_path / "a.safetensors", (decoder_of(), decoder_of())
+    other.feed(torch.ones(B, 9, dtype=torch.int64))
+    assert other.kept is not None and (keys := other.kept.memory.keys[0]).any()
+    other.put(1, empty.take(0))
+    assert keys.flatten(2).any(2).any(0).tolist() == [True, False, True]
+    empty.save(path)
+    other.load(path)
+    assert not keys.any()
 
 
 # --- the file ---------------------------------------------------------------------------------------------------------------
@@ -393,6 +406,24 @@ def two_sessions() -> tuple[Decoder, Decoder]:
     old.feed(torch.arange(1200).view(3, 400) % VOCAB)
     new.feed(torch.arange(1500).view(3, 500) % VOCAB)
     return old, new
+
+
+def test_a_file_is_its_owners_alone_and_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, events, (old, new) = tmp_path / "a.safetensors", list[str](), two_sessions()
+    with monkeypatch.context() as patch:
+        for name in ("fsync", "replace"):
+            real = getattr(os, name)
+            patch.setattr(os, name, lambda *args, name=name, real=real: (events.append(name), real(*args))[1])
+        old.save(path)
+    assert events == ["fsync", "replace", "fsync"], "the second one is of the directory"
+    assert path.stat().st_mode & 0o777 == 0o600
+    before = path.read_bytes()
+    for install, code in ((fail_writes, errno.ENOSPC), (fail_call("fsync"), errno.EDQUOT), (fail_call("replace"), errno.EIO)):
+        with monkeypatch.context() as patch:
+            install(patch, Fault(code, at=0, for_good=False))
+            with pytest.raises(OSError, match=re.escape(os.strerror(code))):
+                new.save(path)
+        assert [each.read_bytes() for each in tmp_path.iterdir()] == [before]
 
 
 class Kill(Fault):
