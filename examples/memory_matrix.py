@@ -85,9 +85,10 @@ class MatrixTransformerXL(txl.TransformerXL):
 
     def __init__(self, config: MatrixConfig) -> None:
         super().__init__(config)
-        others = config.shift != "none" or config.same_length or config.zero_first_memory or self.attention_kind.counts_from_end
-        if not config.mem_len or others:
-            raise ConfigError("needs mem_len, and neither shift, same_length, zero_first_memory nor absolute positions")
+        wrong = {"shift": config.shift != "none", "same_length": config.same_length, "mem_len": not config.mem_len}
+        wrong |= {"zero_first_memory": config.zero_first_memory, "attention": self.attention_kind.counts_from_end}
+        if faults := [f"model.{name}={getattr(config, name)}" for name, is_wrong in wrong.items() if is_wrong]:
+            raise ConfigError(f"model.kind={self.kind} cannot work with {', '.join(faults)}")
         self.layers = nn.ModuleList(map(MatrixLayer, self.layers))
 
     @property

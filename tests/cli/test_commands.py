@@ -229,7 +229,8 @@ def test_training_survives_such_a_sample(txl: Txl, workbench: Path, monkeypatch:
     lines = (workbench / "new" / "metrics.jsonl").read_text().split("\n")[:-1]
     samples = [entry["text"] for entry in map(json.loads, lines) if entry["kind"] == "sample"]
     assert samples == ["\ud800\x85\u2028A"] * 2
-    assert txl("train", "--resume", "--out", "new", "--set", "train.max_steps=24").status == 0
+    resumed = txl("train", "--resume", "--out", "new", "--set", "train.max_steps=24")
+    assert resumed.status == 0 and ": as before; run directory" in resumed.err
     assert len((workbench / "new" / "metrics.jsonl").read_text().split("\n")) > len(lines)
 
 

@@ -128,6 +128,12 @@ def test_an_xlnet_is_counted(info: Any) -> None:
     assert info("net")["parameters"] == sum(weight.numel() for weight in model.parameters())
 
 
+def test_a_recipe_a_run_and_a_setting_are_told_where_they_are_shown(txl: Txl) -> None:
+    assert "txl settings quickstart" in txl("info", "quickstart").complaint
+    assert "txl info 'run'" in txl("settings", "run").complaint and "txl info 'run'" in txl("plan", "run").complaint
+    assert "txl settings | grep 'train.max_steps'" in txl("settings", "train.max_steps").complaint
+
+
 @pytest.mark.parametrize("source", ["rum", "text.txt", "half", "cut"])
 def test_what_is_no_run_is_one_line(txl: Txl, source: str) -> None:
     Path("half").mkdir()

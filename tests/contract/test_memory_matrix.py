@@ -14,6 +14,7 @@ import transformer_xl as txl
 from tests.training.helpers import resumed_losses
 from transformer_xl.batch import Rows
 from transformer_xl.config.model import KINDS
+from transformer_xl.errors import ConfigError
 from transformer_xl.kernels.equation import relative_attention
 from transformer_xl.model.build import make_model
 from transformer_xl.model.mask import Mask
@@ -111,3 +112,8 @@ def test_the_figure_is_printed(example: Any, monkeypatch: pytest.MonkeyPatch, ca
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(", ")[0] for line in lines] == ["memory_matrix", "transformer_xl"]
     assert len({line.split(", ")[1] for line in lines}) == 1, "both keep as many bytes"
+
+
+def test_settings_that_it_cannot_have_are_named(example: Any) -> None:
+    with pytest.raises(ConfigError, match=r"model.kind=memory_matrix cannot work with model.shift=averages, model.mem_len=0$"):
+        model_of(example, shift="averages", mem_len=0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformer_xl.checkpoint.steps import finished_steps, readable_path
 from transformer_xl.cli.options import Imports, Json, import_kinds
 from transformer_xl.console import clock, in_bytes, printable, table
-from transformer_xl.errors import CheckpointError, message_of, one_line
+from transformer_xl.errors import CheckpointError, ConfigError, message_of, one_line
 from transformer_xl.manifest import MANIFEST_FILE, read_manifest
 from transformer_xl.training.entries import read_metrics
 from transformer_xl.untrusted import open_regular, read_json, read_json_object
@@ -56,8 +56,11 @@ def _of_model(source: str) -> dict[str, Any]:
 
     folder = Path(source)
     if not (folder / _CONFIG).is_file():  # a hub id, or a mistake
+        from transformer_xl.config.recipes import recipe_names
         from transformer_xl.model.pretrained import resolve
 
+        if source in recipe_names():
+            raise ConfigError(f"'{source}' is a recipe, and no run or model: txl settings {source}")
         folder = resolve(source)
     config, tokenizer = read_config(folder / _CONFIG), folder / _TOKENIZER
     kind = read_json_object(tokenizer).get("kind") if tokenizer.is_file() else None

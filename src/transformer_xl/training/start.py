@@ -5,7 +5,7 @@ What cannot work is refused before anything is written.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +277,8 @@ def _build(
         version=__version__,
     )
     ready = ready_model(config, world)
+    if not fresh and config.train.precision == directory.config().train.precision:
+        ready = replace(ready, why="as before")
     config, model, device = ready.config, ready.model, ready.device
     if base is not None and theirs is not None and base.config.vocab_size != config.model.vocab_size:
         base = with_rows(base, torch.from_numpy(origins(theirs, objective.tokenizer)))
