@@ -17,6 +17,7 @@ from transformer_xl.data import prepare as prepare_module
 from transformer_xl.data.corpora import Corpus
 from transformer_xl.data.named import NAMED, SPLITS, SplitFiles
 from transformer_xl.data.prepare import PreparedCorpus, prepare
+from transformer_xl.data.text import file_text
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.tokenizers.kinds import CharTokenizer, WordTokenizer
 
@@ -273,6 +274,7 @@ def test_documents_without_a_word_are_no_documents_of_words(tmp_path) -> None:
     assert _prepare(folder, "word", data=data).splits["train"].document_starts.tolist() == [0, 2, 3, 5, 6]
     large = WordTokenizer(["<unk>", "<eos>", *map(str, range(65_536)), "ab"])
     assert _prepare(folder, tokenizer=large, data=data).splits["train"].ids[:2].tolist() == [65538, 1]  # as uint32
+    assert file_text(folder / "train1.txt", large).ids[:2].tolist() == [65538, 1]
 
 
 @pytest.mark.parametrize("separator", [None, "--"])

@@ -35,9 +35,9 @@ def test_entries_come_back_one_to_a_line(record: Record) -> None:
 
 
 def test_numbers_that_json_lacks_are_null(record: Record) -> None:
-    record.write("train", 16, loss=math.nan, ppl=math.inf, tokens=1, seconds=1.0)
+    record.write("train", 16, loss=math.nan, ppl=math.inf, lr=1e30, tokens=1, seconds=1.0)
     json.loads(record.path.read_text().splitlines()[-1], parse_constant=pytest.fail)
-    expected = {"kind": "train", "step": 16, "loss": None, "ppl": None, "tokens": 1, "seconds": 1.0}
+    expected = {"kind": "train", "step": 16, "loss": None, "ppl": None, "lr": 1e30, "tokens": 1, "seconds": 1.0}
     assert read_metrics(record.directory)[-1] == expected
 
 

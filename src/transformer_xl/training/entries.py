@@ -1,5 +1,6 @@
 """The entries of a run's log, `metrics.jsonl`; PyTorch is not imported."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,4 +46,6 @@ def _is_figure(value: object, *, may_lack: bool) -> bool:
     """Return whether it is a finite number, or null, which stands for one that is not finite or not known."""
     if value is None:
         return may_lack
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
