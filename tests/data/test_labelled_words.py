@@ -1,6 +1,7 @@
 """Rows of words: which token stands for each, in vocabularies of all kinds; batches of words and their labels."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_batches_hold_the_words_of_each_row_and_their_labels():
 @pytest.mark.parametrize("in_documents", [False, True])
 def test_a_stream_deals_out_every_word_once(in_documents):
     texts = LabelledWords(_sentences(7), Layout(ByteTokenizer(), "lstm"), HEAD)
-    borders = {"documents": np.array([0, 3, 7])} if in_documents else {}
+    borders: dict[str, Any] = {"documents": np.array([0, 3, 7])} if in_documents else {}
     stream, n = (DocumentStream if in_documents else LabelledStream)(texts, **borders, batch_size=2, seed=1), 0
     for _ in range(stream.segments_per_epoch):
         batch = stream.read()

@@ -322,9 +322,9 @@ def test_empty_sessions_give_way(serve: Serve, monkeypatch: pytest.MonkeyPatch) 
 def test_a_session_in_use_does_not_expire(start: Start) -> None:
     sessions = start(ttl=5.0).sessions
     session = asyncio.run(sessions.create(LOCAL_OWNER))
-    assert sessions.expired(time.time() + 9) == [session]
+    assert session.is_expired(time.time() + 9)
     session.n_users = 1
-    assert not sessions.expired(time.time() + 9)
+    assert not session.is_expired(time.time() + 9)
 
 
 def test_a_server_that_has_ended_changes_no_session(start: Start) -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,7 +29,8 @@ def test_decode_accepts_arrays_iterators_and_nothing() -> None:
     assert ByteTokenizer().decode(np.array([65, 66], np.uint16)) == "AB"
     assert ByteTokenizer().decode(iter([65])) == "A"
     assert ByteTokenizer().decode([]) == ""
-    for ids in ([0.5], [[1, 2]], ["a"], [True]):
+    wrong: list[Any] = [[0.5], [[1, 2]], ["a"], [True]]
+    for ids in wrong:
         with pytest.raises(TokenizerError, match="one row of integers"):
             ByteTokenizer().decode(ids)
 

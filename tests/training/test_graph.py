@@ -205,7 +205,7 @@ def test_the_host_waits_for_nothing(case: str, monkeypatch: pytest.MonkeyPatch) 
         trainer.train_step()
 
 
-VANILLA = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 16, "max_len": 5}
+VANILLA: dict[str, Any] = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 16, "max_len": 5}
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def bench(
     n_rows = numbers_of("rows", rows)
     names = None if precision is None else names_of("precision", precision, _PRECISIONS)
     from transformer_xl.generation.fastest import keep_compiled_code
-    from transformer_xl.kernels.device import precision_of_segments
+    from transformer_xl.kernels.device import InferencePrecision, precision_of_segments
     from transformer_xl.tools.bench import bench_decoders, decoding_table
     from transformer_xl.tools.hardware import describe, memory_bandwidth
 
@@ -65,7 +65,7 @@ def bench(
     names = names or [name for name in _PRECISIONS if on_gpu or name != "fp16"]
     if "fp16" in names and model.device.type == "cpu":
         raise ConfigError("precision fp16 is for GPUs, a processor multiplies it very slowly; use bf16")
-    precisions = [precision_of_segments(name, model.device) for name in names]
+    precisions: list[InferencePrecision] = [precision_of_segments(name, model.device) for name in names]
     codes = [False, True] if compile is None else [compile]
     modes: list[Mode] = [(name, code, n_row) for name in precisions for code in codes for n_row in n_rows]
 
