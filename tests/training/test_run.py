@@ -201,6 +201,12 @@ def test_a_table_of_positions_is_as_long_as_training_reaches(
         assert load(run)[0].get_parameter("r_emb").shape[1] == length
 
 
+def test_validation_reads_with_extended_context(start: Start) -> None:
+    plain, extended = (start(name, "train.max_steps=2", *more).score for name, more in (("a", ()), ("b", ("eval.ext_len=3",))))
+    assert plain and extended and plain.tokens == extended.tokens
+    assert plain.nats != extended.nats
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
