@@ -43,8 +43,8 @@ def count_pass(model: LanguageModel, *, rows: int, tgt_len: int, segments: int =
 
     Example:
         >>> from transformer_xl.config.model import LstmConfig
-        >>> count_pass(blueprint_of(LstmConfig(vocab_size=10, n_layer=1, d_model=4)), rows=2, tgt_len=8).flops
-        1008.0
+        >>> count_pass(blueprint_of(LstmConfig(vocab_size=16, n_layer=1, d_model=4)), rows=2, tgt_len=8).flops
+        1136.0
     """
     # Of few rows, because the products of many are split and their scores computed twice. The layers project what does not
     # depend on rows, such as the keys of distances, once for all of them.
