@@ -63,7 +63,7 @@ def annotated() -> None:
     """Make the annotated model, whose pages are built already."""
     subprocess.run([sys.executable, ROOT / "docs" / "annotate.py", ANNOTATED], check=True)
     for page in ANNOTATED.glob("*.html"):
-        text = re.sub(r'href="\.\./\.\./(\w+)\.md', r'href="../\1.html', page.read_text(encoding="utf-8"))
+        text = re.sub(r'href="\.\./((?:\.\./)+\w+(?:/\w+)*)\.md', r'href="\1.html', page.read_text(encoding="utf-8"))
         page.write_text(text.replace('href="../README.html', 'href="../index.html'), encoding="utf-8")
 
 
