@@ -146,6 +146,12 @@ def test_processes_send_in_rings() -> None:
     assert make_plan(run_config(batch_size=16), replace(ROUND, link=1e12), gpus=16).send_seconds > plan.send_seconds / 10
 
 
+def test_a_step_bound_by_launches_is_told() -> None:
+    (advice,) = make_plan(run_config(), ROUND).advice
+    assert advice.startswith("a step this small is bound by launching its kernels")
+    assert not make_plan(run_config(), replace(ROUND, flops=1e6)).advice, "seconds of computing"
+
+
 @pytest.mark.parametrize(
     ("limits", "tokens"),
     [

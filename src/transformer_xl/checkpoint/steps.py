@@ -21,11 +21,11 @@ def final_path(directory: Path, step: int) -> Path:
 
 
 def old_path(directory: Path, step: int) -> Path:
-    """Return where it is kept while another one of this step is written."""
+    """Return where the checkpoint of a step is kept while it is written once more."""
     return directory / f"step-{step:08d}.old"
 
 
 def readable_path(directory: Path, step: int) -> Path:
-    """Return where it is to be read."""
+    """Return the directory to read of a step: the final one, or the old one if only that is there."""
     final, old = final_path(directory, step), old_path(directory, step)
     return old if old.is_dir() and not final.is_dir() else final

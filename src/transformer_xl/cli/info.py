@@ -235,7 +235,7 @@ def _model_in_words(facts: dict[str, Any]) -> str:
 
 
 def _progress(facts: dict[str, Any]) -> str:
-    """Return what is done and of which budgets."""
+    """Return how much of each budget is used."""
 
     def of(name: str) -> str:
         limit = facts["budget"].get(name)

@@ -82,7 +82,7 @@ class LineOutput:
             opened: the model that they come from.
             texts: the file that they come from; None: it cannot be compared, because it is no file.
             how: what else decides them.
-            what: is done to them, for the bar.
+            what: name of the work, which the bar shows.
             total: how many units there are.
             unit: what the bar counts.
         """

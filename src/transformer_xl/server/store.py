@@ -88,7 +88,7 @@ class Store:
     def lease(self, path: Path, *, wait: float = 0.0) -> ExitStack:
         """Return the lease of a session, which keeps other processes away until it is closed; refuse if another one has it.
 
-        `require_free` takes one, too, for a moment; `wait` so many seconds for that to end.
+        `require_free` holds one for a moment, too: wait up to `wait` seconds for it.
         """
         lock = path.with_suffix(".lock")
         owner = path.with_suffix(".owner")  # beside the lock, because some systems let only its holder read that

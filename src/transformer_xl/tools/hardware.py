@@ -69,7 +69,7 @@ def with_figures(hardware: Hardware, *, flops: float | None, bandwidth: float | 
 
 
 def described(precision: str) -> Hardware:
-    """Return a GPU of which the user gives all figures (`with_figures`); its link and its 16-bit type are an h100's."""
+    """Return a GPU whose figures the user will give (`with_figures`), with the link and the 16-bit type of an h100."""
     return replace(gpu("h100", precision), name="the given device")
 
 
