@@ -15,7 +15,7 @@
 #
 # 语言模型按**片段**（segment）阅读文本，因为若让注意力覆盖整本书，计算量实在太大。普通的 Transformer 一跨过片段边界，前面的内容就全忘了。[Transformer-XL](https://arxiv.org/abs/1901.02860) 则把上一个片段的隐藏状态（hidden state）保留下来，作为**记忆**（memory）；读下一个片段时，注意力仍能看到它们。
 #
-# 在这个笔记本里，我们从头训练这样一个模型，让它生成文本，然后拿走它的记忆、拉长它的记忆，看看各个注意力头（attention head）在看哪里，最后保存一个会话，再接着读下去。所有数字都由代码单元格算出，所以你得到的结果会与别人略有不同。代码与英文版相同，因此输出和图中的文字都是英文；它们的意思，写在每张图的前面。
+# 在这个笔记本里，我们从头训练这样一个模型，让它生成文本，然后拿走它的记忆、拉长它的记忆，看看各个注意力头（attention head）在看哪里，最后保存一个会话，再接着读下去。所有数字都由代码单元格算出，所以你得到的结果会与别人的略有不同。代码与英文版相同，因此输出和图中的文字都是英文；它们的意思，写在每张图的前面。
 #
 # 如果环境变量 `TXL_DATA` 所指的目录中有 `tinyshakespeare/input.txt`，训练文本就用莎士比亚剧本集 Tiny Shakespeare；否则用 Python 标准库的源代码，它已经在你的机器上了。
 
@@ -49,7 +49,7 @@ recipe = txl.load_recipe("shakespeare-small", settings)
 outcome = txl.train(recipe, out="runs/notebook", resume=True)
 
 # %% [markdown]
-# 曲线画的是损失（loss），单位是**奈特/词元**（nats per token）：模型给真正出现的下一个字节分配的概率，取自然对数再取负。数值越低越好。横轴是读过的训练词元数（以百万计）；曲线是训练（training）损失，标记是验证（validation）损失，其中一个是拿走记忆（no memory）之后的。
+# 曲线画的是损失（loss），单位是**奈特/词元**（nats per token）：取模型给真正的下一个字节的概率，求自然对数，再取负。数值越低越好。横轴是读过的训练词元数（以百万计）；曲线是训练（training）损失，标记是验证（validation）损失，其中一个是拿走记忆（no memory）之后的。
 
 # %%
 plt.figure(figsize=(9, 5))
@@ -113,7 +113,7 @@ share = (without - with_memory)[early].sum() / (without - with_memory).sum()
 print(f"the first {tgt_len // 8} bytes of a segment have {share:.0%} of what memory gains")
 
 # %% [markdown]
-# 再逐个字母地看。这里选的是记忆帮助最大的那个片段边界（红线，segment border）。两行是对同一段文字的两次阅读；颜色越深，说明模型对这个字节越感到意外。符号 ␣ 代表空格，¶ 代表换行。
+# 再逐个字母地看。这里选的是记忆帮助最大的那个片段边界（红线，segment border）。两行是对同一段文字的两次阅读；颜色越深，这个字节的惊异值（surprisal）越高。符号 ␣ 代表空格，¶ 代表换行。
 
 # %%
 gain = (without - with_memory)[: len(without) // tgt_len * tgt_len].reshape(-1, tgt_len)[:, :16].sum(1)
@@ -151,7 +151,7 @@ plt.show()
 #
 # 这个模型使用**相对位置编码**（relative positional encoding）：注意力头知道一个字节在多远之前，而不是它在全文中的绝对位置。所以不必改动任何权重，就能让模型换用另一种长度的记忆。横轴是记忆的长度，虚线标出的是训练时的长度。
 #
-# 不过有一个问题。记忆比训练时长出许多，就会出现模型从未遇到过的距离，它不知道该如何对待。`clamp_len` 把更远的内容都当作恰好处在已知的最远距离上，从而减轻损害（图中另一条线是距离照原样，distances as they are）。
+# 不过有一个问题。记忆比训练时长出许多，就会出现模型从未遇到过的距离，该怎么用，它没有学过。`clamp_len` 把更远的内容都当作恰好处在已知的最远距离上，从而减轻损害（图中另一条线不作限制，distances as they are）。
 
 # %%
 mem_lens = [0, 16, 32, 64, 128, 256, 512]
