@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from transformer_xl.config.run import OptimConfig
 from transformer_xl.errors import shown
@@ -20,6 +21,7 @@ from transformer_xl.training.parallel import own_part
 Named = dict[str, nn.Parameter]
 
 _LAYER_NAME = re.compile(r"layers\.([0-9]+)\.")
+_CLUSTER_NAME = re.compile(r"(embedding\.(tables|projections)|softmax\.(weights|biases|projections))\.[0-9]+")
 _PLATEAU_FACTOR, _PATIENCE = 0.5, 2
 """The `plateau` schedule multiplies the rate by this after more than so many validations without improvement."""
 
@@ -32,6 +34,7 @@ class Optimizers:
         self._names = {parameter: name for name, parameter in named.items()}
         self._config = config
         self.parts = OPTIMIZERS[config.optimizer](named, config)
+        self._clusters = [p for name, p in named.items() if _CLUSTER_NAME.fullmatch(_own_name(name))]
         self._rates_on_device: list[list[Tensor]] = []  # of the parts' groups, on the device, where graphs read them
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
         n_layer, decay = _n_layer(named), config.layer_lr_decay
@@ -70,6 +73,8 @@ class Optimizers:
             if isinstance(part, torch.optim.SGD) and found_inf is not None:
                 _fuse(part)
             part.step()
+            for parameter in self._clusters:
+                _begin(part.state.get(parameter, {}), waits=found_inf is None)
         for parameter, factors in self._stacked.items():
             parameter.copy_(before[parameter].lerp(parameter, factors))
 
@@ -122,6 +127,19 @@ class Optimizers:
             elif is_fused:  # it keeps its count of steps on the device
                 value = value.to(parameter.device)
             owner.state[parameter][key] = value.clone()
+
+
+def _begin(state: dict[str, Tensor], *, waits: bool) -> None:
+    """Have Adam count the steps of a cluster from the first token on that it meets.
+
+    Until then gradients are zeros, and would be None in the authors' loop; m and v stay zeros, only the count must go back.
+    `waits`: the count can be looked at.
+    """
+    if "step" not in state or (waits and state["step"] > 1):
+        return
+    met = state["exp_avg_sq"].any()
+    met = (met.full_tensor() if isinstance(met, DTensor) else met).to(state["step"].device)
+    state["step"].mul_((state["step"] > 1) | met)
 
 
 def _fuse(part: torch.optim.SGD) -> None:
@@ -256,7 +274,10 @@ class Schedule:
 
     def __init__(self, config: OptimConfig) -> None:
         self.config = config
-        self.plateau_factor, self.best_loss, self.waiting = 1.0, math.inf, 0
+        factor = torch.optim.SGD([torch.empty(())], lr=1.0)
+        least: dict[str, Any] = {"threshold_mode": "abs", "eps": 1e-8 / config.lr}  # of factors; by default of rates
+        self._plateau = ReduceLROnPlateau(factor, factor=_PLATEAU_FACTOR, patience=_PATIENCE, **least)
+        self._lowered = factor.param_groups[0]
 
     def factor(self, step: int, progress: float, *, share: float = 0.0) -> float:
         """Return the factor for the next step.
@@ -288,29 +309,26 @@ class Schedule:
                 start = max(self.config.warmup_steps, 1)
                 return max(low, math.sqrt(start / max(step + 1, start)))
             case "plateau":
-                return max(low, self.plateau_factor)
+                return max(low, self._lowered["lr"])
             case "constant":
                 return 1.0
 
     def validated(self, loss: float) -> None:
-        """Record a validation loss: `plateau` lowers the rate after so many losses without improvement."""
-        if loss < self.best_loss:
-            self.best_loss, self.waiting = loss, 0
-            return
-        self.waiting += 1
-        if self.waiting > _PATIENCE:
-            self.plateau_factor, self.waiting = self.plateau_factor * _PLATEAU_FACTOR, 0
+        """Record a validation loss: `plateau` lowers the rate after so many losses that are not better by 1e-4 of the best."""
+        best = self._plateau.best
+        self._plateau.threshold = 1e-4 * abs(best) if math.isfinite(best) else 0.0  # by default of positive losses alone
+        self._plateau.step(loss)
 
     def state_dict(self) -> dict[str, float | int | None]:
         """Return the state that validations change, as JSON scalars."""
-        best = None if math.isinf(self.best_loss) else self.best_loss
-        return {"plateau_factor": self.plateau_factor, "best_loss": best, "waiting": self.waiting}
+        best, waiting = self._plateau.best, self._plateau.num_bad_epochs
+        return {"plateau_factor": self._lowered["lr"], "best_loss": None if math.isinf(best) else best, "waiting": waiting}
 
     def load_state_dict(self, state: dict[str, float | int | None]) -> None:
         """Restore what `state_dict` returned."""
         best = state["best_loss"]
-        self.plateau_factor, self.waiting = float(state["plateau_factor"] or 0), int(state["waiting"] or 0)
-        self.best_loss = math.inf if best is None else float(best)
+        self._lowered["lr"], self._plateau.num_bad_epochs = float(state["plateau_factor"] or 0), int(state["waiting"] or 0)
+        self._plateau.best = math.inf if best is None else float(best)
 
 
 def clipped(parameters: Iterator[nn.Parameter], clip: float | None) -> Tensor:
