@@ -14,6 +14,8 @@ import pytest
 from tests.explain.models import make, reading
 from transformer_xl.explain.explanation import explain
 from transformer_xl.explain.page import page, write_explanation
+from transformer_xl.explain.pictures import pictures
+from transformer_xl.tokenizers.ids import IdTokenizer
 from transformer_xl.tokenizers.kinds import ByteTokenizer
 
 HOSTILE = (
@@ -96,6 +98,17 @@ def test_what_is_stored_is_what_was_found(tmp_path):
     begin, end, score, best = about["passages"][0]
     assert score == pytest.approx(float(facts.gain[begin - 1 : end - 1].sum()), abs=1e-3)
     assert best - 1 == begin - 1 + int(facts.gain[begin - 1 : end - 1].argmax())
+
+
+def test_picture_and_page_measure_distance_alike():
+    """Distance 1 is the token right before the predicted one in both, and bits are per what the tokenizer counts."""
+    found = explained("some text" * 9)
+    (name,) = [axes.get_xlabel() for axes in pictures(found)["attention.png"].axes if "distance" in axes.get_xlabel()]
+    assert name == "distance in tokens (1: the token right before)"
+    assert f'"{name}"' in page(found)
+    tokenizer = IdTokenizer(256)
+    about, _ = stored(page(explain(make("paper", vocab_size=256), tokenizer, found.ids, found.reading)))
+    assert about["unit"] == "id" and stored(page(found))[0]["unit"] == "character"
 
 
 def test_nothing_of_a_text_becomes_markup():

@@ -106,6 +106,7 @@ function find(array, value) {
 const visible = (string) => string.replace(/[\n\t \r\u00a0]/g, (c) => SHOWN.get(c)).replace(ODD, codePoint);
 const codePoint = (c) => `‹U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`;
 const count = (n) => n.toLocaleString("en");
+const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 function percent(p) {
   if (p >= 0.9995) return "> 99.9 %";
   if (p < 0.0001) return "< 0.01 %";
@@ -124,23 +125,20 @@ let marked = [];
 function showHeader() {
   const { totals, kind } = about;
   $("name").textContent = visible(about.name).replaceAll("␣", " ");
-  const heads = about.heads ? `, ${about.heads} heads each` : "";
+  const heads = about.heads ? `, ${plural(about.heads, "head")} each` : "";
   const attention = about.attention && about.attention !== kind ? ` (${about.attention})` : "";
   const extended = about.ext_len ? `, ${count(about.ext_len)} read again before each` : "";
   const memory = about.state ? "a state carried on" : about.mem_len ? `a memory of ${count(about.mem_len)}` : "no memory";
   $("model").textContent =
-    `${about.run}: ${kind}${attention}, ${about.layers} layers${heads}; segments of ${count(about.tgt_len)} tokens${extended}, ${memory}; ${about.precision}`;
-  const card = (name, value, unit) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }, " ", make("small", { textContent: unit })));
-  const cards = [card("Tokens", count(nTokens()), `of ${count(about.vocabulary)} kinds`)];
-  cards.push(card(about.remembers ? "Loss with memory" : "Loss", totals.loss.toFixed(3), "nats per token"));
-  if (about.remembers) cards.push(card("Without", totals.loss_without_memory.toFixed(3), "nats per token"));
-  cards.push(card("Bits per character", totals.bpc.toFixed(3), about.remembers ? "with memory" : ""));
-  if (about.remembers) {
-    cards.push(card("Without", totals.bpc_without_memory.toFixed(3), "bits per character"));
-    cards.push(card("Memory is worth", totals.memory_is_worth_bpc.toFixed(3), "bits per character"));
-  }
-  const kept = about.state ? "tokens and a state" : about.mem_len ? `and ${count(about.mem_len)} tokens` : "tokens";
-  cards.push(card(about.remembers ? "Segment and memory" : "Segment", count(about.tgt_len), kept));
+    `${about.run}: ${kind}${attention}, ${plural(about.layers, "layer")}${heads}; segments of ${count(about.tgt_len)} tokens${extended}, ${memory}; ${about.precision}`;
+  const card = (name, value, note) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }, " ", make("small", { textContent: note })));
+  const instead = (name) => (about.remembers ? `${totals[name].toFixed(3)} without memory` : "");
+  const cards = [
+    card("Tokens", count(nTokens()), `of ${count(about.vocabulary)} kinds`),
+    card("Nats per token", totals.loss.toFixed(3), instead("loss_without_memory")),
+    card(`Bits per ${about.unit}`, totals.bpc.toFixed(3), instead("bpc_without_memory")),
+  ];
+  if (about.remembers) cards.push(card("Memory is worth", totals.memory_is_worth_bpc.toFixed(3), `bits per ${about.unit}`));
   $("totals").append(...cards);
 }
 
@@ -272,13 +270,19 @@ function inspect(first) {
     element.classList.add("active");
     marked.push(element);
   }
-  const end = unitEnd(first), parts = [];
+  const end = unitEnd(first), parts = [make("button", { type: "button", className: "quiet close", "aria-label": "Close", textContent: "×" })];
   const name = unitText(first, end) || labelOf(end - 1);
+  parts[0].addEventListener("click", letGo);
   parts.push(make("h2", { textContent: "Token" }), make("p", { className: "token" }, make("bdi", { textContent: visible(name) })));
   if (end - first > 1) parts.push(make("p", { className: "hint", textContent: `One character of ${end - first} tokens: ${range(first, Math.min(end, first + 8)).map((i) => visible(labelOf(i))).join(" ")}` }));
   for (const i of range(first, Math.min(end, first + 4))) parts.push(...tokenFacts(i, end - first > 1));
   panel.replaceChildren(...parts);
   panel.scrollTop = 0;
+}
+
+function letGo() {
+  state.held = false;
+  inspect(null);
 }
 
 const invitation = () => [
@@ -372,7 +376,7 @@ function headGrid(row, remembers) {
   }
   const all = make("button", { type: "button", className: "badge", textContent: "all heads", "aria-pressed": String(state.head < 0) });
   all.head = -1;
-  const note = remembers ? "The darker, the more of a head’s attention went to memory. " : "";
+  const note = remembers ? "The stronger the color, the more of a head’s attention went to memory. " : "";
   return make("div", {}, make("p", { className: "hint" }, note, "Choose one, or ", all), grid);
 }
 
@@ -512,6 +516,7 @@ function drawMap() {
   context.strokeStyle = plain("ink");
   context.lineWidth = 2;
   context.strokeRect(Math.min(first / n * width + 1, width - 4), 1, Math.max((last - first) / n * width - 2, 3), height - 2);
+  $("map-hint").textContent = `The whole text: mean nats per token, up to ${most.toFixed(1)}${about.remembers ? `; below, what memory gains, up to ${best.toFixed(1)}` : ""}.`;
   const map = $("map");
   map.setAttribute("aria-valuemin", "1");
   map.setAttribute("aria-valuemax", String(pageStarts.length));
@@ -550,16 +555,19 @@ function drawAxis(context, x, height, width) {
   context.textAlign = "center";
   const last = data.edges[data.edges.length - 1];
   for (let tick = 1; tick <= last; tick *= tick.toString()[0] === "1" ? 2 : tick.toString()[0] === "2" ? 2.5 : 2) context.fillText(count(tick), x(tick - 1), height - BOTTOM + 15);
-  context.fillText("distance in tokens (1: the token right before)", (LEFT + width) / 2, height - 4);
+  context.textAlign = "right";
+  context.fillText("distance in tokens (1: the token right before)", width - 8, height - 4);
   if (!about.mem_len) return;
   const at = x(about.tgt_len + about.ext_len);
-  context.strokeStyle = plain("ink");
-  context.setLineDash([5, 3]);
-  context.lineWidth = 1.5;
   context.beginPath();
   context.moveTo(at, 14);
   context.lineTo(at, height - BOTTOM);
-  context.stroke();
+  for (const [name, lineWidth, dash] of [["card", 3.5, []], ["ink", 1.5, [5, 3]]]) { // seen on every color of the heat map
+    context.strokeStyle = plain(name);
+    context.lineWidth = lineWidth;
+    context.setLineDash(dash);
+    context.stroke();
+  }
   context.setLineDash([]);
   context.fillStyle = plain("ink");
   context.textAlign = at > width * 0.6 ? "right" : "left";
@@ -568,7 +576,7 @@ function drawAxis(context, x, height, width) {
 
 function drawHeat() {
   const rows = about.layers * about.heads;
-  $("heat").dataset.height = String(Math.max(160, Math.min(700, 60 + rows * 18)));
+  $("heat").dataset.height = String(Math.max(260, Math.min(700, 60 + rows * 18)));
   const { context, width, height } = canvas("heat");
   const { bins, x } = scale(width), tall = (height - 14 - BOTTOM) / rows;
   const per = (i) => data.mass[i] / binWidth(i % bins), most = range(0, rows * bins).reduce((a, i) => Math.max(a, per(i)), 1e-9);
@@ -592,6 +600,13 @@ function drawHeat() {
     }
   }
   drawAxis(context, x, height, width);
+  $("heat-caption").textContent = `A row per head, the first layer on top; a column per distance. The brighter, the more: from 0 to ${percent(most)} of a head’s attention for each distance, by its root. Click a row for its curve.`;
+}
+
+/** Return round numbers from 0 to at most a largest value, three to five of them. */
+function ticks(most) {
+  const unit = 10 ** Math.floor(Math.log10(most)), step = most >= 5 * unit ? 2 * unit : most >= 2 * unit ? unit : unit / 2;
+  return range(0, Math.floor(most / step + 1e-9) + 1).map((i) => i * step);
 }
 
 function drawCurve() {
@@ -600,6 +615,13 @@ function drawCurve() {
   const mean = (array, b) => (chosen >= 0 ? array[chosen * bins + b] : sum(0, rows, (r) => array[r * bins + b]) / rows) / binWidth(b);
   const all = range(0, bins).map((b) => mean(data.mass, b)), far = range(0, bins).map((b) => mean(data.far, b));
   const most = Math.max(...all, 1e-9), y = (v) => height - BOTTOM - v / most * (height - BOTTOM - 22);
+  context.textAlign = "right";
+  for (const tick of ticks(most)) {
+    context.fillStyle = plain("line");
+    context.fillRect(LEFT, y(tick), width - LEFT - 8, 1);
+    context.fillStyle = plain("soft");
+    context.fillText(tick ? percent(tick) : "0", LEFT - 6, y(tick) + 4);
+  }
   for (let b = 0; b < bins; b++) {
     const from = x(data.edges[b]), wide = Math.max(x(data.edges[b + 1]) - from - 1, 1);
     context.fillStyle = color("near", 0.9);
@@ -607,9 +629,6 @@ function drawCurve() {
     context.fillStyle = color("memory", 0.9);
     context.fillRect(from, y(far[b]), wide, y(0) - y(far[b]));
   }
-  context.fillStyle = plain("soft");
-  context.textAlign = "right";
-  for (const part of [0, 0.5, 1]) context.fillText(percent(most * part).replace("< 0.01 %", "0"), LEFT - 6, y(most * part) + 4);
   drawAxis(context, x, height, width);
   const share = chosen >= 0 ? data.share[chosen] : data.share.reduce((a, b) => a + b, 0) / rows;
   $("curve-caption").textContent = about.mem_len ? `Share of the attention that a distance gets. Amber: inside the segment; teal: in memory, ${percent(share)} of the attention in all.` : "Share of the attention that a distance gets; there is no memory.";
@@ -624,7 +643,7 @@ function drawAll() {
 
 function showAttention() {
   if (!about.keys) return $("attention").remove();
-  $("attention-hint").textContent = `Mean over ${count(about.queries)} tokens in evenly spaced segments.` + (about.mem_len ? ` Beyond the dashed line, ${count(about.tgt_len)} tokens back, all is memory; nearer than that it depends on how far into its segment a token is. Beside each row: the share that falls on memory.` : "");
+  $("attention-hint").textContent = `Mean over ${count(about.queries)} tokens in evenly spaced segments.` + (about.mem_len ? ` Beyond the dashed line, ${count(about.tgt_len + about.ext_len)} tokens back, all is memory; nearer than that it depends on how far into its segment a token is. Beside each row: the share that falls on memory.` : "");
   $("head").append(make("option", { value: "-1", textContent: "all" }), ...range(0, about.layers * about.heads).map((r) => make("option", { value: String(r), textContent: `layer ${Math.floor(r / about.heads) + 1}, head ${r % about.heads + 1}` })));
   $("head").addEventListener("change", () => { drawHeat(); drawCurve(); });
   $("heat").addEventListener("click", (event) => {
@@ -670,6 +689,7 @@ function listen() {
     inspect(token);
     state.held = !same;
     markHeld();
+    event.target.scrollIntoView({ block: "nearest" }); // where the facts lie over the text
   });
   box.addEventListener("keydown", (event) => {
     const moves = { ArrowLeft: -1, ArrowRight: 1 };
@@ -683,11 +703,7 @@ function listen() {
       markHeld();
     }
   });
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
-    state.held = false;
-    inspect(null);
-  });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") letGo(); });
   $("inspector").addEventListener("click", (event) => {
     const head = event.target.head;
     if (head === undefined) return;
@@ -701,8 +717,7 @@ function listen() {
   });
   for (const suffix of ["", "-below"]) {
     const turn = (step) => () => {
-      state.held = false;
-      inspect(null);
+      letGo();
       showPage(state.page + step);
       if (suffix) $("map").scrollIntoView();
     };
@@ -712,14 +727,14 @@ function listen() {
   const map = $("map");
   map.addEventListener("click", (event) => {
     const at = (event.clientX - map.getBoundingClientRect().left) / map.clientWidth;
-    inspect(null);
+    letGo();
     showPage(find(pageStarts, Math.floor(at * nTokens())));
   });
   map.addEventListener("keydown", (event) => {
     const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
     if (!(event.key in moves)) return;
     event.preventDefault();
-    inspect(null);
+    letGo();
     showPage(state.page + moves[event.key]);
   });
   $("modes").addEventListener("change", (event) => {

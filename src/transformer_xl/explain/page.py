@@ -153,6 +153,7 @@ def _manifest(explanation: Explanation) -> dict[str, Any]:
         "remembers": remembers,
         "state": remembers and heads is None,
         "vocabulary": explanation.tokenizer.vocab_size,
+        "unit": explanation.tokenizer.counts,
         "loses": explanation.tokenizer.loses,
         "left_out": explanation.n_left_out,
         "totals": explanation.totals,

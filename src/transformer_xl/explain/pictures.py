@@ -40,7 +40,7 @@ def _draw_attention(explanation: Explanation) -> "Figure":
     mesh = left.pcolormesh(found.edges + 1, rows, mass, cmap="cividis", norm=PowerNorm(0.5, vmin=0))
     left.set_xscale("log")
     left.xaxis.set_major_formatter("{x:,.0f}")
-    left.set(xlabel="distance to the token looked at (1: the query's own)", ylabel="layer.head", title="attention by distance")
+    left.set(xlabel="distance in tokens (1: the token right before)", ylabel="layer.head", title="attention by distance")
     left.set_xlim(1, found.edges[-1] + 1)
     if remembers:
         border = reading.tgt_len + reading.ext_len + 1
