@@ -106,22 +106,41 @@ exact = copy.deepcopy(model).double()  # so that no change is rounded away
 
 
 @torch.no_grad()
-def last_scores(ids: Tensor) -> Tensor:
+def last_scores(reader: TransformerXL, ids: Tensor) -> Tensor:
     mems = None
     for segment in ids.split(T, dim=1):
-        out = exact(segment, mems=mems)
+        out = reader(segment, mems=mems)
         mems = out.mems
     return out.logits[0, -1]
 
 
-text = stream[:1, : 8 * T]
-felt = ""
-for t in range(8 * T):
-    other = text.clone()
-    other[0, t] = (text[0, t] + 1) % 8
-    felt += ".#"[(last_scores(other) != last_scores(text)).any()]
-print(" ".join(felt[t : t + T] for t in range(0, 8 * T, T)))
-print(f"{felt.count('#')} letters = {config.n_layer} layers x {M} + {T}")
+def felt_by_the_last(reader: TransformerXL, ids: Tensor) -> str:
+    """Change each letter alone; # where the scores after the last one move."""
+    before, felt = last_scores(reader, ids), ""
+    for t in range(ids.shape[1]):
+        other = ids.clone()
+        other[0, t] = (ids[0, t] + 1) % 8
+        felt += ".#"[(last_scores(reader, other) != before).any()]
+    return felt
+
+
+readers = {
+    "M = 8": exact,
+    "M = 6": exact.with_context(mem_len=6),
+    "M = 8, same_length": exact.with_context(same_length=True),
+}
+felt = {name: felt_by_the_last(reader, stream[:1, : 7 * T]) for name, reader in readers.items()}
+for name, marks in felt.items():
+    print(f"{name:18}", *(marks[t : t + T] for t in range(0, 7 * T, T)), marks.count("#"))
+
+# %% speed
+D, d_inner = 512, 2048  # of the paper's 12-layer model of enwik8
+weights = 4 * D * D + 2 * D * d_inner  # products of one position with weights, in a layer
+print("keys   plain, millions   with kept keys   ratio   ratio / keys")
+for n in 800, 1800, 2800, 3800:
+    plain = n * (weights + 2 * D * n / 2)  # n positions; on average, each sees half of them
+    kept = weights + 2 * D * n + D * min(n, 821)  # one position, n keys and their distances
+    print(f"{n:4}{plain / 1e6:18,.0f}{kept / 1e6:17.2f}{plain / kept:8,.0f}{plain / kept / n:15.2f}")
 
 
 # %% weights

@@ -99,12 +99,22 @@ def test_no_formula_is_left_as_it_was_typed(built, language):
 
 
 def test_both_languages_say_the_same():
-    """The same passages, cells and pictures in the same order, and as many formulas in each passage."""
+    """The same passages, cells and pictures in the same order, and in each as many formulas, rows, items and links."""
     english, chinese = map(annotate.read_passages, annotate.LANGUAGES)
     assert [(p.level, p.anchor) for p in english] == [(p.level, p.anchor) for p in chinese]
+    alike = (
+        r"^```cell \w+",
+        r"\]\(\w+\.svg\)",
+        r"\{\{.+?\}\}",
+        r"\[xl(?:net)?\]",
+        r"^\$\$",
+        r"^(?:\||- |\d+\. |> \*\*)",
+        r"\]\((?:#|\.\.)",
+    )
     for one, other in zip(english, chinese, strict=True):
-        for what in (r"^```cell \w+", r"\]\(\w+\.svg\)", r"\{\{.+?\}\}", r"\[xl(?:net)?\]", r"^\$\$"):
+        for what in alike:
             assert re.findall(what, one.text, re.M) == re.findall(what, other.text, re.M), (one.title, what)
+        assert set(re.findall(r"`([^`\n]+)`", one.text)) == set(re.findall(r"`([^`\n]+)`", other.text)), one.title
 
 
 @pytest.mark.parametrize("language", annotate.LANGUAGES)
@@ -120,13 +130,27 @@ def test_names_in_the_text_exist(language):
 def test_what_the_text_says_of_the_cells_holds(built):
     values = built[1]
     assert values["with_memory"] < 0.8 < values["guess"] < values["without_memory"]
-    assert values["felt"] == "." * 12 + "#" * 20
+    assert list(values["felt"].values()) == ["." * (28 - n) + "#" * n for n in (2 * 8 + 4, 8 + 6 + 4, 2 * (8 - 1) + 1)]
     terms = {name: term.flip(0) for name, term in values["terms"].items()}  # by distance
     assert terms["(b) q r"].argmax() == terms["(d) v r"].argmax() == terms["sum    "].argmax() == 5
     parts = terms["(a) q k"] + terms["(b) q r"] + terms["(c) u k"] + terms["(d) v r"]
     assert torch.allclose(parts, terms["sum    "], atol=1e-4)
     assert torch.stack([values["attended"][0, 0, i, 3 + i] for i in range(4)]).min() > 0.5  # the key 5 before each
     assert torch.equal(values["letters"], values["stream"][0, 4:12])
+
+
+@pytest.mark.parametrize("language", annotate.LANGUAGES)
+def test_speeds_are_those_of_the_results(language):
+    """How many times longer a vanilla model takes, by attention length, as the paper and our benchmark have measured it."""
+    text = (PROSE / f"{language}.md").read_text(encoding="utf-8")
+    figures = re.findall(
+        r"^\| [\d,]+ \| ([\d,]+) \|.* \*\*([\d,]+)\*\* \([^|]+\|$", (ROOT / "docs" / "results.md").read_text(), re.M
+    )
+    assert len(figures) == 4
+    for measured in zip(*figures, strict=True):
+        shares = (int(n.replace(",", "")) / keys for n, keys in zip(measured, (800, 1800, 2800, 3800), strict=True))
+        row, below = (re.escape(" | ".join(values)) for values in (measured, [f"{share:.2f}" for share in shares]))
+        assert re.search(rf"\| {row} \|\n.*\| {below} \|", text)
 
 
 def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, old: str, new: str) -> str:
