@@ -1,9 +1,11 @@
 """Pictures are written whole, with any names on them, and lines can be told apart without color."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import Look, PlotLine, check_picture, draw, new_figure, save_picture
@@ -64,3 +66,29 @@ def test_no_two_lines_look_alike_in_gray(tmp_path: Path, monkeypatch: pytest.Mon
     ]
     assert len(set(kinds)) == len(kinds)
     assert all(line.get_markevery() == (3 * (i // len(looks)) % 7, 7) for i, line in enumerate(drawn[:48]) if i % 6 < 5)
+
+
+def test_first_losses_take_half_of_an_axis_at_most_and_the_legend_says_what_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Figure] = []
+    monkeypatch.setattr("transformer_xl.pictures.save_picture", lambda figure, path: made.append(figure) or path)
+
+    def drawn(*losses: Sequence[float], **more: Any) -> tuple[list[str], float, float]:
+        lines = [PlotLine(f"{i}", f"{i}", range(1, len(y) + 1), y) for i, y in enumerate(losses)]
+        draw(lines, tmp_path / "p.png", title="", xlabel="", ylabel="", **{"from_zero": True, **more})
+        (axes,), (legend,) = made[-1].axes, made[-1].legends
+        return [text.get_text() for text in legend.get_texts()], *axes.get_ylim()
+
+    falling = [5.0, 2.0, 1.5, 1.25, 1.0]
+    names, bottom, top = drawn(falling, [2.5, 1.5])  # a line of two points is drawn whole
+    assert names == ["0 (first losses, up to 5.000, lie above)", "1"]
+    assert bottom < 1 and 2.5 < top < 2.6
+    many = [9.0 - i for i in range(4)] + [3.0 - i / 40 for i in range(36)]  # a tenth of the line lies high
+    names, bottom, top = drawn(many)
+    assert names == ["0 (first losses, up to 9.000, lie above)"] and bottom < 2.125 and 3 < top < 3.1
+    for whole in ([5.0, 1.5, 1.0], [2.0, 1.75, 1.5, 1.0], [5.0, 4.0, 3.0, 8.0], [1.0] * 5, [5.0, 1.0, 1.0, 1.0]):
+        names, bottom, top = drawn(whole)
+        assert names == ["0"] and bottom < min(whole) and top > max(whole)
+    names, _, top = drawn(falling, from_zero=False)  # no losses of a training
+    assert names == ["0"] and top > 5

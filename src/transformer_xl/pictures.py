@@ -157,8 +157,9 @@ def draw(
 ) -> Path:
     """Draw lines, with the legend below them and vertical lines at `borders`.
 
-    `lengths`: see `length_axis`; `from_zero`: the x axis begins at zero.
+    `lengths`: see `length_axis`; `from_zero`: the x axis begins at zero, and `loss_axis` bounds the other one.
     """
+    bounds = loss_axis(lines) if from_zero else None
     figure = new_figure(width=9, height=4.5 + 0.22 * len(lines))
     axes = figure.add_subplot()
     for border in borders:
@@ -180,7 +181,9 @@ def draw(
         if line.look == "failed":
             axes.plot(line.x, [0.03] * len(line.x), label=line.name, transform=axes.get_xaxis_transform(), **style)
             continue
-        axes.plot(line.x, line.y, label=line.name, **style)
+        above = max(line.y) if bounds and max(line.y) > bounds[1] else None
+        name = line.name if above is None else f"{line.name} (first losses, up to {above:.3f}, lie above)"
+        axes.plot(line.x, line.y, label=name, **style)
         if line.low is not None and line.high is not None:
             axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)
         if line.trained is not None and line.trained in line.x:
@@ -193,7 +196,32 @@ def draw(
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
     if from_zero:
         axes.set_xlim(left=0)
+    if bounds:
+        axes.set_ylim(*bounds)
     return save_with_legend(figure, axes, path)
+
+
+def loss_axis(lines: Sequence[PlotLine]) -> tuple[float, float] | None:
+    """Return where a loss axis begins and ends on which first losses take half at most; None: all fit on it.
+
+    They are the first of each line of more than three points, and all in its first tenth.
+
+    Example:
+        >>> losses = PlotLine("run", "training", range(1, 7), [5.0, 2.0, 1.5, 1.25, 1.0, 1.0])
+        >>> loss_axis([losses])
+        (0.95, 2.05)
+    """
+    first, rest, least = [], [], []
+    for line in (line for line in lines if line.look != "failed"):
+        least += line.low or line.y
+        for x, y in zip(line.x, line.high or line.y, strict=False):  # of a level line one
+            (first if len(line.x) > 3 and (x == line.x[0] or x <= line.x[-1] / 10) else rest).append(y)
+    low, most = min(least, default=0.0), max(rest, default=0.0)
+    top = max((y for y in first if y <= 2 * most - low), default=most)
+    if low == most or max(first, default=low) <= top:
+        return None
+    margin = 0.05 * (max(top, most) - low)
+    return low - margin, max(top, most) + margin
 
 
 def length_axis(axes: "Axes", lengths: Collection[float]) -> None:

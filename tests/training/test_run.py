@@ -219,6 +219,7 @@ def test_validation_reads_with_extended_context(start: Start) -> None:
         ],
         ["train.max_steps=none", "train.max_epochs=0.15", "train.average=swa", "train.average_start=0.3"],
         ["train.average=ema", "train.tbptt_segments=2", "train.varlen=true", "train.deterministic=true"],
+        ["train.max_minutes=1000", "train.eval_interval=11"],
     ],
 )
 def test_other_runs_resume_exactly_too(run: Path, start: Start, tmp_path: Path, overrides: list[str]) -> None:
@@ -298,6 +299,14 @@ def test_validation_and_samples_leave_training_alone(start: Start, tmp_path: Pat
     start("often", "train.eval_interval=3", "train.sample_tokens=3", "train.max_steps=12")
     rarely, often = run_bits(tmp_path / "rarely"), run_bits(tmp_path / "often")
     assert [name for name in differing(rarely, often) if name.startswith(("model.", "training."))] == []
+
+
+def test_a_run_that_time_ends_is_validated_at_each_quarter_however_few_its_steps(start: Start, run: Path) -> None:
+    """Until its interval is reached; without a budget of time the interval alone counts."""
+    for interval, budget, steps in ((1000, 1000, [4, 8, 12, 16]), (7, 1000, [4, 7, 14, 16]), (1000, "none", [16])):
+        out = f"{interval}-{budget}"
+        start(out, f"train.eval_interval={interval}", f"train.max_minutes={budget}", "train.max_steps=16")
+        assert [entry["step"] for entry in of_kind(run.parent / out, "valid")] == steps
 
 
 def test_a_stop_before_the_first_step(start: Start, whole: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,10 @@ class TrainConfig(Section):
         default=None, description="threads on a CPU; none: PyTorch's choice"
     )
     log_interval: Positive = Field(default=50, description="steps between lines of metrics.jsonl")
-    eval_interval: Positive = Field(default=1000, description="steps between validations (each with a sample)")
+    eval_interval: Positive = Field(
+        default=1000,
+        description="steps between validations (each with a sample); until then, each quarter of max_minutes has one, too",
+    )
     checkpoint_interval: Positive = Field(default=500, description="steps between checkpoints")
     keep_checkpoints: Annotated[int, Field(ge=2)] = Field(
         default=2, description="newest checkpoints kept; the best is kept too"

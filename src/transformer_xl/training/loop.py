@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, copies
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
-from transformer_xl.config.run import RunConfig
+from transformer_xl.config.run import RunConfig, TrainConfig
 from transformer_xl.data.streams import EndlessStream
 from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, message_of
 from transformer_xl.process import stop_signals
@@ -323,14 +323,16 @@ def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
     """Train until the budget is used up or a signal is received, save the last step, and return the signal."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
-    stopping, told_of_graph = False, False
+    stopping, told_of_graph, progress = False, False, trainer.progress
     unread: deque[tuple[StepResult, float]] = deque()
     while not run.is_over and not (stopping := run.world.any(received or run.display.is_lost)):
         before = trainer.seconds
         result = trainer.train_step()
         unread.append((result, trainer.seconds - before))
-        intervals = (config.log_interval, config.eval_interval, config.checkpoint_interval)
-        is_due = trainer.waits or any(trainer.step % interval == 0 for interval in intervals)
+        progress_before, progress = progress, trainer.progress
+        validates = _validates(config, trainer.step, progress_before, progress)
+        intervals = (config.log_interval, config.checkpoint_interval)
+        is_due = trainer.waits or validates or any(trainer.step % interval == 0 for interval in intervals)
         _count(run, unread, n_late=0 if is_due else 1)
         if last := run.is_over:
             _count(run, unread, n_late=0)
@@ -341,7 +343,7 @@ def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
             _log(run, result, ends_interval=True)
         elif trainer.step % 10 == 0:
             _log(run, result, ends_interval=False)
-        best = _validate(run) if trainer.step % config.eval_interval == 0 or last else None
+        best = _validate(run) if validates or last else None
         if run.is_over and not last and run.interval.tokens:  # patience has ended it
             _log(run, result, ends_interval=True)
         if trainer.step % config.checkpoint_interval == 0 or best or run.is_over:
@@ -356,6 +358,15 @@ def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
     command = f"{program} {run.objective.command} --resume --out {run.quoted_path}"
     run.display.say(f"{number.name}: saved step {trainer.step:,}; go on with: {command}")
     return number
+
+
+def _validates(config: TrainConfig, step: int, before: float, after: float) -> bool:
+    """Say whether a step, which took a run from one share of its budget to another, is followed by a validation.
+
+    Where time ends a run, nobody knows how many steps it has: until `eval_interval` is reached, each quarter has one.
+    """
+    by_share = config.max_minutes is not None and step < config.eval_interval
+    return step % config.eval_interval == 0 or (by_share and math.floor(4 * after) > math.floor(4 * before))
 
 
 def _count(run: Run[Any], unread: deque[tuple[StepResult, float]], *, n_late: int) -> None:
