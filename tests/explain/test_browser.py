@@ -46,3 +46,24 @@ def test_a_hostile_text_is_shown_and_nothing_else_happens(kind, tmp_path):
     assert "Would have preferred" in words and "number 9" in words
     assert ("Where the heads looked" in words) == (kind != "lstm")
     assert ("without" in words.split("Would have preferred")[0].split("number 9")[1]) == (kind != "vanilla")
+
+
+@pytest.mark.parametrize("kind", ["paper", "lstm"])
+def test_the_page_follows_the_language_of_the_browser_and_the_one_that_is_chosen(kind, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; make test-browser does that")
+    path = tmp_path / "index.html"
+    path.write_text(page(explained("some text, and some text again\n" * 3, kind)), encoding="utf-8")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        for locale, words in (("zh-CN", "模型更看好的词元"), ("de-DE", "Would have preferred")):
+            opened = browser.new_context(locale=locale).new_page()
+            opened.goto(f"{path.as_uri()}#t9")
+            opened.wait_for_selector("html[data-ready=yes]")
+            assert words in opened.inner_text("#inspector")
+        before = opened.inner_text("body")
+        opened.select_option("#language", "zh")
+        assert opened.evaluate("document.documentElement.lang") == "zh"
+        assert "模型更看好的词元" in opened.inner_text("#inspector") and "记忆的价值" in opened.inner_text("#totals")
+        opened.select_option("#language", "en")
+        assert opened.inner_text("body") == before
+        browser.close()

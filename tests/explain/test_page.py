@@ -5,7 +5,9 @@ import hashlib
 import json
 import re
 import zlib
+from collections.abc import Iterator
 from html.parser import HTMLParser
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -105,7 +107,7 @@ def test_picture_and_page_measure_distance_alike():
     found = explained("some text" * 9)
     (name,) = [axes.get_xlabel() for axes in pictures(found)["attention.png"].axes if "distance" in axes.get_xlabel()]
     assert name == "distance in tokens (1: the token right before)"
-    assert f'"{name}"' in page(found)
+    assert f"t`{name}`" in page(found)
     tokenizer = IdTokenizer(256)
     about, _ = stored(page(explain(make("paper", vocab_size=256), tokenizer, found.ids, found.reading)))
     assert about["unit"] == "id" and stored(page(found))[0]["unit"] == "character"
@@ -152,3 +154,38 @@ def test_kinds_without_memory_or_attention_say_so():
     assert not about["remembers"] and "without" not in arrays and about["keys"] == 8
     about, arrays = stored(page(explained("text" * 9, "lstm")))
     assert about["remembers"] and about["state"] and about["keys"] == 0 and "weights" not in arrays and "mass" not in arrays
+
+
+def translated_words(script: str) -> Iterator[str]:
+    """Yield what the script asks to be translated: templates after `t`, as `{0} of {1}`, those inside others too."""
+    for start in re.finditer(r"(?<![\w$])t`", script):
+        words, depth, n, inner = "", 0, 0, 0  # nesting in braces, values so far, whether in a template within a value
+        for c, following in zip(script[start.end() :], script[start.end() + 1 :], strict=False):
+            if depth == 0 and c == "`":
+                break
+            if depth == 0 and (c, following) == ("$", "{"):
+                words, n = f"{words}{{{n}}}", n + 1
+            depth += (c == "{") - (c == "}")
+            words += c if depth == inner == 0 and c not in "$}" else ""
+        yield words
+
+
+def test_all_words_of_the_page_have_a_chinese_form():
+    parts = resources.files("transformer_xl") / "explain"
+    chinese = json.loads((parts / "zh.json").read_text(encoding="utf-8"))
+    script, template = ((parts / name).read_text(encoding="utf-8") for name in ("page.js", "page.html"))
+    fixed = Elements(template.replace("{{", "").replace("}}", "")).found
+    texts = [text for tag, _, parts in fixed if tag not in ("title", "style", "script", "noscript", "option") for text in parts]
+    texts += [attrs[name] for _, attrs, _ in fixed for name in ("aria-label", "placeholder") if name in attrs]
+    in_template = {
+        text.strip() for text in texts if re.search("[A-Za-z]{2}", text) and "正在" not in text and "脚本" not in text
+    }
+    assert len(in_template) > 15
+    in_script = set(translated_words(script))
+    in_script |= {f"{{0}} {noun}{s}" for noun in re.findall(r'plural\([^"]*"(\w+)"\)', script) for s in ("", "s")}
+    assert len(in_script) > 80
+    assert set(chinese) == in_template | in_script
+    for english, words in chinese.items():
+        assert sorted(re.findall(r"\{\d\}", words)) == sorted(re.findall(r"\{\d\}", english)), english
+    shown = re.findall(r"textContent[:=] ?\"[^\"]*[a-z] [^\"]*\"", script)
+    assert shown == [], "words that are shown are templates after t"

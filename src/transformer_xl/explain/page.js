@@ -103,10 +103,43 @@ function find(array, value) {
 
 // ---- words and numbers
 
+let language = "en";
+
+/** Return words in the chosen language: those of a template, of which `about.chinese` has {0}, {1} … in place of its values. */
+function t(parts, ...values) {
+  const english = parts.reduce((words, part, i) => `${words}{${i - 1}}${part}`);
+  return inLanguage(english).replace(/\{(\d)\}/g, (_, i) => values[i]);
+}
+const plural = (n, noun) => inLanguage(`{0} ${noun}${n === 1 ? "" : "s"}`).replace("{0}", count(n));
+const inLanguage = (english) => (language === "zh" ? about?.chinese[english] : null) ?? english;
+
+let pageWords = []; // nodes of the template that have words, each with its English ones
+
+function findPageWords() {
+  for (const element of document.body.querySelectorAll("*")) {
+    const nodes = [...element.childNodes, element.getAttributeNode("aria-label"), element.getAttributeNode("placeholder")];
+    for (const node of nodes) if (node?.nodeValue?.trim() in about.chinese) pageWords.push([node, node.nodeValue]);
+  }
+}
+
+function speak(chosen) {
+  document.documentElement.lang = $("language").value = language = chosen;
+  for (const [node, english] of pageWords) node.nodeValue = english.replace(/\S(.*\S)?/s, (words) => inLanguage(words));
+  showHeader();
+  showLegend();
+  showPassages();
+  showAttention();
+  showNotes();
+  showPage(state.page);
+  inspect(state.at);
+  markHeld();
+  search();
+  drawAll();
+}
+
 const visible = (string) => string.replace(/[\n\t \r\u00a0]/g, (c) => SHOWN.get(c)).replace(ODD, codePoint);
 const codePoint = (c) => `‹U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}›`;
 const count = (n) => n.toLocaleString("en");
-const plural = (n, noun) => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 function percent(p) {
   if (p >= 0.9995) return "> 99.9 %";
   if (p < 0.0001) return "< 0.01 %";
@@ -125,21 +158,22 @@ let marked = [];
 function showHeader() {
   const { totals, kind } = about;
   $("name").textContent = visible(about.name).replaceAll("␣", " ");
-  const heads = about.heads ? `, ${plural(about.heads, "head")} each` : "";
+  document.title = t`${$("name").textContent} explained`;
+  const heads = about.heads ? t`, ${plural(about.heads, "head")} each` : "";
   const attention = about.attention && about.attention !== kind ? ` (${about.attention})` : "";
-  const extended = about.ext_len ? `, ${count(about.ext_len)} read again before each` : "";
-  const memory = about.state ? "a state carried on" : about.mem_len ? `a memory of ${count(about.mem_len)}` : "no memory";
+  const extended = about.ext_len ? t`, ${count(about.ext_len)} read again before each` : "";
+  const memory = about.state ? t`a state carried on` : about.mem_len ? t`a memory of ${count(about.mem_len)}` : t`no memory`;
   $("model").textContent =
-    `${about.run}: ${kind}${attention}, ${plural(about.layers, "layer")}${heads}; segments of ${count(about.tgt_len)} tokens${extended}, ${memory}; ${about.precision}`;
+    t`${about.run}: ${kind}${attention}, ${plural(about.layers, "layer")}${heads}; segments of ${count(about.tgt_len)} tokens${extended}, ${memory}; ${about.precision}`;
   const card = (name, value, note) => make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }, " ", make("small", { textContent: note })));
-  const instead = (name) => (about.remembers ? `${totals[name].toFixed(3)} without memory` : "");
+  const instead = (name) => (about.remembers ? t`${totals[name].toFixed(3)} without memory` : "");
   const cards = [
-    card("Tokens", count(nTokens()), `of ${count(about.vocabulary)} kinds`),
-    card("Nats per token", totals.loss.toFixed(3), instead("loss_without_memory")),
-    card(`Bits per ${about.unit}`, totals.bpc.toFixed(3), instead("bpc_without_memory")),
+    card(t`Tokens`, count(nTokens()), t`of ${count(about.vocabulary)} kinds`),
+    card(t`Nats per token`, totals.loss.toFixed(3), instead("loss_without_memory")),
+    card(about.unit === "id" ? t`Bits per id` : t`Bits per character`, totals.bpc.toFixed(3), instead("bpc_without_memory")),
   ];
-  if (about.remembers) cards.push(card("Memory is worth", totals.memory_is_worth_bpc.toFixed(3), `bits per ${about.unit}`));
-  $("totals").append(...cards);
+  if (about.remembers) cards.push(card(t`Memory is worth`, totals.memory_is_worth_bpc.toFixed(3), about.unit === "id" ? t`bits per id` : t`bits per character`));
+  $("totals").replaceChildren(...cards);
 }
 
 // ---- text
@@ -192,7 +226,7 @@ function showPage(page) {
     $(`back${suffix}`).disabled = state.page === 0;
     $(`on${suffix}`).disabled = !on;
   }
-  $("where").textContent = `tokens ${count(first + 1)}–${count(last)} of ${count(nTokens())} · page ${state.page + 1} of ${count(pageStarts.length)}`;
+  $("where").textContent = t`tokens ${count(first + 1)}–${count(last)} of ${count(nTokens())} · page ${state.page + 1} of ${count(pageStarts.length)}`;
   showMatches();
   drawMap();
 }
@@ -243,10 +277,10 @@ function showLegend() {
   const legend = $("legend");
   if (state.mode === "surprisal") {
     const most = Math.log(about.vocabulary);
-    legend.replaceChildren("expected (0 nats)", swatches(["", ...Array.from({ length: LEVELS }, (_, i) => `s${i + 1}`)]), `surprising (${most.toFixed(1)} nats and more: no better than any of ${count(about.vocabulary)})`);
+    legend.replaceChildren(t`expected (0 nats)`, swatches(["", ...Array.from({ length: LEVELS }, (_, i) => `s${i + 1}`)]), t`surprising (${most.toFixed(1)} nats and more: no better than any of ${count(about.vocabulary)})`);
   } else {
     const steps = GAINS.map((_, i) => i + 1);
-    legend.replaceChildren("memory misled (4 nats)", swatches([...steps.slice().reverse().map((i) => `m${i}`), "", ...steps.map((i) => `g${i}`)]), "memory helped (4 nats and more)");
+    legend.replaceChildren(t`memory misled (4 nats)`, swatches([...steps.slice().reverse().map((i) => `m${i}`), "", ...steps.map((i) => `g${i}`)]), t`memory helped (4 nats and more)`);
   }
   legend.setAttribute("aria-label", legend.textContent);
 }
@@ -270,11 +304,11 @@ function inspect(first) {
     element.classList.add("active");
     marked.push(element);
   }
-  const end = unitEnd(first), parts = [make("button", { type: "button", className: "quiet close", "aria-label": "Close", textContent: "×" })];
+  const end = unitEnd(first), parts = [make("button", { type: "button", className: "quiet close", "aria-label": t`Close`, textContent: "×" })];
   const name = unitText(first, end) || labelOf(end - 1);
   parts[0].addEventListener("click", letGo);
-  parts.push(make("h2", { textContent: "Token" }), make("p", { className: "token" }, make("bdi", { textContent: visible(name) })));
-  if (end - first > 1) parts.push(make("p", { className: "hint", textContent: `One character of ${end - first} tokens: ${range(first, Math.min(end, first + 8)).map((i) => visible(labelOf(i))).join(" ")}` }));
+  parts.push(make("h2", { textContent: t`Token` }), make("p", { className: "token" }, make("bdi", { textContent: visible(name) })));
+  if (end - first > 1) parts.push(make("p", { className: "hint", textContent: t`One character of ${end - first} tokens: ${range(first, Math.min(end, first + 8)).map((i) => visible(labelOf(i))).join(" ")}` }));
   for (const i of range(first, Math.min(end, first + 4))) parts.push(...tokenFacts(i, end - first > 1));
   panel.replaceChildren(...parts);
   panel.scrollTop = 0;
@@ -286,22 +320,22 @@ function letGo() {
 }
 
 const invitation = () => [
-  make("h2", { textContent: "Token" }),
-  make("p", { className: "hint", textContent: "Point at the text, or go to it with Tab and the arrow keys. A click or Enter holds a token, Escape lets go." }),
+  make("h2", { textContent: t`Token` }),
+  make("p", { className: "hint", textContent: t`Point at the text, or go to it with Tab and the arrow keys. A click or Enter holds a token, Escape lets go.` }),
 ];
 const range = (a, b) => Array.from({ length: Math.max(0, b - a) }, (_, i) => a + i);
 
 function tokenFacts(i, isPart) {
-  const place = i > 0 ? ` · segment ${count(border(i) / about.tgt_len + 1)}, place ${(i - 1) % about.tgt_len + 1} of ${about.tgt_len}` : "";
-  const facts = [make("p", { className: "hint", textContent: `${isPart ? `${visible(labelOf(i))}: ` : ""}number ${count(i + 1)}${place}` })];
-  if (i === 0) return [...facts, make("p", { className: "verdict", textContent: "Nothing comes before the first token, so nothing predicts it." })];
-  const rows = [chanceRow(about.remembers ? "with memory" : "probability", Math.exp(-nats(i)), `${nats(i).toFixed(2)} nats`, "")];
-  if (about.remembers) rows.push(chanceRow("without", Math.exp(-without(i)), `${without(i).toFixed(2)} nats`, "without"));
+  const place = i > 0 ? t` · segment ${count(border(i) / about.tgt_len + 1)}, place ${(i - 1) % about.tgt_len + 1} of ${about.tgt_len}` : "";
+  const facts = [make("p", { className: "hint", textContent: `${isPart ? `${visible(labelOf(i))}: ` : ""}${t`number ${count(i + 1)}`}${place}` })];
+  if (i === 0) return [...facts, make("p", { className: "verdict", textContent: t`Nothing comes before the first token, so nothing predicts it.` })];
+  const rows = [chanceRow(about.remembers ? t`with memory` : t`probability`, Math.exp(-nats(i)), t`${nats(i).toFixed(2)} nats`, "")];
+  if (about.remembers) rows.push(chanceRow(t`without`, Math.exp(-without(i)), t`${without(i).toFixed(2)} nats`, "without"));
   facts.push(make("table", {}, make("tbody", {}, ...rows)));
   if (about.remembers) facts.push(make("p", { className: "verdict", textContent: verdict(gain(i)) }));
   const rank = data.rank[i - 1];
-  facts.push(make("h2", { textContent: "Would have preferred" }));
-  facts.push(make("p", { className: "hint", textContent: rank ? `${rank === 65535 ? "65,535 or more" : count(rank)} of ${count(about.vocabulary)} tokens seemed likelier` : "this very token" }));
+  facts.push(make("h2", { textContent: t`Would have preferred` }));
+  facts.push(make("p", { className: "hint", textContent: rank ? t`${rank === 65535 ? t`65,535 or more` : count(rank)} of ${count(about.vocabulary)} tokens seemed likelier` : t`this very token` }));
   const best = range(0, about.top).map((j) => {
     const token = data.top[(i - 1) * about.top + j], own = token === data.tokens[i];
     const p = own ? Math.exp(-nats(i)) : square(data.chance[(i - 1) * about.top + j]);
@@ -312,11 +346,12 @@ function tokenFacts(i, isPart) {
   return facts;
 }
 
-const times = (x) => (x < 20 ? x.toFixed(1) : x < 1e6 ? count(Math.round(x)) : "over a million");
+const times = (x) => (x < 20 ? x.toFixed(1) : x < 1e6 ? count(Math.round(x)) : t`over a million`);
 
 function verdict(value) {
-  if (Math.abs(value) < 0.005) return "Memory made no difference.";
-  return `Memory ${value > 0 ? "helped" : "misled"}: ${signed(value)} nats, ${times(Math.exp(Math.abs(value)))} times ${value > 0 ? "likelier" : "less likely"} with it.`;
+  if (Math.abs(value) < 0.005) return t`Memory made no difference.`;
+  const size = signed(value), factor = times(Math.exp(Math.abs(value)));
+  return value > 0 ? t`Memory helped: ${size} nats, ${factor} times likelier with it.` : t`Memory misled: ${size} nats, ${factor} times less likely with it.`;
 }
 
 function chanceRow(name, p, note, kind, isWord = false, own = false) {
@@ -332,11 +367,11 @@ function chanceRow(name, p, note, kind, isWord = false, own = false) {
 // ---- attention of a token
 
 function looks(i) {
-  const title = make("h2", { textContent: "Where the heads looked" });
+  const title = make("h2", { textContent: t`Where the heads looked` });
   const row = find(data.places, i);
   if (row < 0 || data.places[row] !== i) {
     const near = row >= 0 ? data.places[row] : data.places[0];
-    return [title, make("p", { className: "hint" }, "Not kept for this token; see the notes below. ", make("a", { href: `#t${near + 1}`, textContent: "The last one before it that has it" }))];
+    return [title, make("p", { className: "hint" }, t`Not kept for this token; see the notes below. `, make("a", { href: `#t${near + 1}`, textContent: t`The last one before it that has it` }))];
   }
   const nHead = about.layers * about.heads;
   if (state.head >= nHead) state.head = -1;
@@ -361,23 +396,23 @@ function keysOf(row, i) {
 
 function headGrid(row, remembers) {
   const nHead = about.layers * about.heads;
-  const grid = make("div", { className: "heads", role: "group", "aria-label": "Heads" });
+  const grid = make("div", { className: "heads", role: "group", "aria-label": t`Heads` });
   grid.style.gridTemplateColumns = `auto repeat(${about.heads}, minmax(0, 1fr))`;
   for (let layer = 0; layer < about.layers; layer++) {
-    grid.append(make("span", { textContent: `layer ${layer + 1}` }));
+    grid.append(make("span", { textContent: t`layer ${layer + 1}` }));
     for (let head = 0; head < about.heads; head++) {
       const index = layer * about.heads + head, share = square(data.memory[row * nHead + index]);
-      const what = `layer ${layer + 1}, head ${head + 1}${remembers ? `: ${percent(share)} of its attention in memory` : ""}`;
+      const what = t`layer ${layer + 1}, head ${head + 1}` + (remembers ? t`: ${percent(share)} of its attention in memory` : "");
       const button = make("button", { type: "button", title: what, "aria-label": what, "aria-pressed": String(state.head === index) });
       button.style.setProperty("--share", share.toFixed(3));
       button.head = index;
       grid.append(button);
     }
   }
-  const all = make("button", { type: "button", className: "badge", textContent: "all heads", "aria-pressed": String(state.head < 0) });
+  const all = make("button", { type: "button", className: "badge", textContent: t`all heads`, "aria-pressed": String(state.head < 0) });
   all.head = -1;
-  const note = remembers ? "The stronger the color, the more of a head’s attention went to memory. " : "";
-  return make("div", {}, make("p", { className: "hint" }, note, "Choose one, or ", all), grid);
+  const note = remembers ? t`The stronger the color, the more of a head’s attention went to memory. ` : "";
+  return make("div", {}, make("p", { className: "hint" }, note, t`Choose one, or `, all), grid);
 }
 
 function keyTable(keys, i) {
@@ -385,14 +420,14 @@ function keyTable(keys, i) {
   const rows = listed.map((key) => {
     const meter = make("i", { className: `meter ${key.far ? "far" : "near"}` });
     meter.style.width = `${Math.max(1, key.weight * 100)}%`;
-    const link = key.place < 0 ? "before the text" : make("a", { href: `#t${key.place + 1}` }, contextOf(key.place));
+    const link = key.place < 0 ? t`before the text` : make("a", { href: `#t${key.place + 1}` }, contextOf(key.place));
     return make("tr", {},
       make("td", { className: "word" }, link),
       make("td", { className: "number", textContent: percent(key.weight) }),
-      make("td", { className: "number", title: "distance", textContent: `−${count(i - key.place)}` }),
-      make("td", {}, make("span", { className: key.far ? "badge far" : "badge", textContent: key.far ? "memory" : "segment" })));
+      make("td", { className: "number", title: t`distance`, textContent: `−${count(i - key.place)}` }),
+      make("td", {}, make("span", { className: key.far ? "badge far" : "badge", textContent: key.far ? t`memory` : t`segment` })));
   });
-  const hint = `These keys have ${percent(total)} of the attention of ${state.head < 0 ? "all heads" : "this head"}.`;
+  const hint = state.head < 0 ? t`These keys have ${percent(total)} of the attention of all heads.` : t`These keys have ${percent(total)} of the attention of this head.`;
   return make("div", {}, make("table", {}, make("tbody", {}, ...rows)), make("p", { className: "hint", textContent: hint }));
 }
 
@@ -428,10 +463,11 @@ function mark(i, keys) {
 
 function showPassages() {
   const gaining = about.remembers;
-  $("passages-title").textContent = gaining ? "Where memory helps most" : "Most surprising";
+  $("passages-title").textContent = gaining ? t`Where memory helps most` : t`Most surprising`;
   $("passages-hint").textContent = about.passages.length
-    ? gaining ? "Passages by the nats that memory saves on them; the token that gains most is marked." : "This model is read without memory. Passages by their nats; the most surprising token is marked."
-    : "Memory helps no passage of this text.";
+    ? gaining ? t`Passages by the nats that memory saves on them; the token that gains most is marked.` : t`This model is read without memory. Passages by their nats; the most surprising token is marked.`
+    : t`Memory helps no passage of this text.`;
+  $("passages").replaceChildren();
   for (const [begin, end, score, best] of about.passages) {
     const cut = (a, b) => text.slice(offsets[a], offsets[b]).replace(/\s+/g, " ").replace(ODD, codePoint);
     const bestFirst = units[best], bestEnd = unitEnd(best);
@@ -439,7 +475,7 @@ function showPassages() {
     const start = Math.min(first, bestFirst), early = units[Math.max(0, start - (about.vocabulary <= 512 ? 24 : 5))];
     const before = make("span", { className: "before", textContent: cut(early, start) });
     const snippet = make("p", { className: "snippet", dir: "auto" }, before, cut(Math.min(first, bestFirst), bestFirst), make("mark", { textContent: cut(bestFirst, bestEnd) || visible(labelOf(best)) }), cut(bestEnd, Math.max(last, bestEnd)));
-    const unit = make("small", { textContent: ` nats · token ${count(begin + 1)}` });
+    const unit = make("small", { textContent: t` nats · token ${count(begin + 1)}` });
     $("passages").append(make("li", {}, make("a", { href: `#t${best + 1}` }, make("p", { className: "score" }, gaining ? signed(score, 1) : score.toFixed(1), unit), snippet)));
   }
 }
@@ -457,7 +493,7 @@ function search() {
       state.matches.push([units[find(offsets, at)], find(offsets, at + needle.length - 1)]);
     }
   }
-  $("found").textContent = wanted ? (state.matches.length ? count(state.matches.length) : "not found") : "";
+  $("found").textContent = wanted ? (state.matches.length ? count(state.matches.length) : t`not found`) : "";
   showMatches();
 }
 
@@ -465,7 +501,7 @@ function nextMatch(step) {
   const n = state.matches.length;
   if (!n) return;
   state.match = state.match < 0 ? (step > 0 ? Math.max(0, state.matches.findIndex(([first]) => first >= pageStarts[state.page])) : n - 1) : (state.match + step + n) % n;
-  $("found").textContent = `${count(state.match + 1)} of ${count(n)}`;
+  $("found").textContent = t`${count(state.match + 1)} of ${count(n)}`;
   goTo(state.matches[state.match][0]);
 }
 
@@ -516,7 +552,7 @@ function drawMap() {
   context.strokeStyle = plain("ink");
   context.lineWidth = 2;
   context.strokeRect(Math.min(first / n * width + 1, width - 4), 1, Math.max((last - first) / n * width - 2, 3), height - 2);
-  $("map-hint").textContent = `The whole text: mean nats per token, up to ${most.toFixed(1)}${about.remembers ? `; below, what memory gains, up to ${best.toFixed(1)}` : ""}.`;
+  $("map-hint").textContent = t`The whole text: mean nats per token, up to ${most.toFixed(1)}${about.remembers ? t`; below, what memory gains, up to ${best.toFixed(1)}` : ""}.`;
   const map = $("map");
   map.setAttribute("aria-valuemin", "1");
   map.setAttribute("aria-valuemax", String(pageStarts.length));
@@ -556,7 +592,7 @@ function drawAxis(context, x, height, width) {
   const last = data.edges[data.edges.length - 1];
   for (let tick = 1; tick <= last; tick *= tick.toString()[0] === "1" ? 2 : tick.toString()[0] === "2" ? 2.5 : 2) context.fillText(count(tick), x(tick - 1), height - BOTTOM + 15);
   context.textAlign = "right";
-  context.fillText("distance in tokens (1: the token right before)", width - 8, height - 4);
+  context.fillText(t`distance in tokens (1: the token right before)`, width - 8, height - 4);
   if (!about.mem_len) return;
   const at = x(about.tgt_len + about.ext_len);
   context.beginPath();
@@ -571,7 +607,7 @@ function drawAxis(context, x, height, width) {
   context.setLineDash([]);
   context.fillStyle = plain("ink");
   context.textAlign = at > width * 0.6 ? "right" : "left";
-  context.fillText(at > width * 0.6 ? "all memory beyond →" : "→ all memory beyond", at, 10);
+  context.fillText(at > width * 0.6 ? t`all memory beyond →` : t`→ all memory beyond`, at, 10);
 }
 
 function drawHeat() {
@@ -600,7 +636,7 @@ function drawHeat() {
     }
   }
   drawAxis(context, x, height, width);
-  $("heat-caption").textContent = `A row per head, the first layer on top; a column per distance. The brighter, the more: from 0 to ${percent(most)} of a head’s attention for each distance, by its root. Click a row for its curve.`;
+  $("heat-caption").textContent = t`A row per head, the first layer on top; a column per distance. The brighter, the more: from 0 to ${percent(most)} of a head’s attention for each distance, by its root. Click a row for its curve.`;
 }
 
 /** Return round numbers from 0 to at most a largest value, three to five of them. */
@@ -631,7 +667,7 @@ function drawCurve() {
   }
   drawAxis(context, x, height, width);
   const share = chosen >= 0 ? data.share[chosen] : data.share.reduce((a, b) => a + b, 0) / rows;
-  $("curve-caption").textContent = about.mem_len ? `Share of the attention that a distance gets. Amber: inside the segment; teal: in memory, ${percent(share)} of the attention in all.` : "Share of the attention that a distance gets; there is no memory.";
+  $("curve-caption").textContent = about.mem_len ? t`Share of the attention that a distance gets. Amber: inside the segment; teal: in memory, ${percent(share)} of the attention in all.` : t`Share of the attention that a distance gets; there is no memory.`;
 }
 
 function drawAll() {
@@ -642,9 +678,14 @@ function drawAll() {
 }
 
 function showAttention() {
-  if (!about.keys) return $("attention").remove();
-  $("attention-hint").textContent = `Mean over ${count(about.queries)} tokens in evenly spaced segments.` + (about.mem_len ? ` Beyond the dashed line, ${count(about.tgt_len + about.ext_len)} tokens back, all is memory; nearer than that it depends on how far into its segment a token is. Beside each row: the share that falls on memory.` : "");
-  $("head").append(make("option", { value: "-1", textContent: "all" }), ...range(0, about.layers * about.heads).map((r) => make("option", { value: String(r), textContent: `layer ${Math.floor(r / about.heads) + 1}, head ${r % about.heads + 1}` })));
+  if (!about.keys) return $("attention")?.remove();
+  $("attention-hint").textContent = t`Mean over ${count(about.queries)} tokens in evenly spaced segments.` + (about.mem_len ? t` Beyond the dashed line, ${count(about.tgt_len + about.ext_len)} tokens back, all is memory; nearer than that it depends on how far into its segment a token is. Beside each row: the share that falls on memory.` : "");
+  const chosen = $("head").value || "-1";
+  $("head").replaceChildren(make("option", { value: "-1", textContent: t`all` }), ...range(0, about.layers * about.heads).map((r) => make("option", { value: String(r), textContent: t`layer ${Math.floor(r / about.heads) + 1}, head ${r % about.heads + 1}` })));
+  $("head").value = chosen;
+}
+
+function listenToAttention() {
   $("head").addEventListener("change", () => { drawHeat(); drawCurve(); });
   $("heat").addEventListener("click", (event) => {
     const box = $("heat").getBoundingClientRect(), rows = about.layers * about.heads;
@@ -659,23 +700,25 @@ function showAttention() {
 
 function showNotes() {
   const notes = [];
-  if (about.left_out) notes.push(`The text goes on: ${count(about.left_out)} tokens after these were not read (--most).`);
-  if (about.loses) notes.push(`What the model does not see of a text: ${about.loses}`);
-  notes.push(`Of each prediction the ${about.top} likeliest tokens, not the other ${count(Math.max(0, about.vocabulary - about.top))}. Their probabilities are stored to within half a percentage point, losses to within a thousandth of a nat, up to 64.`);
+  if (about.left_out) notes.push(t`The text goes on: ${count(about.left_out)} tokens after these were not read (--most).`);
+  if (about.loses) notes.push(t`What the model does not see of a text: ${about.loses}`);
+  notes.push(t`Of each prediction the ${about.top} likeliest tokens, not the other ${count(Math.max(0, about.vocabulary - about.top))}. Their probabilities are stored to within half a percentage point, losses to within a thousandth of a nat, up to 64.`);
   if (about.keys) notes.push(about.detailed >= nTokens() - 1
-    ? `Of each head the ${about.keys} keys that it looked at most, for every token.`
-    : `Where the heads looked is kept for ${count(about.detailed)} of ${count(nTokens())} tokens: the beginning of the text and the segments that ${about.remembers ? "gain most from memory" : "are most surprising"}; of each head the ${about.keys} keys that it looked at most.`);
-  if (about.keys) notes.push("Attention says which states a head read, not why the model said what it said: a state in memory has itself read what came before it.");
-  if (about.remembers) notes.push(about.state ? "Without memory means that the state is reset at each segment, so the first tokens of a segment gain most." : "Without memory means that each segment is read as if nothing had come before it, so the first tokens of a segment gain most; txl plot RUN --against position shows how much.");
-  else notes.push("There is no memory to take away, so there is no gain to show.");
-  if (!about.keys) notes.push("An lstm has no attention: what it remembers is one state, not positions.");
-  notes.push("A character of several tokens has the color of their sum. Invisible characters, and those that change the direction of text, are shown by their numbers.");
-  $("notes").append(...notes.map((note) => make("li", { textContent: note })));
+    ? t`Of each head the ${about.keys} keys that it looked at most, for every token.`
+    : t`Where the heads looked is kept for ${count(about.detailed)} of ${count(nTokens())} tokens: the beginning of the text and the segments that ${about.remembers ? t`gain most from memory` : t`are most surprising`}; of each head the ${about.keys} keys that it looked at most.`);
+  if (about.keys) notes.push(t`Attention says which states a head read, not why the model said what it said: a state in memory has itself read what came before it.`);
+  if (about.remembers) notes.push(about.state ? t`Without memory means that the state is reset at each segment, so the first tokens of a segment gain most.` : t`Without memory means that each segment is read as if nothing had come before it, so the first tokens of a segment gain most; txl plot RUN --against position shows how much.`);
+  else notes.push(t`There is no memory to take away, so there is no gain to show.`);
+  if (!about.keys) notes.push(t`An lstm has no attention: what it remembers is one state, not positions.`);
+  notes.push(t`A character of several tokens has the color of their sum. Invisible characters, and those that change the direction of text, are shown by their numbers.`);
+  $("notes").replaceChildren(...notes.map((note) => make("li", { textContent: note })));
 }
 
 // ---- events
 
 function listen() {
+  $("language").addEventListener("change", (event) => speak(event.target.value));
+  if (about.keys) listenToAttention();
   const box = $("text");
   const tokenAt = (event) => event.target.token;
   box.addEventListener("pointerover", (event) => {
@@ -769,24 +812,20 @@ function followHash() {
 }
 
 async function start() {
+  const [preferred] = navigator.languages;
+  if (!preferred.startsWith("en") && navigator.languages.some((each) => each.startsWith("zh"))) language = "zh";
   try {
     await load();
   } catch (error) {
-    $("status").textContent = typeof DecompressionStream === "undefined" ? "This browser is too old for this page: it cannot unpack it (DecompressionStream)." : `This page is damaged: ${error.message}`;
+    $("status").textContent = typeof DecompressionStream === "undefined" ? t`This browser is too old for this page: it cannot unpack it (DecompressionStream).` : t`This page is damaged: ${error.message}`;
     return;
   }
   $("status").hidden = true;
   $("main").hidden = false;
   if (!about.remembers) $("gain-mode").remove();
   $("text").classList.toggle("fixed", about.vocabulary <= 512);
-  showHeader();
-  showLegend();
-  showPassages();
-  showAttention();
-  showNotes();
-  inspect(null);
-  showPage(0);
-  drawAll();
+  findPageWords();
+  speak(language);
   listen();
   followHash();
   document.documentElement.dataset.ready = "yes";

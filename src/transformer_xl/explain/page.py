@@ -162,6 +162,7 @@ def _manifest(explanation: Explanation) -> dict[str, Any]:
         "detailed": len(facts.details.places) if facts.details else 0,
         "queries": facts.distances.queries if facts.distances else 0,
         "nats_step": _NATS_STEP,
+        "chinese": json.loads(_part("zh.json")),
         "passages": [[p.begin, p.end, round(p.score, 4), p.best] for p in explanation.passages],
     }
 
