@@ -147,13 +147,13 @@ def test_interrupted_it_shows_what_it_has(txl: Txl, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(bench, "measure_decoding", interrupted)
     stop_at = "int8"
     answer = txl(*DECODE, "--json")
-    assert (answer.status, answer.err) == (130, "")
+    assert (answer.status, answer.err) == (130, "interrupted\n")
     result = json.loads(answer.out)
     assert [figures["precision"] for figures in result["figures"]] == ["fp32", "bf16"]
     assert result["interrupted"]
     stop_at = "fp32"
     answer = txl(*DECODE)
-    assert (answer.status, answer.out, answer.err) == (130, "", "")
+    assert (answer.status, answer.out, answer.err) == (130, "", "interrupted\n")
 
 
 @pytest.mark.parametrize(

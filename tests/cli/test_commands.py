@@ -389,7 +389,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("transformer_xl.cli.job.write", interrupted)
     answer = txl("generate", "run")
-    assert (answer.status, answer.err.strip()) == (130, "")
+    assert (answer.status, answer.err.strip()) == (130, "interrupted")
 
 
 @pytest.mark.parametrize(

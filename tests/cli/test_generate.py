@@ -476,7 +476,7 @@ def test_a_second_ctrl_c_aborts_at_once(txl: Txl, monkeypatch: pytest.MonkeyPatc
     before = Path("book").read_bytes()
     interrupt(monkeypatch, step=7, times=2)
     answer = txl("generate", "run", "--prompt", "the", "--tokens", "100000", "--json", *options)
-    assert (answer.status, answer.out, answer.err.strip()) == (130, "", "")
+    assert (answer.status, answer.out, answer.err.strip()) == (130, "", "interrupted")
     assert Path("book").read_bytes() == before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 

@@ -46,7 +46,7 @@ def test_what_is_read_first(talk: Talk) -> None:
     answer = talk("cat", options=("--prompt", "the", "--memory", "a"))
     assert remembered("a").startswith(b"the\ncat")
     assert answer.out.count("\n") == 1
-    assert re.match(r"read 7 tokens in .*, wrote \d+ tokens in .*; fp32, .*; seed 5$", answer.err.splitlines()[-2])
+    assert re.match(r"goodbye; read 7 tokens in .*, wrote \d+ tokens in .*; fp32, .*; seed 5$", answer.err.splitlines()[-2])
     talk("", options=("--memory", "b"))
     assert (remembered("b")[:1], len(remembered("b"))) == (b"\n", 10)
 
@@ -187,18 +187,22 @@ class Typist(io.StringIO):
         return line
 
 
-def test_ctrl_c_at_the_prompt_leaves_the_second_time(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = ("generate", "run", "--interactive", "--tokens", "2", "--memory", "a", "--bias", "10=-inf")
-    monkeypatch.setattr(sys, "stdin", Typist("the\n", None, "cat\n", None, "/quit\n"))
-    answer = txl(*command)
-    assert (answer.status, answer.err.count("Ctrl-C once more, or /quit, to leave")) == (0, 2)
-    before = remembered("a")
-    monkeypatch.setattr(sys, "stdin", Typist("sat\n", None, None, "never\n"))
-    answer = txl(*command)
-    assert (answer.status, answer.err.count("Ctrl-C once more")) == (130, 1)
-    after = remembered("a")
-    assert after.startswith(before)
-    assert len(after) == len(before) + len("\nsat") + 2
+def test_ctrl_c_at_the_prompt_says_goodbye_and_saves(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", Typist("the\n", None, "never\n"))
+    answer = txl("generate", "run", "--interactive", "--tokens", "2", "--memory", "a", "--bias", "10=-inf")
+    assert (answer.status, answer.err.count("\ngoodbye; read 3 tokens in ")) == (130, 1)
+    assert len(remembered("a")) == len("the") + 2
+    monkeypatch.setattr(sys, "stdin", Typist(None))
+    assert txl("generate", "run", "--interactive").err.splitlines()[1:] == ["goodbye"]
+
+
+def test_it_greets_before_it_opens_the_model_and_compiles_when_asked(talk: Talk, txl: Txl, monkeypatch: Any) -> None:
+    greeting, error = txl("generate", "missing", "--interactive").err.splitlines()
+    assert greeting.startswith("Type text") and error.startswith("txl: error: 'missing'")
+    monkeypatch.setattr("transformer_xl.generation.fastest._COMPILE_SECONDS", -1.0)
+    monkeypatch.setattr("transformer_xl.generation.fastest.cannot_compile", lambda device: "there is no compiler")
+    assert "not compiled (as set)" in talk("the").err
+    assert "compile (True) cannot work here: there is no compiler" in talk("the", options=("--compile", "yes")).err
 
 
 def test_ctrl_c_while_reading_keeps_what_was_read(txl: Txl, monkeypatch: pytest.MonkeyPatch, workbench: Path) -> None:
@@ -251,7 +255,7 @@ def test_one_ctrl_c_brings_a_command_to_its_end(txl: Txl, monkeypatch: pytest.Mo
     interrupt(monkeypatch, line, "/save d\n", "/quit\n")
     answer = txl(*COMMAND, "a", "--read-only", "--seed", "1")
     assert answer.status == 0
-    assert "Ctrl-C once more, or /quit, to leave" in answer.err or line == "the"  # of which it ends the writing
+    assert "Ctrl-C again, or /quit, leaves" in answer.err or line == "the"  # of which it ends the writing
     assert Path("d").read_bytes() == expected
 
 
@@ -270,10 +274,11 @@ def test_a_second_ctrl_c_leaves_the_file_as_it_was(txl: Txl, monkeypatch: pytest
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX terminals")
 def test_a_terminal_shows_a_prompt_and_keeps_lines(workbench: Path) -> None:
-    """In a real terminal: a line is edited and repeated from history, control characters are spelled out, Ctrl-D leaves."""
+    """In a real terminal: what is typed early is answered, a line is edited and repeated, controls are spelled out."""
     import pty
 
     ours, theirs = pty.openpty()
+    os.write(ours, b"the cat\nsat\n")
     options = ("--interactive", "--tokens", "3", "--bias", "7=90", "--compile", "no")
     with forked.start(
         "tests.world_cases:program",
@@ -284,11 +289,10 @@ def test_a_terminal_shows_a_prompt_and_keeps_lines(workbench: Path) -> None:
         terminal=os.ttyname(theirs),
     ) as child:
         shown = b""
-        for typed in (b"the cat\n", b"\x10\n", b"\x04"):  # Ctrl-P: the line before
-            while not shown.endswith(b"> "):
+        for n_answer, typed in ((2, b"\x10\n"), (3, b"\x04")):  # Ctrl-P: the line before
+            while shown.count(b"\\x07\\x07\\x07") < n_answer or not shown.endswith(b"> "):
                 shown += os.read(ours, 1000)
             os.write(ours, typed)
-            shown += b"|"
         os.close(theirs)
         with pytest.raises(OSError) if sys.platform == "linux" else pytest.raises(StopIteration):
             while True:
@@ -296,6 +300,6 @@ def test_a_terminal_shows_a_prompt_and_keeps_lines(workbench: Path) -> None:
         assert child.wait() == 0
     os.close(ours)
     text = shown.decode().replace("\r", "")
-    assert text.count("\\x07\\x07\\x07") == 2
-    assert text.count("the cat") == 2
+    assert text.count("\\x07\\x07\\x07") == 3
+    assert re.search(r"> the cat\n.*> sat\n.*> sat\n.*> \ngoodbye; ", text, re.DOTALL)
     assert "Traceback" not in text

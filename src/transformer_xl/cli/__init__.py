@@ -54,6 +54,7 @@ Common uses:
     txl convert transfo-xl-wt103 models/wt103
 """,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # `_call` says a word
     config=check_values,
 )
 
@@ -165,8 +166,8 @@ def _call(arguments: list[str] | None) -> None:
             what = f"Too many arguments: nothing takes {', '.join(map(shown, error.unused_tokens or ()))}."
         _complain(error, f"{what} See {command} --help.")
         sys.exit(2)
-    except KeyboardInterrupt:
-        say("")
+    except KeyboardInterrupt as stop:
+        say(f"{chr(10) * sys.stderr.isatty()}interrupted {stop}".rstrip(), quiet=rank() > 0)
         sys.exit(130)
     except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
         if not lacks_memory(error):

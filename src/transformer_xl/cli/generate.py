@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 _DEFAULT_ROWS = 8
 """Texts written side by side: this many cost little more than one, because reading the weights takes most of the time."""
 
-_INTERACTIVE_TOKENS = 20_000
-"""About how many tokens a conversation has; decides whether compiling pays."""
+_GREETING = "Type text, and the model goes on; an empty line lets it go on as it is. /help lists what else there is."
 
 
 def generate(run: str, /, *, options: Options = Options()) -> None:
@@ -60,6 +59,8 @@ def generate(run: str, /, *, options: Options = Options()) -> None:
     if options.beam.beams is not None:
         sys.exit(130 if _search(run, options, options.beam.beams) else 0)
     file = remembered.existing_file()
+    if source.interactive:  # importing PyTorch takes a second or more, in which a person may begin to type
+        say(_GREETING, quiet=options.output.quiet)
     from transformer_xl.world import joined
 
     with joined() as world:
@@ -160,8 +161,8 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
         batch_size=n_row,
         mem_len=mem_len,
         precision=precision or "fp32",
-        compile={"auto": "auto", "yes": True, "no": False}[options.machine.compile],
-        expected_tokens=_INTERACTIVE_TOKENS if options.source.interactive else options.length.tokens * (n_text // at_once),
+        compile={"auto": False if options.source.interactive else "auto", "yes": True, "no": False}[options.machine.compile],
+        expected_tokens=options.length.tokens * (n_text // at_once),
         on_compile=lambda: say("compiling the model; this takes some seconds", quiet=quiet),
     )
 

@@ -240,7 +240,7 @@ class Machine:
     Args:
         batch_size: texts written side by side. Default: 8, or as many as there are.
         precision: of weights and memory; auto takes fp32 or bf16, whichever is faster here. Default: fp32, or that of --memory.
-        compile: compile the model first, which takes seconds and needs a C++ compiler; auto: for many tokens, on a CPU.
+        compile: compile the model first; takes seconds and a C++ compiler. auto: for many tokens on a CPU, not --interactive.
     """
 
     batch_size: Positive | None = None

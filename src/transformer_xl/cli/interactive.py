@@ -22,7 +22,7 @@ from transformer_xl.process import interrupts
 
 HELP = """\
 Type text and press Enter: the model reads it and goes on. An empty line lets it go on as it is.
-Ctrl-C ends what it is writing; it remembers what was read and shown.
+Ctrl-C ends what it is writing; it remembers what was read and shown. Where it waits for you, Ctrl-C leaves.
 
 /set             show the settings
 /set NAME VALUE  change one, such as /set temperature 0.7 or /set top_k none
@@ -30,7 +30,7 @@ Ctrl-C ends what it is writing; it remembers what was read and shown.
 /reset           forget everything
 /save [FILE]     write the session to a file (default: that of --memory)
 /load FILE       go on from one
-/quit            leave; so do the end of input and Ctrl-C, twice
+/quit            leave; so does Ctrl-D
 //TEXT           text that begins with a slash"""
 
 _COMMANDS = ("help", "load", "quit", "reset", "save", "set")
@@ -53,23 +53,14 @@ class Conversation:
         if prompts:
             with interrupts() as received:
                 self._write(prompts[0], received, n_tokens=0)
-        say(
-            "Type text, and the model goes on; an empty line lets it go on as it is. /help lists what else there is.",
-            quiet=self._quiet,
-        )
-        interrupted = False
+        status = None
         while True:
             try:
                 line = input("> " if sys.stdin.isatty() else "")
-            except EOFError:
+            except (EOFError, KeyboardInterrupt) as end:
+                say("", quiet=not sys.stdin.isatty())  # the prompt's line has no end yet
+                status = 130 if isinstance(end, KeyboardInterrupt) else None
                 break
-            except KeyboardInterrupt:
-                if interrupted:
-                    self._leave()
-                    raise
-                interrupted = True
-                say("\nCtrl-C once more, or /quit, to leave")
-                continue
             received: list[int] = []
             try:
                 with interrupts() as received:
@@ -79,13 +70,13 @@ class Conversation:
                 goes_on = True
             except KeyboardInterrupt:  # a second one, in the middle of something: the session may hold half of it
                 say(f"\nstopped{f'; {self._file} is unchanged' if self._saves else ''}")
-                raise
+                sys.exit(130)
             if not goes_on:
                 break
-            interrupted = bool(received)
-            if interrupted:
-                say("\nCtrl-C once more, or /quit, to leave")
+            if received:
+                say("\nCtrl-C again, or /quit, leaves")
         self._leave()
+        sys.exit(status)
 
     def _answer(self, line: str, received: list[int]) -> bool:
         """Carry out a line; return whether to go on."""
@@ -138,10 +129,10 @@ class Conversation:
         received.clear()
 
     def _leave(self) -> None:
-        """Print figures and save the session; but an empty one, as after /reset, does not replace a file."""
+        """Say so, print figures, and save the session; but an empty one, as after /reset, does not replace a file."""
         totals = self._job.totals
         line = totals.line(describe_decoder(self._job.decoder), self._seed, interrupted=False)
-        say(line, quiet=self._quiet or not totals.n_read + totals.n_written)
+        say(f"goodbye; {line}" if totals.n_read + totals.n_written else "goodbye", quiet=self._quiet)
         if self._saves and self._session.text.n_tokens > 0:
             with interrupts():
                 self._save("")

@@ -366,9 +366,9 @@ def _mishaps(directory: RunDirectory, config: RunConfig, display: Display) -> It
     try:
         yield
     except KeyboardInterrupt:
-        if not display.has_begun:
-            display.say("interrupted before the first step; nothing was learned")
-        raise
+        if display.has_begun or display.quiet:  # which does not know
+            raise
+        raise KeyboardInterrupt("before the first step; nothing was learned") from None
     except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
