@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformer_xl.data.labels import Example
     from transformer_xl.data.prepare import prepare
     from transformer_xl.errors import TxlError
+    from transformer_xl.explain.attribution import attribute
     from transformer_xl.generation.beam import beam_search
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.draft import Draft
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from transformer_xl.model.xlnet import XLNet
     from transformer_xl.reading.cache import Cache
     from transformer_xl.reading.dynamic import Dynamic
-    from transformer_xl.reading.evaluation import Score, evaluate
+    from transformer_xl.reading.evaluation import evaluate
     from transformer_xl.tasks.predict import predict
     from transformer_xl.training.finetune import finetune
     from transformer_xl.training.run import train
@@ -60,6 +61,7 @@ _NAMES = {
     "data.labels": "Example",
     "data.prepare": "prepare",
     "errors": "TxlError",
+    "explain.attribution": "attribute",
     "generation.beam": "beam_search",
     "generation.decoder": "Decoder",
     "generation.draft": "Draft",
@@ -82,7 +84,7 @@ _NAMES = {
     "tasks.predict": "predict",
     "reading.cache": "Cache",
     "reading.dynamic": "Dynamic",
-    "reading.evaluation": "Score evaluate",
+    "reading.evaluation": "evaluate",
     "training.finetune": "finetune",
     "training.run": "train",
 }
@@ -90,9 +92,9 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names.spl
 
 __all__ = [
     "AttentionKind", "Cache", "Decoder", "Draft", "Dynamic", "Example", "Execution", "LanguageModel", "Lstm", "LstmConfig",
-    "Mems", "ModelOutput", "Order", "Reader", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "TaskModel",
+    "Mems", "ModelOutput", "Order", "Reader", "Rows", "RunConfig", "Sampling", "Scheduler", "TaskModel",
     "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "TxlError", "Vanilla", "VanillaConfig", "XLNet",
-    "XLNetConfig", "beam_search", "convert", "evaluate", "finetune", "generate", "load", "load_recipe", "predict",
+    "XLNetConfig", "attribute", "beam_search", "convert", "evaluate", "finetune", "generate", "load", "load_recipe", "predict",
     "prepare", "register_attention", "register_model", "train",
 ]  # fmt: skip
 

@@ -21,9 +21,9 @@ from transformer_xl.config.recipes import recipe_names
 ROOT = Path(__file__).parents[2]
 NAMES = {
     "AttentionKind", "Cache", "Decoder", "Draft", "Dynamic", "Example", "Execution", "LanguageModel", "Lstm", "LstmConfig",
-    "Mems", "ModelOutput", "Order", "Reader", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "TaskModel",
+    "Mems", "ModelOutput", "Order", "Reader", "Rows", "RunConfig", "Sampling", "Scheduler", "TaskModel",
     "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "TxlError", "Vanilla", "VanillaConfig", "XLNet",
-    "XLNetConfig", "beam_search", "convert", "evaluate", "finetune", "generate", "load", "load_recipe", "predict",
+    "XLNetConfig", "attribute", "beam_search", "convert", "evaluate", "finetune", "generate", "load", "load_recipe", "predict",
     "prepare", "register_attention", "register_model", "train",
 }  # fmt: skip
 

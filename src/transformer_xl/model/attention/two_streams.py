@@ -43,7 +43,7 @@ class Sight(NamedTuple):
 
     Attributes:
         targets: int64 (B, K), the position of each query of g.
-        hidden: bool (B, Q, S), True where a query must not see a key.
+        hidden: bool (B, Q, S), True where a query must not see a key; or floats, what is added to its score.
         is_backward: bool (B,), rows that are read backward.
         differs: bool (B, Q, S), True where a key belongs to another text than the query; None: there is only one text.
         n_pad: int64 (B,), padding tokens at the left of each row; None: none.
@@ -120,7 +120,8 @@ def _attend_rows(
     """Attend from some rows, block by block of content, then from g; `texts` are (q + s)·e (B, N, Q, 1) and `differs`."""
     S, K = k_BNSH.shape[2], targets_BK.shape[1]
     T = qu_BNQH.shape[2] - K
-    attend = products if qu_BNQH.device.type == "cpu" else sdpa
+    # an autograd function of ours would return no gradient for what is added
+    attend = products if qu_BNQH.device.type == "cpu" and hidden_B1QS.dtype == torch.bool else sdpa
     attended, first = [], 0
     sizes = [min(block, T - begin) for begin in range(0, T, block)] + [K] * (K > 0)
     for qu, qv, hidden, *text in zip(*(x.split(sizes, dim=2) for x in (qu_BNQH, qv_BNQH, hidden_B1QS, *texts)), strict=True):
@@ -128,7 +129,8 @@ def _attend_rows(
         block_sight = BlockSight(hidden, text[1] if text else None, None if first < T else targets_BK)
         by_text = text[0] if text else None
         out = attend(qu, qv, k_BNSH, v_BNSH, r_BNPH[:, :, distances], by_text, block_sight, dropatt)
-        attended.append(out.masked_fill(hidden.all(-1, keepdim=True), 0.0))
+        unseen = hidden if hidden.dtype == torch.bool else hidden < torch.finfo(hidden.dtype).min / 4
+        attended.append(out.masked_fill(unseen.all(-1, keepdim=True), 0.0))
         first += qu.shape[2]
     return torch.cat(attended, dim=2)
 
@@ -151,7 +153,8 @@ class BlockSight(NamedTuple):
         by_distance = qv @ r.mT
         position = at_keys(by_distance) if self.targets is None else by_distance.gather(-1, self._columns(qv, r))
         # finite, or a query that sees nothing would get NaN
-        bias = position + self.hidden.to(qv.dtype) * (torch.finfo(qv.dtype).min / 2)
+        low = torch.finfo(qv.dtype).min / 2 if self.hidden.dtype == torch.bool else 1.0
+        bias = position + self.hidden.to(qv.dtype) * low
         return bias if by_text is None or self.differs is None else bias.addcmul_(by_text, self.differs.to(qv.dtype))
 
     def by_distance(self, grad: Tensor, r: Tensor) -> Tensor:

@@ -1,0 +1,274 @@
+"""Which tokens raised or lowered a prediction, and by how many nats.
+
+Each token s has a gate g_s between 0 (left out) and 1 (there), which all heads of all layers obey. A query always sees itself.
+
+    w_ts = g_s exp A_ts / Σ_r g_r exp A_tr        g_t = 1; see `kernels/equation.py` for A
+    f(g) = log p(token), less log p(another token) if there is a contrast
+
+    leave-out     f(1) - f(1, but g_s = 0)        exact: the prediction is computed again without each token
+    gradient      ∂f/∂g_s at 1                    the same to first order, for all tokens by one backward pass
+    integrated    ∫ ∂f/∂g_s at (α, …, α) dα       from 0 to 1 in 16 steps; these add up to f(1) - f(0)
+
+The gates and not the remembered states are what is multiplied, as in Michel et al. 2019 (arXiv 1905.10650): where a layer norm
+comes first, the length of a state changes nothing, so state times gradient is 0 whatever the state did. The integral is that of
+Sundararajan et al. 2017 (arXiv 1703.01365). A kind of model without attention has its vectors of tokens multiplied instead.
+
+What gates do not reach stays: a memory from before the first segment that obeys them, shifts, and n-grams.
+
+Shapes: B rows, T tokens of a segment, S keys, N heads, G gates, K predictions.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transformer_xl.batch import NOT_SCORED, Order
+from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.kernels.equation import Positions, relative_weights
+from transformer_xl.model.attention.block import AttentionKind
+from transformer_xl.model.attention.two_streams import Sight, TwoStreamAttention
+from transformer_xl.model.base import LanguageModel, SequenceModel, check_reads_on
+from transformer_xl.model.mask import Mask
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.softmax import check_ids
+from transformer_xl.model.xlnet import XLNet
+from transformer_xl.reading.stream import scoring
+
+Method = Literal["leave-out", "gradient", "integrated"]
+_METHODS: tuple[Method, ...] = ("leave-out", "gradient", "integrated")
+_STEPS = 16
+_ROWS = 64  # read at once
+_CLOSED = 1e-30  # a gate that lets nothing through beside a query's own key
+
+
+class Attribution(NamedTuple):
+    """What raised or lowered a prediction."""
+
+    places: np.ndarray  # int64 (n,), the tokens that it could see, in the order of the text
+    nats: np.ndarray  # float64 (n,), by how much each raised it; below 0: lowered
+    log_p: float  # log-probability of the token, less that of the contrast
+    without: float  # the same if no token sees another (an XLNet's target still sees each of them)
+
+
+def attribute(
+    model: SequenceModel,
+    ids: np.ndarray | Tensor,
+    position: int,
+    *,
+    contrast: int | None = None,
+    method: Method = "leave-out",
+    tgt_len: int = 128,
+    segments: int = 1,
+) -> Attribution:
+    """Say which tokens raised or lowered the prediction of a token, and by how many nats.
+
+    The text is read as `evaluate` reads it, in segments with memory. The token from which the next one is predicted, right
+    before it, cannot be left out, so it is not listed, except for a kind without attention. An XLNet sees the segment on both
+    sides of the token, and all of it counts.
+
+    Args:
+        model: its mode (training or not) is restored afterwards; for another memory see `with_context`.
+        ids: integers (N,), the text from its beginning on.
+        position: which token of it is predicted.
+        contrast: a token; explained is then why the model preferred the one at `position` to this one. None: why it is likely.
+        method: `leave-out` (exact), or the estimates `gradient` and `integrated`, see this module.
+        tgt_len: tokens of a segment.
+        segments: in how many of the last segments a token is left out. Memory from before them stays as it is, with what it
+            took from these tokens when it was computed.
+
+    Returns:
+        Places and nats.
+
+    Raises:
+        ConfigError: a position outside the text or before which nothing stands, an unknown method, sizes below 1, a model that
+            is fine-tuned, or one without attention, from which no token can be left out.
+        TokenizerError: ids or a contrast outside the vocabulary.
+
+    Example:
+        >>> from transformer_xl import TransformerXL, TransformerXLConfig
+        >>> sizes = {"n_layer": 1, "d_model": 8, "n_head": 1, "d_head": 8, "d_inner": 8, "mem_len": 2}
+        >>> model = TransformerXL(TransformerXLConfig(vocab_size=4, **sizes))
+        >>> attribute(model, np.array([0, 1, 2, 3, 0, 1]), 5, tgt_len=2).places  # memory 2, 3; predicted from 4
+        array([2, 3])
+    """
+    text, prediction = ask(model, ids, position, contrast=contrast, tgt_len=tgt_len, segments=segments)
+    if method not in _METHODS:
+        raise ConfigError(f"unknown method '{method}'; {did_you_mean(method, _METHODS)}")
+    attends = bool(model.attention_blocks())
+    if method == "leave-out" and not attends:
+        raise ConfigError(f"method '{method}' hides tokens from attention, and {model.described} has none; use 'gradient'")
+    with scoring(text.model):
+        log_p, without = (float(text.log_p(torch.full((1, len(text.places)), gate), prediction)) for gate in (1.0, _CLOSED))
+        nats = text.left_out(prediction)[:, 0] if method == "leave-out" else getattr(text, method)(prediction)[0]
+    seen = text.places != position if isinstance(model, XLNet) else text.places < position - attends
+    return Attribution(text.places[seen], nats[seen], log_p, without)
+
+
+class Predictions(NamedTuple):
+    """What is explained: K predictions in each of B rows; one row stands for all."""
+
+    columns: Tensor  # int64 (B, K), the states that predict, of those that `read` returns
+    labels: Tensor  # int64 (B, K), the tokens
+    contrast: Tensor  # int64 (B, K), what they are compared with; -100: nothing
+    order: Order | None = None  # of an XLNet's segment, of one row; None: it reads from left to right
+
+
+def ask(
+    model: SequenceModel, ids: np.ndarray | Tensor, position: int, *, contrast: int | None, tgt_len: int, segments: int
+) -> tuple["GatedText", Predictions]:
+    """Return the segments before a prediction, and the prediction; see `attribute` for arguments and errors."""
+    both_sides = isinstance(model, XLNet)
+    if not both_sides:
+        check_reads_on(model)
+    text, first = np.asarray(ids).astype(np.int64), int(not both_sides)
+    check_ids(text if contrast is None else np.append(text, contrast), vocab_size=model.vocab_size)
+    if len(text) < 2 or not first <= position < len(text):
+        places = f"from {first} to {len(text) - 1}, with another token to predict it"
+        raise ConfigError(f"position ({position}) of {len(text)} tokens must be {places}")
+    if min(tgt_len, segments) < 1:
+        raise ConfigError(f"tgt_len ({tgt_len}) and segments ({segments}) must be at least 1")
+    query, label = position - first, int(text[position])
+    # where later tokens of the segment change nothing, they are not read
+    ends_here = isinstance(model, LanguageModel) and (model.keeps_keys or model.carries_state)
+    text = text[: query + 1 if ends_here else len(text) - first]
+    (read,) = gated_texts(model, text, {query // tgt_len * tgt_len}, tgt_len=tgt_len, segments=segments)
+    T, order = read.pieces[-1].ids.shape[1], None
+    at = torch.tensor([[T - read.pieces[-1].end + query]])
+    if both_sides:  # the query of g comes after all others
+        rank = torch.full((1, T), -1).scatter(1, at, 0)
+        at, order = torch.tensor([[T]]), Order(rank, sees=torch.zeros_like(rank), targets=at)
+    return read, Predictions(at, torch.tensor([[label]]), torch.tensor([[NOT_SCORED if contrast is None else contrast]]), order)
+
+
+class Piece(NamedTuple):
+    """What is read at once: ids (1, T), the place after them, and the memory of one row before them."""
+
+    ids: Tensor
+    end: int
+    mems: Memory
+
+
+def gated_texts(
+    model: SequenceModel, text: np.ndarray, begins: Collection[int], *, tgt_len: int, segments: int
+) -> Iterator["GatedText"]:
+    """Read a text (N,), and yield its segments that begin at these places, each with those before it, `segments` in all."""
+    with scoring(model):
+        view: Any = model.for_text(len(text))
+        mems, pieces = view.init_mems(1), deque[Piece](maxlen=segments if view.mem_len else 1)
+        for start in range(0, max(begins) + 1, tgt_len):
+            end = min(start + tgt_len, len(text))
+            ids = torch.from_numpy(text[max(start - view.ext_len, 0) : end])[None].to(view.device)
+            pieces.append(Piece(ids, end, mems))
+            if start in begins:
+                yield GatedText(view, tuple(pieces))
+            mems = view.read(ids, mems=mems)[1]
+
+
+@dataclass(frozen=True)
+class GatedText:
+    """The last segments of a text, and a gate for each of their tokens and of those in the memory before them."""
+
+    model: SequenceModel
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """The tokens that have gates, int64 (G,)."""
+        begin = self.pieces[0].end - self.pieces[0].ids.shape[1]
+        n_memory = self.model.mem_len if self.model.attention_blocks() else 0
+        return np.arange(max(begin - n_memory, 0), self.pieces[-1].end)
+
+    def log_p(self, gate_BG: Tensor, predictions: Predictions) -> Tensor:
+        """Return log-probabilities (B, K), less those of what they are compared with, if tokens have these gates."""
+        model: Any = self.model
+        B, order, h_BXD = len(gate_BG), predictions.order, torch.empty(0)
+        mems: Any = self.pieces[0].mems.select(torch.zeros(B, dtype=torch.int64))
+        for ids, end, _ in self.pieces:
+            ids = ids.expand(B, -1)
+            with gated(model, gate_BG.to(model.device), ends=end - int(self.places[0])):
+                if isinstance(model, XLNet):
+                    in_order, forward = None, torch.zeros_like(ids[:, 0], dtype=torch.bool)
+                    if order and end == self.pieces[-1].end:
+                        in_order = Order(*(x.expand(B, -1).to(ids.device) for x in (order.rank, order.sees, order.targets)))
+                    h_BXD, mems = model.read(ids, order=in_order, mems=mems, is_backward=forward, keep_graph=True)
+                else:
+                    h_BXD, mems = model.read(ids, mems=mems, keep_graph=True)
+        columns, *labels = (x.expand(B, -1).to(h_BXD.device) for x in predictions[:3])
+        h_BKD = h_BXD.gather(1, columns.unsqueeze(-1).expand(-1, -1, h_BXD.shape[-1]))
+        nll, other = (model.softmax.nll(h_BKD, of, model.embedding) for of in labels)
+        return other - nll
+
+    def left_out(self, predictions: Predictions) -> np.ndarray:
+        """Return the nats (G, K) that predictions of one row lose without each token."""
+        gates = 1 - torch.eye(len(self.places))
+        rest = torch.cat([self.log_p(some, predictions) for some in gates.split(_ROWS)])
+        return (self.log_p(torch.ones_like(gates[:1]), predictions) - rest).double().cpu().numpy()
+
+    def gradient(self, predictions: Predictions, gate: float = 1.0) -> np.ndarray:
+        """Return the derivatives (B, G) of predictions, one of each row, by all gates, where all are the same."""
+        shape = (len(predictions.columns), len(self.places))
+        gate_BG = torch.full(shape, gate, dtype=self.model.dtype, requires_grad=True)
+        with torch.enable_grad():
+            total = self.log_p(gate_BG, predictions).sum()
+            return torch.autograd.grad(total, gate_BG)[0].double().cpu().numpy()
+
+    def integrated(self, predictions: Predictions) -> np.ndarray:
+        """Return the mean of `gradient` on the way from closed to open gates, (B, G)."""
+        # near 0 a gate counts beside the query's own key: so there the steps (Gauss-Legendre) are short
+        at, weight = np.polynomial.legendre.leggauss(_STEPS)
+        at = (at + 1) / 2
+        return np.tensordot(weight * 2 * at**3, [self.gradient(predictions, gate) for gate in at**4], axes=1)
+
+
+@contextmanager
+def gated(model: SequenceModel, gate_BG: Tensor, *, ends: int) -> Iterator[None]:
+    """Let a model that reads in this context a segment, which ends before gate number `ends`, obey gates."""
+
+    def of_keys(n_key: int) -> Tensor:
+        begin = ends - n_key
+        return F.pad(gate_BG[:, max(begin, 0) : ends], (max(-begin, 0), 0), value=1.0)  # what is before them stays
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, positions: Positions, *, first_BT: Tensor, dropatt: float = 0.0) -> Tensor:
+        weight_BNTS = relative_weights(q, k, positions, first_BT=first_BT)
+        own_TS = torch.eye(k.shape[1], dtype=torch.bool, device=q.device)[-q.shape[1] :]
+        gate_BTS = of_keys(k.shape[1]).unsqueeze(1).masked_fill(own_TS, 1.0)
+        weight_BNTS = weight_BNTS * gate_BTS.unsqueeze(1) + own_TS * torch.finfo(weight_BNTS.dtype).tiny  # or 0 / 0
+        weight_BNTS = weight_BNTS / weight_BNTS.sum(-1, keepdim=True)
+        return torch.einsum("bnts,bsnh->btnh", weight_BNTS.to(v.dtype), v)
+
+    def obey(block: AttentionKind, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if isinstance(block, TwoStreamAttention):
+            sight = options["sight"]
+            return arguments, {**options, "sight": sight._replace(hidden=_added(of_keys(sight.hidden.shape[2]), sight))}
+        mask = options.get("mask")
+        if mask is None:  # a model without memory may say nothing where each token sees all before it
+            nothing = torch.zeros_like(gate_BG[:, 0], dtype=torch.int64)
+            mask = Mask.of(None, nothing, None, tgt_len=arguments[0].shape[1], memory_length=0)
+        return arguments, {**options, "mask": mask, "backend": attend}
+
+    def multiply(_embedding: nn.Module, _given: Any, x_BTD: Any) -> Tensor:
+        return x_BTD * of_keys(x_BTD.shape[1]).unsqueeze(-1).to(x_BTD.dtype)
+
+    with ExitStack() as hooks:
+        blocks = model.attention_blocks()
+        for block in blocks:
+            hooks.enter_context(block.register_forward_pre_hook(obey, with_kwargs=True))
+        if not blocks:
+            hooks.enter_context(model.embedding.register_forward_hook(multiply))
+        yield
+
+
+def _added(gate_BS: Tensor, sight: Sight) -> Tensor:
+    """Return what gates, and what is hidden, add to the scores of an XLNet, (B, Q, S); a token sees itself."""
+    Q, S = sight.hidden.shape[1:]
+    T, low = Q - sight.targets.shape[1], torch.finfo(gate_BS.dtype).min / 2
+    own_QS = F.pad(torch.eye(T, dtype=torch.bool, device=gate_BS.device), (S - T, 0, 0, Q - T))
+    return gate_BS.log().clamp(min=low).unsqueeze(1).masked_fill(own_QS, 0.0).masked_fill(sight.hidden, low)

@@ -1,0 +1,184 @@
+"""What raised a prediction, against loops that leave keys out one by one, finite differences, and sums that must come out."""
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.explain.models import ATTENTION, make
+from tests.helpers import default_dtype, tiny_model, tiny_xlnet
+from tests.reference import loops, xlnet_loops
+from transformer_xl.batch import Rows
+from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.explain.attribution import Method, ask, attribute
+from transformer_xl.model.call import Execution
+from transformer_xl.reading.evaluation import evaluate
+from transformer_xl.reading.stream import scoring
+
+KINDS = [*(kind for kind in ATTENTION if kind != "zero first memory"), "shift, n-grams"]
+TGT_LEN = 4
+
+
+def any_model(kind: str, **changes: Any) -> Any:
+    if kind == "xlnet":
+        return tiny_xlnet(**changes).double()
+    if kind == "shift, n-grams":
+        return tiny_model(shift="averages", ngram_rows=[30], d_model=16, mem_len=5).double()
+    if kind in ATTENTION:
+        return tiny_model(**ATTENTION[kind], **changes).double()
+    return make(kind).double()
+
+
+def text(n: int = 20) -> np.ndarray:
+    return torch.randint(13, (n,)).numpy()
+
+
+def loop_log_p(model: Any, ids: np.ndarray, position: int, without: int, first: int, monkeypatch: Any) -> torch.Tensor:
+    """Log-probabilities of the token at `position`; in segments from `first` on, nobody but itself sees the key `without`."""
+    config, left_out = model.config, []
+    with monkeypatch.context() as patch, default_dtype(torch.float64), torch.no_grad():
+        w = {name: p.detach() for name, p in model.named_parameters()}
+        memory: list[list[torch.Tensor]] = [[] for _ in range(config.n_layer)]
+        borders = [*range(0, position - 1, TGT_LEN), position if model.keeps_keys else len(ids)]
+        borders = [begin for begin in borders if begin < position] + [
+            position if model.keeps_keys else min(borders[-2] + TGT_LEN, len(ids) - 1)
+        ]
+        log_p = torch.empty(0)
+        for begin, end in pairwise(borders):
+            places = iter([*range(begin - len(memory[0]), end)] * config.n_layer)
+            keys_and_values, attend = loops.keys_and_values, loops.attend
+
+            def marked(*given: Any, places: Any = places, begin: int = begin, plain: Any = keys_and_values) -> Any:
+                pair = plain(*given)
+                if next(places) == without and begin >= first:
+                    left_out.append(pair)
+                return pair
+
+            def seeing(h: Any, read: Any, seen: Any, distances: Any, *rest: Any, plain: Any = attend) -> Any:
+                kept = [d == 0 or not any(pair is other for other in left_out) for pair, d in zip(seen, distances, strict=True)]
+                seen, distances = ([x for x, keep in zip(all_, kept, strict=True) if keep] for all_ in (seen, distances))
+                return plain(h, read, seen, distances, *rest)
+
+            with patch.context() as inner:
+                inner.setattr(loops, "keys_and_values", marked)
+                inner.setattr(loops, "attend", seeing)
+                log_p, memory = loops.read_row(ids[begin:end].tolist(), memory, w, config, ids[:begin].tolist())
+        return log_p[position - 1 - borders[-2]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("segments", [1, 2])
+def test_leaving_out_equals_loops_without_each_key(kind, segments, monkeypatch):
+    model, ids, position, other = any_model(kind), text(), 15, 7
+    found = attribute(model, ids, position, tgt_len=TGT_LEN, segments=segments, contrast=other)
+    first = 12 - (segments - 1) * TGT_LEN  # of the segments in which it is left out
+    assert found.places.tolist() == list(range(max(first - model.mem_len, 0), position - 1))
+    whole = loop_log_p(model, ids, position, -1, 0, monkeypatch)
+    expected = []
+    for place in found.places.tolist():
+        rest = loop_log_p(model, ids, position, place, first, monkeypatch)
+        expected.append(float((whole - rest)[ids[position]] - (whole - rest)[other]))
+    np.testing.assert_allclose(found.nats, expected, atol=1e-10)
+    assert np.abs(expected).max() > 1e-3
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_an_xlnets_target_without_each_token_equals_loops(segments):
+    model, ids, position = any_model("xlnet"), text(12), 6
+    config, w = model.config, {name: p.detach() for name, p in model.named_parameters()}
+    found = attribute(model, ids, position, tgt_len=4, segments=segments)
+    begin = 4 - 4 * (segments - 1)
+    assert found.places.tolist() == [place for place in range(max(begin - config.mem_len, 0), 8) if place != position]
+
+    def log_p(without: int) -> float:
+        memory: list[list[torch.Tensor]] = [[] for _ in range(config.n_layer)]
+        for start in (0, 4):
+            mine, targets = range(start, start + 4), [position - 4] if start else []
+            obeys = start >= begin
+            sees = [[j != position and not (obeys and j == without) for j in mine] for _ in mine]
+            if obeys and 0 <= without < start:
+                assert without == start - len(memory[0])  # the oldest: without it, the others keep their distances
+                memory = [layer[1:] for layer in memory]
+            _, log_ps, memory = xlnet_loops.read_row(ids[list(mine)].tolist(), sees, targets, [0] * 4, False, memory, w, config)
+        return float(log_ps[0][ids[position]])
+
+    with default_dtype(torch.float64), torch.no_grad():
+        assert found.log_p == pytest.approx(log_p(-1), abs=1e-10)
+        places = [0, 4, 5, 7] if segments == 1 else [4, 5, 7]
+        expected = [log_p(-1) - log_p(place) for place in places]
+    np.testing.assert_allclose(found.nats[np.isin(found.places, places)], expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "zero first memory", "vanilla", "lstm", "xlnet"])
+def test_gradients_are_finite_differences_of_gates(kind):
+    model, ids = any_model(kind), text()
+    read, prediction = ask(model, ids, 14, contrast=5, tgt_len=TGT_LEN, segments=2)
+    with scoring(model):
+        step = 1e-6 * torch.eye(len(read.places), dtype=torch.float64)
+        for gate in (1.0, 0.3):
+            up, down = (read.log_p(gate + sign * step, prediction)[:, 0] for sign in (1, -1))
+            slope = read.gradient(prediction, gate)[0]
+            np.testing.assert_allclose(slope, (up - down) / 2e-6, atol=1e-6)
+            assert np.abs(slope).max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["paper", "same_length, clamp_len", "zero first memory", "vaswani", "lstm", "vanilla"])
+def test_the_prediction_is_that_of_evaluate(kind):
+    model, ids = any_model(kind).train(), text()
+    found = [attribute(model, ids, position, method="gradient", tgt_len=TGT_LEN).log_p for position in range(1, len(ids))]
+    assert model.training
+    nats: Any = evaluate(model, ids, tgt_len=TGT_LEN, same_length=model.same_length, per_token=True).token_nats
+    np.testing.assert_allclose(found, -nats, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["paper", "shaw", "lstm", "xlnet"])
+def test_integrated_gradients_add_up(kind):
+    model, ids = any_model(kind, **({} if kind == "lstm" else {"activation": "gelu"})), text()
+    for position in (5, 14):
+        other = (int(ids[position]) + 1) % 13
+        found = attribute(model, ids, position, contrast=other, method="integrated", tgt_len=TGT_LEN, segments=2)
+        assert found.nats.sum() == pytest.approx(found.log_p - found.without, abs=2e-3)
+        assert abs(found.log_p - found.without) > 0.02
+
+
+def test_an_lstms_gates_multiply_its_vectors_of_tokens():
+    model, ids = any_model("lstm"), text()
+    found = attribute(model, ids, 11, method="gradient", tgt_len=TGT_LEN)
+    with torch.no_grad():
+        _, mems = model.read(torch.from_numpy(ids[None, :8]))
+    x = model.embed(torch.from_numpy(ids[None, 8:11])).detach().requires_grad_()
+    h, _ = model.read_vectors(x, mems=mems, rows=Rows(), execution=Execution(), keep_graph=False)
+    log_p = model.softmax.logits(h, model.embedding)[0, -1].log_softmax(-1)[ids[11]]
+    (grad,) = torch.autograd.grad(log_p, x)
+    assert found.places.tolist() == [8, 9, 10]
+    np.testing.assert_allclose(found.nats, (grad * x).sum(-1)[0].detach(), atol=1e-10)
+
+
+def test_a_short_text_and_a_first_token():
+    model, ids = any_model("paper"), torch.tensor([3, 1, 4])
+    found = attribute(model, ids, 2)  # shorter than a segment
+    assert found.places.tolist() == [0] and found.nats[0] == pytest.approx(found.log_p - found.without)
+    only = attribute(model, ids, 1)  # predicted from a token before which nothing stands
+    assert len(only.places) == len(only.nats) == 0 and only.log_p == only.without
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "error", "message"),
+    [
+        ("paper", {"position": 0}, ConfigError, r"position \(0\) of 20 tokens must be from 1 to 19"),
+        ("paper", {"position": 20}, ConfigError, r"position \(20\) of 20 tokens must be from 1 to 19"),
+        ("xlnet", {"position": -1}, ConfigError, r"position \(-1\) of 20 tokens must be from 0 to 19"),
+        ("paper", {"contrast": 13}, TokenizerError, r"token id 13 is outside the vocabulary \(13\)"),
+        ("paper", {"contrast": -1}, TokenizerError, r"token id -1 is outside the vocabulary \(13\)"),
+        ("paper", {"method": "gradients"}, ConfigError, "unknown method 'gradients'; did you mean 'gradient'"),
+        ("paper", {"segments": 0}, ConfigError, r"segments \(0\) must be at least 1"),
+        ("lstm", {}, ConfigError, "hides tokens from attention, and a model of kind 'lstm' has none; use 'gradient'"),
+    ],
+)
+def test_what_cannot_be_attributed_is_refused_in_a_line(kind, arguments, error, message):
+    method: Method = arguments.pop("method", "leave-out")
+    with pytest.raises(error, match=message) as caught:
+        attribute(any_model(kind), text(), **{"position": 9, "method": method, **arguments})
+    assert "\n" not in str(caught.value)
