@@ -80,8 +80,8 @@ rivals: $(BIN)/.test $(RIVALS)/.ready  ## x-transformers, xLSTM and Mistral as k
 race: $(RIVALS)/.ready  ## ours against them and an LSTM, on three texts in $$TXL_DATA: a day on one core; RACE='...' are its options
 	OMP_NUM_THREADS=1 $(RIVALS)/bin/python benchmarks/race.py $(RACE)
 
-test-browser: $(BIN)/.browser  ## the page of txl serve in a browser: $$TXL_BROWSER, or the Chromium of this machine
-	$(PYTEST) -m browser tests/server
+test-browser: $(BIN)/.browser  ## the pages of txl serve and txl explain in a browser: $$TXL_BROWSER, or the Chromium of this machine
+	$(PYTEST) -m browser tests/server tests/explain
 
 annotated: $(BIN)/.docs  ## the model explained line by line, in English and Chinese: docs/build/annotated/en.html and zh.html
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python docs/annotate.py

@@ -2,6 +2,8 @@
 
 import math
 import os
+import shutil
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models lose time on more
 
@@ -40,6 +42,21 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="torch sees no GPU here"))
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A Chromium: the one that TXL_BROWSER names, or that of this machine or of playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; make test-browser does that")
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    path = os.environ.get("TXL_BROWSER") or next(filter(None, map(shutil.which, names)), None)
+    with playwright.sync_playwright() as running:
+        if path is None and not Path(running.chromium.executable_path).exists():
+            pytest.skip("there is no Chromium; install one, or name one in TXL_BROWSER")
+        as_root = ["--no-sandbox"] if os.getuid() == 0 else []
+        browser = running.chromium.launch(executable_path=path, args=as_root)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(autouse=True)

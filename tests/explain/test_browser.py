@@ -1,37 +1,41 @@
 """The page in a real browser, where one is installed."""
 
-import shutil
-import subprocess
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser import check_sight, opened
 from tests.explain.test_page import HOSTILE, Elements, explained
 from transformer_xl.explain.page import page
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(280)]
+
 UNSEEN = "\u00ad\u034f\u061c\u115f\u1160\u17b4\u180b\u180e\u200b\u2066\u3164\ufe00\uffa0\U000e0020\U000e0100\U000e01ef"
 SEEN_THROUGH_OTHERS = "👩\u200d👧 ❤\ufe0f ☎\ufe0e می\u200cخواهم"  # these join or choose what is seen
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium here; install one to see the page's script run")
+LINES = "".join(f"{i} lines are in this text, and none of them is long.\n" for i in range(90))  # two pages of tokens
 
 
-def opened(text, tmp_path, *, token):
-    """What a browser makes of a page, as HTML, after it has gone to a token."""
-    path = tmp_path / "index.html"
-    path.write_bytes(text.encode())
-    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    options = [*options, "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", f"{path.as_uri()}#t{token}"]
-    assert BROWSER
-    done = subprocess.run([BROWSER, *options], capture_output=True, timeout=120, check=True)
-    assert b"CONSOLE" not in done.stderr, done.stderr.decode()
-    return Elements(done.stdout.decode())
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "index.html"
+    path.write_text(page(explained(LINES)), encoding="utf-8")
+    return path.as_uri()
 
 
 @pytest.mark.parametrize("kind", ["paper", "vanilla", "lstm"])
-def test_a_hostile_text_is_shown_and_nothing_else_happens(kind, tmp_path):
+def test_a_hostile_text_is_shown_and_nothing_else_happens(browser, kind, tmp_path):
     bom = "\ufeff"  # decoders drop it unless told otherwise
     lines = [f"{bom}naïve", HOSTILE, "שלום עולם", "a\tb", UNSEEN, SEEN_THROUGH_OTHERS]
     how = {"mem_len": 0} if kind == "vanilla" else {}
-    found = opened(page(explained("\n".join(lines), kind, name=HOSTILE, **how)), tmp_path, token=9)
+    path = tmp_path / "index.html"
+    path.write_bytes(page(explained("\n".join(lines), kind, name=HOSTILE, **how)).encode())
+    with opened(browser, path.as_uri(), "#t9") as (shown_page, faults):
+        shown_page.locator("html[data-ready]").wait_for()
+        found = Elements(shown_page.content())
+        assert not faults, faults
     tags = [tag for tag, *_ in found.found]
     assert tags.count("script") == 1 + 1  # its own, and the manifest: arrays are taken out when they are unpacked
     assert not {"img", "iframe", "object"} & set(tags)
@@ -49,21 +53,61 @@ def test_a_hostile_text_is_shown_and_nothing_else_happens(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["paper", "lstm"])
-def test_the_page_follows_the_language_of_the_browser_and_the_one_that_is_chosen(kind, tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; make test-browser does that")
+def test_the_page_follows_the_language_of_the_browser_and_the_one_that_is_chosen(browser, kind, tmp_path):
     path = tmp_path / "index.html"
     path.write_text(page(explained("some text, and some text again\n" * 3, kind)), encoding="utf-8")
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        for locale, words in (("zh-CN", "模型更看好的词元"), ("de-DE", "Would have preferred")):
-            opened = browser.new_context(locale=locale).new_page()
-            opened.goto(f"{path.as_uri()}#t9")
-            opened.wait_for_selector("html[data-ready=yes]")
-            assert words in opened.inner_text("#inspector")
-        before = opened.inner_text("body")
-        opened.select_option("#language", "zh")
-        assert opened.evaluate("document.documentElement.lang") == "zh"
-        assert "模型更看好的词元" in opened.inner_text("#inspector") and "记忆的价值" in opened.inner_text("#totals")
-        opened.select_option("#language", "en")
-        assert opened.inner_text("body") == before
-        browser.close()
+    with opened(browser, path.as_uri(), "#t9", locale="zh-CN") as (shown, _):
+        shown.locator("html[data-ready]").wait_for()
+        assert "模型更看好的词元" in shown.inner_text("#inspector")
+    with opened(browser, path.as_uri(), "#t9", locale="de-DE") as (shown, faults):
+        shown.locator("html[data-ready]").wait_for()
+        before = shown.inner_text("body")
+        assert "Would have preferred" in before
+        shown.select_option("#language", "zh")
+        assert shown.evaluate("document.documentElement.lang") == "zh"
+        assert "模型更看好的词元" in shown.inner_text("#inspector") and "记忆的价值" in shown.inner_text("#totals")
+        shown.select_option("#language", "en")
+        assert shown.inner_text("body") == before
+        assert not faults, faults
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_is_seen_whole_on_a_telephone_and_a_desk(browser: "Browser", url: str, width: int, scheme: str) -> None:
+    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 844}}
+    with opened(browser, url, "#t140", **options) as (shown, faults):
+        shown.locator("html[data-ready]").wait_for()
+        cards = [card.bounding_box() for card in shown.locator("#totals > div").all()]
+        tops = [round(box["y"]) for box in cards if box]
+        assert len({round(box["width"]) for box in cards if box}) == 1
+        assert len(set(tops)) == (1 if width == 1280 else 2) and len(tops) == 4
+        check_sight(shown)
+        names = {(each["canvas"], each["text"]) for each in shown.evaluate("() => drawn")}
+        for chart in ("heat", "curve"):
+            assert {(chart, "distance in tokens (1: the token right before)"), (chart, "1"), (chart, "5")} <= names
+        shares = {text for chart, text in names if chart == "curve" and text.endswith("%")}
+        assert 2 <= len(shares) <= 4, "a scale in percent"
+        assert "up to" in shown.locator("#map-hint").inner_text() and "%" in shown.locator("#heat-caption").inner_text()
+        shown.get_by_label("memory’s gain").check()
+        check_sight(shown)
+        shown.get_by_role("button", name="Next ›").first.click()
+        assert "page 2 of 2" in shown.locator("#where").inner_text()
+        assert "darker" not in shown.locator("body").inner_text()
+        shown.select_option("#language", "zh")
+        check_sight(shown)
+        assert not faults, faults
+
+
+def test_a_tap_holds_a_token_above_its_facts_and_a_cross_closes_them(browser: "Browser", url: str) -> None:
+    options = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    with opened(browser, url, **options) as (shown, faults):
+        shown.locator("html[data-ready]").wait_for()
+        token, panel = shown.locator("#text span").nth(700), shown.locator("#inspector")
+        token.evaluate("(span) => scrollTo(0, scrollY + span.getBoundingClientRect().top - 700)")  # where the facts will lie
+        token.tap()
+        assert "number 701" in panel.inner_text()
+        held, facts = token.bounding_box(), panel.bounding_box()
+        assert held and facts and held["y"] + held["height"] <= facts["y"]
+        panel.get_by_role("button", name="Close").tap()
+        assert "Point at the text" in panel.inner_text()
+        assert not faults, faults

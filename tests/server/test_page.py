@@ -1,20 +1,18 @@
 """The page in a real browser, with a real server: what people see, hear and press.
 
-Not part of the suite: `make test-browser`. TXL_BROWSER names a Chromium; else that of this machine or of playwright is taken.
+Not part of the suite: `make test-browser`.
 """
 
-import os
 import re
-import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.browser import check_sight, opened
 from tests.server.serving import served
 
 if TYPE_CHECKING:
@@ -22,39 +20,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(280)]
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BOOK = "".join(f"{i} stories are told in this book, and none of them is long.\n" for i in range(17_000))[: 1 << 20]
 CONTROLS = r"- (button|textbox|combobox|spinbutton|checkbox|link|progressbar|img|slider|option)\b(.*)"
 LONG = 60_000  # milliseconds
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Browser]":
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; make test-browser does that")
-    path = os.environ.get("TXL_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
-    with playwright.sync_playwright() as running:
-        if path is None and not Path(running.chromium.executable_path).exists():
-            pytest.skip("there is no Chromium; install one, or name one in TXL_BROWSER")
-        as_root = ["--no-sandbox"] if os.getuid() == 0 else []
-        browser = running.chromium.launch(executable_path=path, args=as_root)
-        yield browser
-        browser.close()
-
-
-@contextmanager
-def opened(browser: "Browser", url: str, **options: Any) -> "Iterator[tuple[Page, list[str]]]":
-    """Open the page, and note all that it says, asks of others, or may not do."""
-    context = browser.new_context(**{"locale": "en-US", **options})
-    page, faults = context.new_page(), list[str]()
-    page.on("console", lambda message: faults.append(f"console: {message.text}"))
-    page.on("pageerror", lambda error: faults.append(f"error: {error}"))
-    page.on("request", lambda request: None if request.url.startswith(url) else faults.append(f"foreign: {request.url}"))
-    page.add_init_script("addEventListener('securitypolicyviolation', (e) => console.error('CSP', e.violatedDirective))")
-    try:
-        page.goto(url)
-        yield page, faults
-    finally:
-        context.close()
 
 
 def status(page: "Page", text: str | re.Pattern[str], timeout: float = 15_000) -> None:
@@ -193,8 +161,7 @@ def test_every_control_has_a_name_and_every_word_can_be_read(
             found = re.findall(CONTROLS, tree)
             assert len(found) > 20 and all('"' in rest for _, rest in found), tree
             assert "undefined" not in page.locator("body").inner_text()
-            assert page.evaluate("() => document.documentElement.scrollWidth") <= size["width"], "no scrolling sideways"
-            assert page.evaluate(_CONTRASTS) == []
+            check_sight(page)
             other = {"en": "zh", "zh": "en"}[language]
             before = page.locator("main").inner_text()
             page.locator("#language").select_option(other)
@@ -202,27 +169,6 @@ def test_every_control_has_a_name_and_every_word_can_be_read(
             assert page.locator("main").inner_text() != before
             assert page.locator("[data-t]:empty").count() == 0
             assert not faults, faults
-
-
-_CONTRASTS = """() => {
-  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
-  const over = (top, below) => top.slice(0, 3).map((value, i) => value * (top[3] ?? 1) + below[i] * (1 - (top[3] ?? 1)));
-  const linear = (value) => { value /= 255; return value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4; };
-  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-  const poor = [];
-  for (const element of document.querySelectorAll("body *")) {
-    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!own || !element.getClientRects().length || element.disabled) continue;
-    const chain = [];
-    for (let each = element; each; each = each.parentElement) chain.unshift(numbers(getComputedStyle(each).backgroundColor));
-    const paper = chain.reduce((below, top) => over(top, below), [255, 255, 255]);
-    const ink = over(numbers(getComputedStyle(element).color), paper);
-    const [high, low] = [light(ink), light(paper)].sort((a, b) => b - a);
-    const ratio = (high + 0.05) / (low + 0.05);
-    if (ratio < 4.5) poor.push([element.tagName, element.className, element.textContent.slice(0, 20), ratio]);
-  }
-  return poor;
-}"""
 
 
 @pytest.mark.parametrize("way", ["choose", "drop"])
