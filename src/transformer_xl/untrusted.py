@@ -3,12 +3,13 @@
 import codecs
 import json
 import os
+import re
 import stat
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_xl.errors import CheckpointError, one_line
+from transformer_xl.errors import CheckpointError, CorpusError, one_line
 
 REMEDY = "restore it from a copy"
 
@@ -16,6 +17,7 @@ CONVERT = "convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8)"
 """The remedy for text in another encoding than UTF-8."""
 
 _LOOKED_AT = 1 << 12  # bytes that show what a file is
+_HALF = re.compile('[^"]{0,20}[\ud800-\udfff]')
 _CONTROL = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
 
 
@@ -59,6 +61,22 @@ def parse_json(data: bytes) -> Any:
         return json.loads(data.decode(), parse_constant=_no_number)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def parse_texts(data: bytes, place: str) -> Any:
+    """Parse JSON that holds texts, from a `place`; see `parse_json`. What stands for half of a character is no text.
+
+    Raises:
+        CorpusError: it is not such JSON.
+    """
+    try:
+        value = parse_json(data)
+        half = _HALF.search(json.dumps(value, ensure_ascii=False)) if b"\\u" in data else None
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"{place}: it is not JSON: {one_line(error)}") from None
+    if half:
+        raise CorpusError(f"{place}: {half[0]!a} ends in half of a character (a lone surrogate); write the whole one")
+    return value
 
 
 def is_unicode(text: str) -> bool:

@@ -379,9 +379,10 @@ def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbe
         ("run --prompt-file gone.txt", "'gone.txt': No such file"),
         ("run --prompts empty.txt", "'empty.txt' holds no prompt; write one a line"),
         ("run --prompts latin.txt", "'latin.txt': byte 3 (0xe9) is not UTF-8; convert it (if it is Latin-1: iconv"),
-        ("run --prompts bad1.txt", "bad1.txt', line 1: it is not JSON ("),
+        ("run --prompts bad1.txt", "bad1.txt', line 1: it is not JSON: "),
         ("run --prompts bad2.jsonl", "'bad2.jsonl', line 3: 'sed' is not known; did you mean 'seed'?"),
         ("run --prompts bad3.jsonl", "'bad3.jsonl', line 1: it has no \"prompt\" that is text"),
+        ("run --prompts bad7.jsonl", r"'bad7.jsonl', line 1: 'a \ud800' ends in half of a character"),
         ("run --prompts bad4.jsonl", "'bad4.jsonl', line 1: seed ('1') must be a whole number"),
         ("run --prompts bad5.jsonl", "'bad5.jsonl', line 1: seed (-1) must be between 0 and 2^64 - 1"),
         ("run --prompts bad6.jsonl", "'bad6.jsonl', line 2: the prompt is empty"),
@@ -415,7 +416,12 @@ def test_errors_are_one_line_and_leave_nothing(
     (workbench / "empty.txt").touch()
     (workbench / "latin.txt").write_bytes(b"caf\xe9 " * 4)
     bad = ["", '\n{"prompt": "a"}\n{"prompt": "b", "sed": 1}', '{"text": "a"}']
-    bad += ['{"prompt": "a", "seed": "1"}', '{"prompt": "a", "seed": -1}', '{"prompt": "a"}\n{"prompt": ""}']
+    bad += [
+        '{"prompt": "a", "seed": "1"}',
+        '{"prompt": "a", "seed": -1}',
+        '{"prompt": "a"}\n{"prompt": ""}',
+        r'{"prompt": "a \ud800 b"}',
+    ]
     for number, content in enumerate(bad, start=1):
         (workbench / f"bad{number}.jsonl").write_text(content)
     (workbench / "bad1.txt").write_text(' { "prompt": "a", "seed": }\n')  # it begins as JSON, so it is no text

@@ -75,6 +75,7 @@ class TestTables:
         news = "3,Wall St.,Stocks fell\n4,Chips,Faster\n"
         told = _read(tmp_path, "t.csv", news, text="3", label=("1",))
         assert _parts(told) == [("Stocks fell", None, "3"), ("Faster", None, "4")]
+        assert _parts(_read(tmp_path, "t.csv", "٣,٢\na,b\n", text="٣", label=("٢",))) == [("a", None, "b")]  # names
 
     def test_columns_that_are_told(self, tmp_path):
         content = "nr,body,title,topic,mood\n1,b,t,sport,good\n"
@@ -110,7 +111,13 @@ class TestTables:
             ("t.tsv", "remark\tlabel\na\t1\n", "which column holds the text. its columns are 'remark', 'label'"),
             ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. its columns are 'text'"),
             ("t.csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3: the row that begins here is not CSV"),
-            ("t.jsonl", json.dumps({"text": "a", "label": "b\udc80"}), "line 1: label 'b.*' has half of a character"),
+            ("t.jsonl", json.dumps({"text": "a", "label": "b\udc80"}), r"line 1: 'b\\udc80' ends in half of a character"),
+            (
+                "t.jsonl",
+                _json_lines({"text": "a", "label": 0}, {"text": "b \ud800 c", "label": 1}),
+                r"line 2: 'b \\ud800' ends",
+            ),
+            ("t.json", json.dumps([{"text": "a", "pair": "\ud83d\ude00 \ude00"}]), r"t.json': '.* \\ude00' ends in half"),
             ("t.parquet", "x", "cannot tell what '.*' holds by its name"),
             ("t.jsonl", '{"text": "b", "label": 0}\n{"text": "b"}', "line 2: it has no label"),
             ("t.jsonl", '{"text": "b", "label": 0}\n{"label": 1}', "line 2: it has no 'text'"),
@@ -133,6 +140,16 @@ class TestJson:
         assert found[1].place.endswith("t.json' item 2")
         assert [each.id for each in found] == ["7", "8"]
         assert _parts(_read(tmp_path, "t.json", _json_lines(*objects))) == _parts(found)
+
+    def test_numbers_of_equal_value_are_one_class(self, tmp_path):
+        values = (1, 1.0, "1", "1.0", -0.0, 2.5, 1e3)
+        content = _json_lines(*({"text": "a", "label": value} for value in values))
+        assert [each.label for each in _read(tmp_path, "t.jsonl", content)] == ["1", "1", "1", "1.0", "0", "2.5", "1000"]
+        lists = _json_lines({"tokens": ["a"] * len(values), "labels": values})
+        assert _read(tmp_path, "t.jsonl", lists, "tokens")[0].label == ("1", "1", "1", "1.0", "0", "2.5", "1000")
+        (tmp_path / "t.jsonl").write_text(content)
+        known = read_examples(tmp_path / "t.jsonl", _task(), known_labels=("0.0", "1.0"))  # as a table had them
+        assert [each.label for each in known] == ["1.0", "1.0", "1", "1.0", "0.0", "2.5", "1000"]
 
 
 class TestMultilabel:

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
@@ -45,7 +46,7 @@ class TestLabels:
             (NAMED, "goood", "label 'goood' is unknown; did you mean 'good'"),
             (NAMED, "1", "label '1' is a number, but the classes have names; known: bad, good"),
             (NUMBER, "good", "label 'good' is not a number, as regression needs"),
-            (NUMBER, "nan", "label 'nan' is not a number"),
+            *((NUMBER, no, "label '.*' is not a number") for no in ("nan", "inf", "1e999", "1_0", "0x1", "٣", "１", ".", "1e")),
             (NUMBER, 1e20, r"label 1e\+20 is above 1e\+09; divide all numbers by the same one"),
             (CHOICE, 2, "label 2 is none of the 2 choices; they count from 0"),
         ],
@@ -62,3 +63,5 @@ class TestLabels:
         assert many[[0, 2]].tolist() == [[0, 1], [0, 0]]
         assert many[1].isnan().all()
         assert labels_of(NUMBER, [Example("x", label="2.5"), Example("x")]).nan_to_num(-1).tolist() == [2.5, -1]
+        texts = [Example("x", label=number) for number in (" -3", "+.5", "2.", "1e-2", "1E3")]
+        torch.testing.assert_close(labels_of(NUMBER, texts), torch.tensor([-3, 0.5, 2, 0.01, 1000]))

@@ -328,7 +328,7 @@ def refuse(wrong: bool, complaint: str) -> None:
 
 def _token(text: str, tokenizer: "Tokenizer", option: str) -> int:
     """Return the id of a token from its id, its text, or its text in JSON."""
-    if text.isdecimal():
+    if text.isascii() and text.isdecimal():  # other digits are characters of a text
         return int(text)
     typed = text
     if len(text) > 1 and text[0] == text[-1] == '"':

@@ -12,7 +12,7 @@ from transformer_xl.cli.lines import STDIN, open_pipe
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
 from transformer_xl.generation.seeds import check_seed
-from transformer_xl.untrusted import parse_json
+from transformer_xl.untrusted import parse_texts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,13 +77,15 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
     as_json = path.suffix in (".jsonl", ".ndjson", ".json") or re.match(r'\s*\{\s*"', lines[0][1]) is not None
     prompts = []
     for number, line in lines:
+        place = f"{_name(path)}, line {number}"
+        value = parse_texts(line.encode(), place) if as_json else {"prompt": line.removesuffix("\r")}
         try:
-            fields: dict[str, Any] = _fields(line) if as_json else {"prompt": line.removesuffix("\r")}
+            fields = _fields(value)
             ids = tokenizer.encode(fields["prompt"])
             if len(ids) == 0:
                 raise TokenizerError("the prompt is empty; give at least one token, of text that the tokenizer keeps")
         except (TokenizerError, CorpusError) as error:
-            raise CorpusError(f"{_name(path)}, line {number}: {error}") from None
+            raise CorpusError(f"{place}: {error}") from None
         prompts.append(Prompt(ids, {"prompt": fields["prompt"]}, seed=fields.get("seed"), shown=True))
     return prompts
 
@@ -134,11 +136,7 @@ def _name(path: Path) -> str:
     return "standard input" if path == STDIN else f"'{path}'"
 
 
-def _fields(line: str) -> dict[str, Any]:
-    try:
-        fields = parse_json(line.encode())
-    except ValueError as error:
-        raise CorpusError(f'it is not JSON ({error}); write {{"prompt": "text"}}') from None
+def _fields(fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
         raise CorpusError('it has no "prompt" that is text; write {"prompt": "text"}')
     for name in fields.keys() - {"prompt", "seed"}:

@@ -74,7 +74,7 @@ class ColumnFinder:
         task = self._task
         told = {task.text, task.pair, task.document, *task.label}.intersection(names)
         has_names = any(lower.issuperset(filter(None, pair)) for pair in _TEXTS) or not lower.isdisjoint(_LABELS)
-        has_names = has_names or not all(map(str.isdecimal, filter(None, told))) or task.kind == "choice"
+        has_names = has_names or not all(map(_is_number, filter(None, told))) or task.kind == "choice"
         if has_names and (kind != ".txt" or len(names) > 1):
             return names, self.named(names), True
         numbers = list(map(str, range(1, len(names) + 1)))
@@ -130,13 +130,13 @@ class ColumnFinder:
     def _one(self, what: str, name: str | None, names: Sequence[str], *, optional: bool = False) -> str | None:
         if name is None or name in names:
             return name
-        if name.isdecimal() and 1 <= int(name) <= len(names):
+        if _is_number(name) and 1 <= int(name) <= len(names):
             return names[int(name) - 1]
         if optional:
             return None
         near = did_you_mean(name, filter(None, names))
         if what == "document" and not self._labelled:
-            near = "" if all(map(str.isdecimal, names)) else f" ({near})"
+            near = "" if all(map(_is_number, names)) else f" ({near})"
             raise CorpusError(
                 f"{self._file} has no column {shown(name)} of documents; name theirs by --document{near}, or give "
                 f"--document {FILES}: all of it is one document"
@@ -185,6 +185,11 @@ class PairFinder:
 def counted(n: int, what: str = "column") -> str:
     """Return a number of things, such as columns, in words."""
     return f"{n} {what}{'s' if n != 1 else ''}"
+
+
+def _is_number(name: str) -> bool:
+    """Return whether a column is told by its number; ٣ is a name."""
+    return name.isascii() and name.isdecimal()
 
 
 def _first(known: Sequence[str], lower: Mapping[str, str]) -> str | None:

@@ -22,9 +22,9 @@ from transformer_xl.data.conll import DOCUMENT, read_sentences
 from transformer_xl.data.labels import Example, Label, label_number, whole_documents
 from transformer_xl.data.spaceless import join_words
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, MAX_LINE_BYTES, FileRange, numbered_lines, read_blocks
-from transformer_xl.errors import CorpusError, one_line, shown
+from transformer_xl.errors import CorpusError, shown
 from transformer_xl.files import files_below
-from transformer_xl.untrusted import is_unicode, not_utf8, parse_json
+from transformer_xl.untrusted import is_unicode, not_utf8, parse_texts
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".ndjson", ".txt")
 """Endings of files with examples, before those of compressed files."""
@@ -272,10 +272,7 @@ class _Reader:
 
     def _json(self, data: bytes, place: str) -> Any:
         _decoded(data, place)
-        try:
-            return parse_json(data)
-        except ValueError as error:
-            raise CorpusError(f"{place}: it is not JSON: {one_line(error)}") from None
+        return parse_texts(data, place)
 
     def _parsed(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[str, Any]]:
         for number, line in lines:
@@ -322,7 +319,7 @@ class _Reader:
         if labels is not None and (not isinstance(labels, list) or len(labels) != len(words)):
             n = counted(len(labels), "label") if isinstance(labels, list) else "no list of labels"
             raise CorpusError(f"{place}: it has {counted(len(words), 'word')}, but {n}; give each word one")
-        label = None if labels is None else tuple(_name(each, place) for each in labels)
+        label = None if labels is None else tuple(self._class_name(each, place) for each in labels)
         if label is not None and not all(map(str.strip, label)):
             raise CorpusError(f"{place}: the label of a word is empty; give one (O if it belongs to nothing)")
         return Example(join_words(words), label=label, place=place, words=tuple(words))
@@ -360,11 +357,24 @@ class _Reader:
 
     def _label_of(self, value: Any, place: str) -> Label | None:
         if self._kind == "multilabel" and value is not None:
-            values = value if isinstance(value, list) else _name(value, place).split(",")
-            return tuple(dict.fromkeys(name for each in values if (name := _name(each, place))))
+            values = value if isinstance(value, list) else self._class_name(value, place).split(",")
+            return tuple(dict.fromkeys(name for each in values if (name := self._class_name(each, place))))
         if value is None or (isinstance(value, str) and not value.strip()):
             return None
-        return label_number(value, place) if self._kind == "regression" else _name(value, place)
+        return label_number(value, place) if self._kind == "regression" else self._class_name(value, place)
+
+    def _class_name(self, value: Any, place: str) -> str:
+        """Return the name of a label; JSON's 1 and 1.0 are one class, called 1 unless a model's classes know it as 1.0."""
+        if isinstance(value, bool):
+            return str(value).lower()
+        if not isinstance(value, str | int | float):
+            raise CorpusError(f"{place}: label {shown(value)} is neither a name nor a number; give one")
+        if not isinstance(value, str) and value % 1 == 0:
+            value = f"{int(value)}.0" if f"{int(value)}.0" in self._known_labels else int(value)
+        name = str(value).strip()
+        if not is_unicode(name):
+            raise CorpusError(f"{place}: label {shown(name)} has half of a character (a lone surrogate); write it in UTF-8")
+        return name
 
     def _with_choices(self, example: Example, fields: Fields, columns: Columns) -> Example:
         assert columns.choices is not None
@@ -379,7 +389,8 @@ class _Reader:
             question = self._text(fields, columns.question, place)
             choices = [answered(question, choice) for choice in choices]
         answer = fields.get(columns.label[0]) if columns.label and self._reads_labels else None
-        return replace(example, choices=tuple(choices), label=_chosen(answer, len(choices), place))
+        text = "" if answer is None else self._class_name(answer, place)
+        return replace(example, choices=tuple(choices), label=_chosen(text, len(choices), place))
 
 
 def answered(question: str, answer: str) -> str:
@@ -392,9 +403,8 @@ def answered(question: str, answer: str) -> str:
     return question.replace("_", answer) if "_" in question else f"{question} {answer}"
 
 
-def _chosen(answer: Any, n_choice: int, place: str) -> int | None:
+def _chosen(text: str, n_choice: int, place: str) -> int | None:
     """Return the index of the choice that is right, written as an index from 0, or as a letter from A."""
-    text = "" if answer is None else str(answer).strip()
     if not text:
         return None
     if text in map(str, range(n_choice)):
@@ -403,7 +413,7 @@ def _chosen(answer: Any, n_choice: int, place: str) -> int | None:
     if len(text) == 1 and (place_of := letters.find(text.upper())) >= 0:
         return place_of
     raise CorpusError(
-        f"{place}: label {shown(answer)} is none of its {n_choice} choices; they are 0 to {n_choice - 1}, or A to {letters[-1]}"
+        f"{place}: label {shown(text)} is none of its {n_choice} choices; they are 0 to {n_choice - 1}, or A to {letters[-1]}"
     )
 
 
@@ -426,17 +436,6 @@ def _document(fields: Fields, column: str, place: str) -> str:
     value = fields.get(column)
     if isinstance(value, bool) or not isinstance(value, str | int) or not (name := str(value).strip()):
         raise CorpusError(f"{place}: {shown(column)} is {shown(value)}, and names no document; give the name or number of one")
-    return name
-
-
-def _name(value: Any, place: str) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, str | int | float):
-        raise CorpusError(f"{place}: label {shown(value)} is neither a name nor a number; give one")
-    name = str(value).strip()
-    if not is_unicode(name):
-        raise CorpusError(f"{place}: label {shown(name)} has half of a character (a lone surrogate); write it in UTF-8")
     return name
 
 

@@ -1,5 +1,6 @@
 """Examples, and what their labels are as numbers."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +20,7 @@ Label = str | float | int | tuple[str, ...]
 
 _MOST_CLASSES = 20  # so many may occur once on average
 _MOST_SHOWN = 5
+_NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*")  # Python would read 1_0 as 10
 _LARGEST = 1e9  # number, whose square is one in fp32
 
 MOST_LABELS = 4096
@@ -151,11 +153,8 @@ def _sorted(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if np.isfinite(number) else None
+    """Return the number that a text is, written in digits as JSON and tables have them; None: it is none, or not finite."""
+    return number if _NUMBER.fullmatch(text) and np.isfinite(number := float(text)) else None
 
 
 def labels_of(head: HeadConfig, examples: Sequence[Example]) -> Tensor:
