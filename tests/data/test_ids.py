@@ -24,9 +24,11 @@ from transformer_xl.data.corpora import find_corpus, switch_to_ids
 from transformer_xl.data.ids import PACKED, document_border, id_file_size, is_id_file, read_ids
 from transformer_xl.data.named import SPLITS
 from transformer_xl.data.prepare import PreparedCorpus, prepare
+from transformer_xl.data.text import file_text
 from transformer_xl.data.text_files import FileRange
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TxlError
 from transformer_xl.tokenizers.ids import IdTokenizer
+from transformer_xl.tokenizers.kinds import load_tokenizer
 
 DOCUMENTS = [[5, 0, 2], [7], [1, 1, 1, 6]]
 Documents = list[list[int]]
@@ -53,10 +55,10 @@ def write_row(path: Path, documents: Documents) -> Path:
     return path
 
 
-def documents_of(pieces: Any) -> Documents:
+def documents_of(pieces: Any, tokenizer: IdTokenizer | None = None) -> Documents:
     found: Documents = []
     for piece in pieces:
-        for chunk in read_ids(piece):
+        for chunk in read_ids(piece, tokenizer):
             if chunk.starts_document:
                 found.append([])
             found[-1] += np.frombuffer(chunk.data, PACKED).tolist()
@@ -278,6 +280,84 @@ def test_large_arrays_are_never_held_as_a_whole(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert sum(len(split.ids) for split in corpus.splits.values()) == 10_000_000
     assert most < 8_000_000
+
+
+PADDED = [[1, 2, 2, 9, 9], [2, 1, 9, 9, 9], [1, 2, 1, 2, 2], [3, 9, 9, 9, 9]]
+"""The third row ends in 2 twice; most in 9, which stands nowhere else."""
+
+
+def of_rows(name: str, rows: Documents, path: Path, *, dtype: Any = np.int16) -> Path:
+    if name.endswith("jsonl"):
+        return write_lines(path / name, rows)
+    (np.save if name.endswith("npy") else np.savez)(path / name, np.array(rows, dtype))
+    return path / name
+
+
+def without(pad_id: int, rows: Documents) -> Documents:
+    return [row[: max(i + 1 for i, token in enumerate(row) if token != pad_id)] for row in rows]
+
+
+@pytest.mark.parametrize("name", ["it.npy", "it.npz", "it.jsonl"])
+@pytest.mark.parametrize("block", [4, 1 << 18])
+def test_padding_is_left_out_and_said(
+    tmp_path: Path, name: str, block: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(id_files, "BLOCK_BYTES", block)
+    rows = PADDED * 10 + [[9] * 5]  # the last one is nothing but padding
+    path = of_rows(name, rows, tmp_path)
+    data = DataConfig(corpus=str(path), split=(0.8, 0.1, 0.1))
+    corpus = prepare(data, TokenizerConfig(kind="ids"), cache=tmp_path / "cache")
+    said = f"95 of the 205 ids of '{path}' are 9 at the ends of rows, as padding is, and left out; tokenizer.pad_id=none keeps"
+    assert capsys.readouterr().err.startswith(f"warning: {said} them\n")
+    assert list(chain(*(of_split(corpus, split) for split in SPLITS))) == without(9, rows[:-1])
+    assert isinstance(corpus.tokenizer, IdTokenizer)
+    assert (corpus.tokenizer.vocab_size, corpus.tokenizer.pad_id) == (4, 9)
+    corpus.tokenizer.save(tmp_path / "tokenizer.json")
+    again = load_tokenizer(tmp_path / "tokenizer.json")
+    assert file_text(path, again).ids.tolist() == [*chain(*without(9, rows[:-1]))]
+    kept = prepare(data, TokenizerConfig(kind="ids", pad_id=None), cache=tmp_path / "cache")
+    assert list(chain(*(of_split(kept, split) for split in SPLITS))) == rows
+    assert capsys.readouterr().err == ""
+    assert kept.tokenizer.to_dict() == {"kind": "ids", "format": 1, "vocab_size": 10}  # as before there was padding
+    file_text(path, kept.tokenizer)
+    said = capsys.readouterr().err
+    assert "and read as text; tokenizer.pad_id=9, set for a training, leaves them out" in said
+
+
+def test_an_end_that_also_stands_elsewhere_is_learned_from_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [[0, 5, 0, 0], [7, 0, 0, 0], [1, 1, 1, 1]] * 9
+    path = of_rows("it.npy", rows, tmp_path)
+    data = DataConfig(corpus=str(path))
+    corpus = prepare(data, TokenizerConfig(kind="ids"), cache=tmp_path / "cache")
+    assert list(chain(*(of_split(corpus, split) for split in SPLITS))) == rows
+    said = (
+        "are 0 at the ends of rows, as padding is, and read as text; tokenizer.pad_id=0, set for a training, leaves them out\n"
+    )
+    assert said in capsys.readouterr().err
+    corpus = prepare(data, TokenizerConfig(kind="ids", pad_id=0), cache=tmp_path / "cache")
+    assert list(chain(*(of_split(corpus, split) for split in SPLITS))) == without(0, rows)
+    of_rows("it.npy", [[5, 6, -1, -1], [7, -1, -1, -1], [7, 7, 7, -1]], tmp_path, dtype=np.int64)
+    assert documents_of([FileRange(path)], IdTokenizer(8, -1)) == [[5, 6], [7], [7, 7, 7]]
+    with pytest.raises(TokenizerError, match="pad_id is no integer"):
+        IdTokenizer(8, 1.5)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[1, 2, 3, 3], [2, 1, 3, 3], [1, 1, 3, 3]],  # all end in as much of it: the mark of an end
+        [[1, 2, 3], [2, 1, 3], [1, 1, 1]],  # once, too
+        [[1, 2, 9, 9], [2, 1, 3, 9, 9, 9], [1, 9, 9, 9]],  # no rectangle
+        [[0, 0, 0, 0]] * 3,
+        [[1, 2, 9, 9], [1, 9, 9, 9], [1, 2, 3, 4], [1, 2, 3, 5]],  # half of them
+        [[4, 4, 9, 9, 9]],
+    ],
+)
+def test_other_ends_are_kept_without_a_word(tmp_path: Path, rows: Documents, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "it.jsonl", rows)
+    corpus = prepare(DataConfig(corpus=str(path)), TokenizerConfig(kind="ids"), cache=tmp_path / "cache")
+    assert list(chain(*(of_split(corpus, split) for split in SPLITS))) == rows
+    assert capsys.readouterr().err == ""
 
 
 def test_ids_are_numbers_between_spaces() -> None:

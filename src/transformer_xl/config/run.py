@@ -23,6 +23,10 @@ class TokenizerConfig(Section):
     vocab_size: Positive | None = Field(
         default=None, description="bpe, unigram: vocabulary size (default 8192); word: largest size; ids: found if not given"
     )
+    pad_id: Annotated[int, Field(ge=-(2**31), lt=2**31)] | Literal["auto"] | None = Field(
+        default="auto",
+        description="ids: what fills up rows at their ends and is left out; auto: found, and said; none: nothing",
+    )
     min_frequency: Natural = Field(default=0, description="word: rarer words become <unk>; bpe: rarer pairs are not merged")
     lower_case: bool = Field(default=False, description="word: fold case; unigram: the same, with normalization xlnet")
     byte_fallback: bool = Field(default=False, description="char, unigram: write characters that the corpus lacks as bytes")

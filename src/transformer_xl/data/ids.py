@@ -50,19 +50,40 @@ def id_file_size(path: Path) -> int:
 
 
 def read_ids(piece: FileRange, tokenizer: IdTokenizer | None = None) -> Iterator[Chunk]:
-    """Yield the ids of a piece in chunks of bounded size, as `PACKED`."""
-    vocab_size = tokenizer.vocab_size if tokenizer else MOST_IDS
+    """Yield the ids of a piece in chunks of bounded size, as `PACKED`, without the tokenizer's padding at the ends of rows."""
+    tokenizer = tokenizer or IdTokenizer(MOST_IDS)
     if is_array_file(piece.path):
         for name, begin, array in _arrays(piece.path):
-            yield from _of_array(piece, name, begin, array, vocab_size)
+            yield from _of_array(piece, name, begin, array, tokenizer)
         return
     for offset, line in _lines(piece):
         ids = _of_line(piece.path, offset, line)
-        packed = _packed(ids, vocab_size, lambda index, offset=offset: f"{_line(piece.path, offset)}, [{index}]")
-        yield Chunk(packed, True, piece.path, offset)
+        ids = ids[: text_end(ids, tokenizer.pad_id)]
+        packed = _packed(ids, tokenizer.vocab_size, lambda index, offset=offset: f"{_line(piece.path, offset)}, [{index}]")
+        if packed:
+            yield Chunk(packed, True, piece.path, offset)
 
 
-def _of_array(piece: FileRange, name: str, begin: int, array: np.ndarray, vocab_size: int) -> Iterator[Chunk]:
+def text_end(row: np.ndarray, pad_id: int | None) -> int:
+    """Return how many ids of a row, (n,), stand before the padding at its end."""
+    if pad_id is None:
+        return len(row)
+    for stop in range(len(row), 0, -BLOCK_BYTES):
+        begin = max(0, stop - BLOCK_BYTES)
+        if (places := np.flatnonzero(row[begin:stop] != pad_id)).size:
+            return begin + int(places[-1]) + 1
+    return 0
+
+
+def tables(path: Path) -> Iterator[Iterator[np.ndarray]]:
+    """Yield the rows of each array of a file, or its lines."""
+    if is_array_file(path):
+        yield from (iter(array) for *_, array in _arrays(path))
+    else:
+        yield (_of_line(path, offset, line) for offset, line in _lines(FileRange(path)))
+
+
+def _of_array(piece: FileRange, name: str, begin: int, array: np.ndarray, tokenizer: IdTokenizer) -> Iterator[Chunk]:
     width, (n_row, n_column) = array.dtype.itemsize, array.shape
     at, stop = (min(max(0, -((begin - place) // width)), array.size) for place in (piece.start, piece.stop or sys.maxsize))
     begins = True
@@ -70,10 +91,12 @@ def _of_array(piece: FileRange, name: str, begin: int, array: np.ndarray, vocab_
         row, column = divmod(at, n_column)
         n_id = min(stop - at, n_column - column, BLOCK_BYTES // width)
         place = f"'{piece.path}': {name}[{f'{row}, ' if n_row > 1 else ''}"
-        ids = array[row, column : column + n_id]
-        packed = _packed(ids, vocab_size, lambda index, place=place, column=column: f"{place}{column + index}]")
-        yield Chunk(packed, begins or column == 0, piece.path, at)
-        at, begins = at + n_id, False
+        ids = array[row, column : min(column + n_id, text_end(array[row], tokenizer.pad_id))]
+        packed = _packed(ids, tokenizer.vocab_size, lambda index, place=place, column=column: f"{place}{column + index}]")
+        if packed:
+            yield Chunk(packed, begins or column == 0, piece.path, at)
+            begins = False
+        at += n_id
 
 
 def _of_line(path: Path, offset: int, line: bytes) -> np.ndarray:

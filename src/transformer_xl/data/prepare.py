@@ -31,12 +31,13 @@ from transformer_xl.data.corpora import Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.ids import PACKED
 from transformer_xl.data.named import SPLITS, SplitName
+from transformer_xl.data.padding import find_padding
 from transformer_xl.data.splits import is_cut_inside
 from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha256, kind_of_file
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.files import locked, make_directories, replace_file
 from transformer_xl.process import cores, is_reporter
-from transformer_xl.tokenizers.ids import IdTokenizer
+from transformer_xl.tokenizers.ids import MOST_IDS, IdTokenizer
 from transformer_xl.tokenizers.kinds import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.untrusted import CONVERT, read_json
 
@@ -119,6 +120,8 @@ def prepare(
         if progress and is_reporter() and tokenizer.kind != "ids":
             for note in _notes(corpus, tokenizer):
                 console.warn(note)
+        if isinstance(tokenizer, IdTokenizer) and tokenizer.pad_id is None:
+            _padding(corpus, can_leave_out=False, progress=progress)
         if not isinstance(tokenizer, Tokenizer):
             learned = _learned(root, corpus, tokenizer) or _train(corpus, tokenizer, progress=progress)
             learned.save(root / f"{_key(corpus, tokenizer)}.json")
@@ -176,6 +179,10 @@ def _learned(root: Path, corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer)
         return None
 
 
+def _padding(corpus: Corpus, *, can_leave_out: bool, progress: bool) -> int | None:
+    return find_padding(corpus.files, corpus.name, can_leave_out=can_leave_out, quiet=not (progress and is_reporter()))
+
+
 def _notes(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> Iterator[str]:
     """Yield what may not be meant: files that are no text, and documents that are cut between splits."""
     if corpus.left_out:
@@ -199,7 +206,8 @@ def _some(files: Sequence[Path]) -> str:
 
 def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokenizer:
     if config.kind == "ids":
-        return train_tokenizer(config.model_copy(update={"vocab_size": config.vocab_size or _n_ids(corpus, progress)}), ())
+        pad_id = _padding(corpus, can_leave_out=True, progress=progress) if config.pad_id == "auto" else config.pad_id
+        return IdTokenizer(config.vocab_size or _n_ids(corpus, IdTokenizer(MOST_IDS, pad_id), progress), pad_id)
     splits = SPLITS if config.kind == "char" else ("train",)
     with console.progress(f"learning {config.kind} vocabulary", unit="bytes", hidden=not progress) as bar:
 
@@ -215,10 +223,10 @@ def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokeni
             raise TokenizerError(f"corpus '{corpus.name}': {error}") from None
 
 
-def _n_ids(corpus: Corpus, progress: bool) -> int:
+def _n_ids(corpus: Corpus, every_id: IdTokenizer, progress: bool) -> int:
     largest = 0
     with console.progress("looking for the largest id", unit="bytes", hidden=not progress) as bar:
-        for chunk in chain.from_iterable(map(corpus.ids, SPLITS)):
+        for chunk in chain.from_iterable(corpus.ids(split, every_id) for split in SPLITS):
             largest = max(largest, int(np.frombuffer(chunk.data, PACKED).max()))
             bar.advance(len(chunk.data))
     return largest + 1

@@ -13,6 +13,7 @@ from transformer_xl.data.corpora import CHUNK_BYTES, choose_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.ids import is_array_file, read_ids
 from transformer_xl.data.named import SplitName
+from transformer_xl.data.padding import find_padding
 from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.text_files import Chunk, FileRange, kind_of_file, read_chunks
 from transformer_xl.errors import CorpusError
@@ -89,6 +90,8 @@ def file_text(file: Path, tokenizer: Tokenizer, *, separator: str | None = None)
     Only ids are held, two or four bytes each. `separator` divides it into documents, see `read_chunks`.
     """
     if isinstance(tokenizer, IdTokenizer):
+        if tokenizer.pad_id is None:
+            find_padding([file], str(file), can_leave_out=False)
         return _text_of(file, read_ids(FileRange(file), tokenizer), tokenizer)
     if is_array_file(file):
         raise CorpusError(f"'{file}' holds ids, and this model's tokenizer (kind {tokenizer.kind}) reads text; give a text")

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,10 @@ class _Numbers(Sequence[bytes]):
 class IdTokenizer(PieceTokenizer):
     r"""Ids that come from elsewhere. Their text is decimal numbers, each followed by a space.
 
+    Args:
+        vocab_size: the number of ids.
+        pad_id: what fills up rows of files at their ends, and is no text; None: nothing.
+
     Example:
         >>> tokenizer = IdTokenizer(100)
         >>> tokenizer.encode("12 7\n9").tolist(), tokenizer.decode([12, 7, 9])
@@ -37,9 +42,14 @@ class IdTokenizer(PieceTokenizer):
     kind = "ids"
     counts = "id"
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, pad_id: int | None = None) -> None:
+        require(pad_id is None or type(pad_id) is int, "pad_id is no integer")
         require(0 < vocab_size <= MOST_IDS, "vocab_size is not from 1 to 2,147,483,647")
         super().__init__(_Numbers(vocab_size))
+        self.pad_id = pad_id
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in super().to_dict().items() if value is not None}
 
     def begins_word(self) -> np.ndarray:
         return np.ones(self.vocab_size, bool)
