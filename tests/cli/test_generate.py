@@ -391,6 +391,7 @@ def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbe
         ("run --bias =3", "--bias '=3' is not TOKEN=NUMBER"),
         ("run --bias x=much", "--bias 'x=much' is not TOKEN=NUMBER"),
         ("run --bias the=3", "--bias 'the' is 3 tokens ([116, 104, 101]) for this model, not one"),
+        ("run --bias ٣=3", " is 2 tokens ([217, 163]) for this model, not one; give the token's id"),  # no number here
         ('run --bias "\\"=3', '--bias "\\": not text in JSON'),
         ("run --logprobs 2", "--logprobs are printed with --json only; add --json"),
         ("run --length-penalty 2", "--length-penalty compares texts of a beam search; add --beams"),

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Txl, pipe_of, save
-from tests.helpers import TINY, random_weights
+from tests.helpers import TINY, random_weights, tiny_xlnet
+from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config.model import TransformerXLConfig
 from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.reading.gaps import gap_nats
+from transformer_xl.reading.reading import Reading
 from transformer_xl.tokenizers.kinds import CharTokenizer, Tokenizer, WordTokenizer, train_tokenizer
 
 TEXT = "The cat sat.\n\n\n  A \tdog \\ ran, é 日本\r\nand ran\n" * 4 + "to the end"
@@ -201,6 +204,89 @@ def test_blimp_is_the_mean_of_its_files(txl: Txl, workbench: Path) -> None:
     assert shown.startswith("file  accuracy\none     1.0000\ntwo     0.0000\naccuracy 0.5000 (mean of 2 files, 4 pairs")
 
 
+def test_choices_are_ranked_as_whole_texts(txl: Txl, workbench: Path) -> None:
+    save_model("word")
+    texts = [["The cat sat", "The dog sat", "The end sat"], ["A dog ran", "A dog The"], ["A A ran", "A A ran"]]
+    nats = [[nats_alone(text) for text in each] for each in texts]
+    best = [each.index(min(each)) for each in nats]
+    Path("gaps.tsv").write_text("The _ sat\tcat\tdog\tend\nA dog\tran\tThe\nA _ ran\tA\tA\n")
+    gaps = [
+        {"text": "The _ sat", "choices": ["cat", "dog", "end"], "answer": best[0]},
+        {"text": "A", "question": "dog _", "options": ["ran", "The"], "label": "AB"[1 - best[1]]},
+        {"text": "A _ ran", "choices": ["A", "A"], "answer": 1.0},
+    ]
+    Path("gaps.jsonl").write_text("".join(json.dumps(each) + "\n" for each in gaps[::2]))
+    Path("race.jsonl").write_text(json.dumps(gaps[1]) + "\n")
+    answer = txl("score", "model", "gaps.tsv", "--choices", "--batch-size", "2", *EXACT)
+    assert answer.err.startswith("no accuracy (7 choices, 0 answers, fp32, "), answer
+    rows = table(answer.out)
+    assert [row["text"] for row in rows] == [text for each in texts for text in each]
+    assert [float(row["nats"]) for row in rows] == pytest.approx([x for each in nats for x in each], rel=1e-5)
+    ranks = [1 + sum(y < x for y in each) for each in nats[:2] for x in each] + [1, 1]
+    assert [(row["file"], int(row["item"]), int(row["choice"])) for row in rows] == [
+        ("gaps", i, k) for i, each in enumerate(texts, 1) for k in range(len(each))
+    ]
+    assert [int(row["rank"]) for row in rows] == ranks
+    assert {row["credit"] for row in rows} == {""}
+    answer = txl("score", "model", "gaps.jsonl", "--choices", "--json", "--out", "found.jsonl", *EXACT)
+    figures = json.loads(answer.out)
+    assert (figures["accuracy"], figures["choices"], figures["answers"]) == (0.75, 5, 2)
+    found = [json.loads(line) for line in Path("found.jsonl").read_text().splitlines()]
+    assert [row["credit"] for row in found] == [*(1.0 if k == best[0] else None for k in range(3)), None, 0.5]
+    assert txl("score", "model", "race.jsonl", "--choices", *EXACT).err.startswith(
+        "accuracy 0.0000 (2 choices, 1 answers, fp32"
+    )
+    whole = Path("found.jsonl").read_bytes()
+    Path("found.jsonl").write_bytes(whole[: whole.index(b"\n") + 9])
+    assert txl("score", "model", "gaps.jsonl", "--choices", "--out", "found.jsonl", "--resume", *EXACT).status == 0
+    assert Path("found.jsonl").read_bytes() == whole
+
+
+def test_nats_of_counts_stand_beside_lines(txl: Txl, workbench: Path) -> None:
+    """Of the same tokens, by how often they stand in the run's training text."""
+    Path("some.txt").write_text("the end\n\nwords")
+    counts = np.bincount(open_run("run").text(split="train").ids, minlength=256) + 1.0
+    costs = -np.log(counts / counts.sum())
+    for memory, first in (("reset", 0), ("carried", 1)):
+        rows = table(txl("score", "run", "some.txt", "--unigram", "--memory", memory).out)
+        expected = [
+            costs[list(line.encode())[first if i == 0 else 0 :]].sum() for i, line in enumerate(["the end\n", "\n", "words"])
+        ]
+        assert [float(row["nats_unigram"]) for row in rows] == pytest.approx(expected)
+        assert list(rows[0]) == ["line", "nats", "bits", "tokens", "nats_unigram", "text"]
+
+
+def test_an_xlnet_scores_each_text_by_itself(txl: Txl, workbench: Path) -> None:
+    tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=60), [TEXT * 5])
+    model = tiny_xlnet(vocab_size=tokenizer.vocab_size)
+    save(model, tokenizer, "model")
+    lines = ["The cat sat.\n", "\n", "ran to the end"]
+    Path("some.txt").write_text("".join(lines))
+    for options, words in (((), False), (("--whole-words",), True)):
+        reading = Reading(whole_words=words)
+        nats = [each.sum() for each in gap_nats(model, map(tokenizer.encode, lines), tokenizer, reading)]
+        rows = table(txl("score", "model", "some.txt", *options, *EXACT).out)
+        assert [float(row["nats"]) for row in rows if row["nats"]] == pytest.approx([x for x in nats if x], rel=1e-4)
+        of_words = table(txl("score", "model", "some.txt", "--per", "word", *options, *EXACT).out)
+        assert total(of_words) == pytest.approx(sum(nats), rel=1e-5)
+        assert all(row["nats"] == row["nats_prefix"] for row in of_words)
+    good, bad = (
+        float(next(gap_nats(model, [tokenizer.encode(text)], tokenizer, Reading())).sum()) for text in ("The cat", "A dog")
+    )
+    Path("blimp").mkdir()
+    Path("blimp/one.jsonl").write_text(json.dumps({"sentence_good": "The cat", "sentence_bad": "A dog"}))
+    found = json.loads(txl("score", "model", "blimp", "--data", "blimp", "--json", "--out", "pairs.jsonl", *EXACT).out)
+    assert found["accuracy"] == float(good < bad)
+    row = json.loads(Path("pairs.jsonl").read_text())
+    assert [row["nats_good"], row["nats_bad"]] == pytest.approx([good, bad], rel=1e-5)
+    for command, complaint in {
+        "some.txt --memory carried": "--memory carried needs a model that reads on, and 'model', an XLNet, fills gaps; leave",
+        "lambada": "lambada needs a model that reads on, and 'model', an XLNet, fills gaps; leave it out",
+        "some.txt --precision int8": "precision int8 is for models that read from left to right",
+    }.items():
+        assert txl("score", "model", *command.split()).complaint.startswith(complaint)
+
+
 def test_lambada_asks_for_the_last_word(txl: Txl, workbench: Path, tmp_path: Path) -> None:
     """With the space before it; all its tokens must be the likeliest ones."""
     save_model("bpe")
@@ -236,6 +322,7 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
     Path("strange.txt").write_text("The cat\nz\n")
     Path("gap.tsv").write_text("A\tdog\nA\n")
     Path("spans.tsv").write_text("0\t3\n4\t99\n")
+    Path("answer.jsonl").write_text('{"text": "The _", "choices": ["cat", "dog"], "answer": "C"}\n')
     Path("qqp.jsonl").write_text('{"sentence1": "A dog", "sentence2": "The cat"}\n')
     which = "'{}': which sentence is the better one? its columns are"
     for command, complaint in {
@@ -256,6 +343,14 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
         "one.tsv --spans spans.tsv": "span 1 (0 to 3) reaches beyond the text's 2 characters",
         "one.tsv --spans one.tsv": "'one.tsv' line 1: 'a' is no span; write two numbers, start and end",
         "blimp --pairs": "'blimp': No such file",
+        "one.tsv --pairs --choices": "--pairs and --choices: give one of them",
+        "one.tsv --choices": "'one.tsv' line 1: it has 0 choices, not two or more",
+        "gap.tsv --choices": "'gap.tsv' line 1: it has 1 choice, not two or more",
+        "empty.txt --choices": "'empty.txt' has no text; give another",
+        "answer.jsonl --choices": "'answer.jsonl' line 1: label 'C' is none of its 2 choices; they are 0 to 1, or A to B",
+        "one.tsv --unigram": "'model' is a model without a training text, whose tokens --unigram counts; give a run",
+        "one.tsv --unigram --per word": "--unigram is for lines; leave out --per and --spans",
+        "one.tsv --whole-words": "--whole-words is for an XLNet, and 'model' is none; leave it out",
     }.items():
         answer = txl("score", "model", *command.split())
         assert answer.complaint.startswith(complaint), (command, answer)

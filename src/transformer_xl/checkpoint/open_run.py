@@ -45,7 +45,7 @@ class Opened:
         kind = type(self.any_model).__name__
         raise ConfigError(
             f"'{self.source}' is an {kind}, which fills gaps with both sides in sight and cannot write or read from left to "
-            f"right; txl eval says how well it fills them, and txl finetune teaches it a task"
+            f"right; txl eval says how well it fills them, txl score scores texts by gaps, and txl finetune teaches it a task"
         )
 
     def check_not_fine_tuned(self) -> None:

@@ -17,8 +17,13 @@ from transformer_xl.errors import ConfigError, CorpusError
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
+    from transformer_xl.model.base import LanguageModel
+    from transformer_xl.model.xlnet import XLNet
     from transformer_xl.reading.reading import Reading
     from transformer_xl.reading.rows import ScoredLine
+    from transformer_xl.tokenizers.base import Tokenizer
+
+    Scorer = tuple[LanguageModel | XLNet, Tokenizer, Reading]
 
 _NAMED = ("blimp", "lambada")
 _ESCAPED = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
@@ -35,7 +40,10 @@ def score(
     per: Per | None = None,
     spans: Path | None = None,
     memory: Literal["carried", "reset"] | None = None,
+    unigram: Flag = False,
     pairs: Flag = False,
+    choices: Flag = False,
+    whole_words: Flag = False,
     data: Path | None = None,
     tgt_len: Positive | None = None,
     mem_len: Natural | None = None,
@@ -51,7 +59,8 @@ def score(
     first token. With reset memory or --pairs, each text is scored alone, after a
     line end. Nats of a word are those of the whole word and its end; nats_prefix,
     the sum of its tokens, are those of all words that begin so. --pairs, blimp and
-    lambada write rows only to a file (--out).
+    lambada write rows only to a file (--out). An XLNet scores each text alone, each
+    token with all others in sight.
 
     Common uses:
         txl score runs/mine essay.txt
@@ -63,16 +72,21 @@ def score(
         txl score runs/mine <(zcat essay.Z)
         txl score runs/mine book.txt.xz --per token --out book.tsv
         txl score runs/mine pairs.tsv --pairs
+        txl score runs/mine gaps.tsv --choices
         txl score runs/mine blimp --data blimp/data
         txl score runs/mine lambada
 
     Args:
         run: directory of a run or of an exported model, or a hub id.
-        file: a text, a pipe, - (standard input), two sentences a line (with --pairs; the better one first), blimp or lambada.
+        file: a text, a pipe, - (standard input), two sentences a line (with --pairs; the better one first), a text and its
+            choices a line (with --choices), blimp or lambada.
         per: what has a row: line, word, char or token. Default: line.
         spans: score parts of the text instead: a file of lines with start and end, in characters from 0; starts ascend.
         memory: carried through the text, or reset before each line. Default: carried.
+        unigram: also the nats of each line by the counts of tokens in the run's training text, as SLOR needs them.
         pairs: say how often the better sentence is more probable; ties count half.
+        choices: rank what may stand in the gap _ of each text, or else at its end; accuracy, where the file has answers.
+        whole_words: an XLNet predicts each token without those that follow in its word.
         data: directory of the files of blimp or lambada. Default: $TXL_DATA/blimp, $TXL_DATA/lambada.
         tgt_len: tokens per segment. Default: as txl eval reads.
         mem_len: positions of memory. Default: as txl eval reads.
@@ -81,107 +95,144 @@ def score(
         output: where rows go.
         opening: how the run is opened.
     """
-    named = str(file) if str(file) in _NAMED and not (pairs or file.is_file()) else None
+    named = str(file) if str(file) in _NAMED and not (pairs or choices or file.is_file()) else None
     if data is not None and not named:
         raise ConfigError(f"--data is for {' and '.join(_NAMED)}; give one of these names instead of '{file}'")
-    options = {"per": per, "spans": spans, "memory": memory}
-    if (named or pairs) and (used := [name for name, value in options.items() if value]):
-        raise ConfigError(f"--{used[0]} is for the lines of a text; leave it out with {named or '--pairs'}")
+    if pairs and choices:
+        raise ConfigError("--pairs and --choices: give one of them")
+    compared = named or ("choices" if choices else "pairs" if pairs else None)
+    options = {"per": per, "spans": spans, "memory": memory, "unigram": unigram}
+    if compared and (used := [name for name, value in options.items() if value]):
+        raise ConfigError(f"--{used[0]} is for the lines of a text; leave it out with {named or f'--{compared}'}")
     if spans and per:
         raise ConfigError("--spans says itself what has a row; leave out --per")
+    if unigram and (spans or per not in (None, "line")):
+        raise ConfigError("--unigram is for lines; leave out --per and --spans")
     check_alone("txl score")
     from transformer_xl.data.corpora import benchmark_files
-    from transformer_xl.kernels.device import precision_of_segments
 
-    opened = opening.open(run)
-    chosen = precision_of_segments(precision, opened.device)
-    reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=batch_size, precision=chosen)
+    opened = opening.open(run, any_model=True)
+    model, chosen = _scorer(opened, precision, named or memory, whole_words=whole_words)
+    reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=batch_size, precision=chosen, whole_words=whole_words)
+    scorer = (model, opened.tokenizer, reading)
     begin, tally = time.perf_counter(), _Tally(f"'{spans or file}' has no {'spans' if spans else 'text'}; give another")
-    if named or pairs:
-        files = benchmark_files(named, data) if named else [file]
-        _score_pairs(opened, reading, named, files, tally, output)
-        figures = tally.figures(named)
-        if output.json_:
-            print(json.dumps({"run": str(run), "text": str(file), "precision": chosen, **figures}))
+    if compared:
+        _score_compared(opened, scorer, compared, benchmark_files(named, data) if named else [file], tally, output)
+        figures = tally.figures(compared)
+        said = _accuracy(figures, f"{chosen}, {time.perf_counter() - begin:.1f} s")
+        if choices and output.out is None:  # the rows are on standard output
+            say(said, quiet=output.quiet)
         else:
-            _print_accuracy(figures, f"{chosen}, {time.perf_counter() - begin:.1f} s")
+            print(json.dumps({"run": str(run), "text": str(file), "precision": chosen, **figures}) if output.json_ else said)
         return
-    _score_parts(opened, reading, file, spans or per or "line", memory or "carried", tally, output)
+    _score_parts(opened, scorer, file, spans or per or "line", memory, tally, output, unigram=unigram)
     mean = f" ({tally.nats / tally.tokens:.4f} per token)" if tally.tokens else ""
     what = f"{tally.n:,} spans" if spans else f"{tally.line:,} lines"
     sums = f"{tally.tokens:,} tokens: {tally.nats:,.1f} nats{mean}"
     say(f"{what}, {sums}, {chosen}, {time.perf_counter() - begin:.1f} s", quiet=output.quiet)
 
 
+def _scorer(
+    opened: "Opened", precision: Precision, asked: str | None, *, whole_words: bool
+) -> "tuple[LanguageModel | XLNet, Precision]":
+    """Return the model and the precision, or refuse what is `asked` of it."""
+    from transformer_xl.kernels.device import precision_of_segments
+    from transformer_xl.model.xlnet import XLNet
+    from transformer_xl.reading.targets import precision_of_targets
+
+    if not isinstance(model := opened.any_model, XLNet):
+        if whole_words:
+            raise ConfigError(f"--whole-words is for an XLNet, and '{opened.source}' is none; leave it out")
+        return opened.model, precision_of_segments(precision, opened.device)
+    if asked in ("lambada", "carried"):
+        what = "lambada" if asked == "lambada" else "--memory carried"
+        raise ConfigError(f"{what} needs a model that reads on, and '{opened.source}', an XLNet, fills gaps; leave it out")
+    return model, precision_of_targets(precision, opened.device)
+
+
 def _score_parts(
-    opened: "Opened", reading: "Reading", file: Path, per: Per | Path, memory: str, tally: "_Tally", output: LineOutput
+    opened: "Opened",
+    scorer: "Scorer",
+    file: Path,
+    per: Per | Path,
+    memory: str | None,
+    tally: "_Tally",
+    output: LineOutput,
+    *,
+    unigram: bool,
 ) -> None:
     """Write a row for each part of a text: line, word, character or token, or the spans of a file."""
     from transformer_xl.data.text import warn_of_bytes
     from transformer_xl.data.text_files import COMPRESSED, FileRange, content_sha256, read_blocks
-    from transformer_xl.reading.rows import Borders, read_spans, rows, span_rows, word_rows
+    from transformer_xl.model.base import LanguageModel
+    from transformer_xl.reading.rows import Borders, read_spans, rows, span_rows, unigram_nats, word_rows
     from transformer_xl.reading.surprisal import alone, carried
 
-    piped, tokenizer = arriving(file, quiet=output.quiet), opened.tokenizer
+    model, tokenizer, reading = scorer
+    piped = arriving(file, quiet=output.quiet)
     if isinstance(per, Path) or per in ("word", "char"):
         tokenizer.encode_with_offsets("")  # says so if it loses places
     if not piped and tokenizer.reads_bytes:
         warn_of_bytes(file)
 
-    def scored(n_line: int, bar: Bar) -> "Iterator[ScoredLine]":
+    def read(n_line: int, bar: Bar) -> "Iterator[ScoredLine]":
         path = Path("standard input") if file == STDIN else file
-        text = (piped or read_blocks(FileRange(file)), path, opened.model, tokenizer, reading)
-        if memory == "reset":
-            skip = max(n_line - 1, 0) if per == "line" else 0
-            lines = alone(*text, skip=skip, is_ready=piped and piped.is_ready, borders=borders)
+        blocks = piped or read_blocks(FileRange(file))
+        if memory == "carried" and isinstance(model, LanguageModel):
+            lines = carried(blocks, path, model, tokenizer, reading, borders=borders)
         else:
-            lines = carried(*text, borders=borders)
+            skip = max(n_line - 1, 0) if per == "line" else 0
+            lines = alone(blocks, path, *scorer, skip=skip, is_ready=piped and piped.is_ready, borders=borders)
         for line in lines:
             yield line
             bar.advance(len(line.line.text.encode("utf-8", "surrogateescape")))
 
     def lines(n_line: int, bar: Bar) -> Iterator[str]:
         if isinstance(per, Path):
-            parts = span_rows(scored(n_line, bar), read_spans(per))
+            parts = span_rows(read(n_line, bar), read_spans(per))
         elif per == "word":
             assert borders is not None
-            parts = word_rows(scored(n_line, bar), borders)
+            parts = word_rows(read(n_line, bar), borders)
         else:
-            parts = rows(scored(n_line, bar), per, tokenizer)
+            parts = rows(read(n_line, bar), per, tokenizer, unigram=costs)
         return tally.lines(parts, n_line, output)
 
+    memory = memory or ("carried" if isinstance(model, LanguageModel) else "reset")
+    if unigram and not opened.is_run:
+        raise ConfigError(f"'{opened.source}' is a model without a training text, whose tokens --unigram counts; give a run")
+    costs = unigram_nats(opened.text(split="train").ids, tokenizer.vocab_size) if unigram else None
     borders = Borders(tokenizer) if per == "word" else None
-    how = f"--spans of {content_sha256(per)}" if isinstance(per, Path) else f"--per {per}"
+    how = f"--spans of {content_sha256(per)}" if isinstance(per, Path) else f"--per {per}{' --unigram' * unigram}"
     how, total = f"{how} --memory {memory} ({reading})", None if piped or file.suffix in COMPRESSED else file.stat().st_size
     output.write(lines, opened, None if piped else file, how, what="scoring", total=total, unit="bytes")
 
 
-def _score_pairs(
-    opened: "Opened", reading: "Reading", named: str | None, files: Sequence[Path], tally: "_Tally", output: LineOutput
+def _score_compared(
+    opened: "Opened", scorer: "Scorer", compared: str, files: Sequence[Path], tally: "_Tally", output: LineOutput
 ) -> None:
-    """Score pairs of sentences, or the last words of LAMBADA; their rows are written only to a file."""
-    from transformer_xl.data.examples import read_last_words, read_pairs
-    from transformer_xl.reading.surprisal import last_word_rows, pair_rows
+    """Score pairs of sentences, choices, or the last words of LAMBADA; of pairs and words, rows are written only to a file."""
+    from transformer_xl.data.examples import read_choices, read_last_words, read_pairs
+    from transformer_xl.reading.surprisal import choice_rows, last_word_rows, pair_rows
 
-    how, piped = (opened.model, opened.tokenizer, reading), None if named else arriving(files[0], quiet=output.quiet)
+    ways: Any = {"lambada": (read_last_words, last_word_rows), "choices": (read_choices, choice_rows)}
+    read, rows_of = ways.get(compared, (read_pairs, pair_rows))
+    piped = None if compared in _NAMED else arriving(files[0], quiet=output.quiet)
 
     def rows(bar: Bar) -> Rows:
         for file in files:
-            lambada = named == "lambada"
-            found = last_word_rows(read_last_words(file), *how) if lambada else pair_rows(read_pairs(piped or file), *how)
-            for row in found:
+            for row in rows_of(read(piped or file), *scorer):
                 yield {"file": file.name.partition(".")[0] if file != STDIN else "-", **row}
                 bar.advance()
 
     def lines(n_line: int, bar: Bar) -> Iterator[str]:
         return tally.lines(rows(bar), n_line, output)
 
-    if output.out is None:
+    if output.out is None and compared != "choices":
         with progress("scoring", unit="texts", hidden=output.quiet) as bar:
             for _ in lines(0, bar):
                 pass
     else:
-        output.write(lines, opened, None if piped or len(files) > 1 else files[0], f"{named} ({reading})", what="scoring")
+        output.write(lines, opened, None if piped or len(files) > 1 else files[0], f"{compared} ({scorer[-1]})", what="scoring")
 
 
 @dataclass
@@ -211,13 +262,16 @@ class _Tally:
         self.n, self.line = self.n + 1, row.get("line", 0)
         self.tokens += row.get("tokens", 0)
         self.nats += row.get("nats_prefix", row.get("nats")) or 0.0  # of the tokens
-        if "credit" in row:
+        if row.get("credit") is not None:
             self.credits.setdefault(row["file"], []).append(row["credit"])
 
-    def figures(self, named: str | None) -> dict[str, Any]:
+    def figures(self, compared: str) -> dict[str, Any]:
         """Return accuracy, of several files the mean of theirs, and for LAMBADA the perplexity of words."""
         of_file = {name: sum(each) / len(each) for name, each in self.credits.items()}
-        if named == "lambada":
+        if compared == "choices":
+            answers = sum(map(len, self.credits.values()))
+            return {"accuracy": sum(of_file.values()) if answers else None, "answers": answers, "choices": self.n}
+        if compared == "lambada":
             own = {"ppl": math.exp(min(self.nats / self.n, 700)), "nats": self.nats}
         else:
             own = {"ties": sum(each.count(0.5) for each in self.credits.values())}
@@ -231,12 +285,13 @@ def _cell(value: object) -> str:
     return "" if value is None else str(value).translate(_ESCAPED)
 
 
-def _print_accuracy(figures: dict[str, Any], how: str) -> None:
-    files, accuracy, n = figures["files"], f"accuracy {figures['accuracy']:.4f}", figures["n"]
+def _accuracy(figures: dict[str, Any], how: str) -> str:
+    accuracy = "no accuracy" if figures["accuracy"] is None else f"accuracy {figures['accuracy']:.4f}"
+    if "choices" in figures:
+        return f"{accuracy} ({figures['choices']:,} choices, {figures['answers']:,} answers, {how})"
+    files, n = figures["files"], figures["n"]
     if "ppl" in figures:
-        print(f"{accuracy}, perplexity {figures['ppl']:,.1f} (the last word of {n:,} texts, {how})")
-        return
-    if len(files) > 1:
-        print(table([["file", "accuracy"], *([name, f"{value:.4f}"] for name, value in files.items())]))
+        return f"{accuracy}, perplexity {figures['ppl']:,.1f} (the last word of {n:,} texts, {how})"
+    each = table([["file", "accuracy"], *([name, f"{value:.4f}"] for name, value in files.items())]) + "\n"
     mean = f"mean of {len(files)} files, " if len(files) > 1 else ""
-    print(f"{accuracy} ({mean}{n:,} pairs, {figures['ties']:,} ties counted half, {how})")
+    return f"{each if mean else ''}{accuracy} ({mean}{n:,} pairs, {figures['ties']:,} ties counted half, {how})"

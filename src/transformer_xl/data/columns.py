@@ -57,10 +57,14 @@ class Columns:
 
 
 class ColumnFinder:
-    """Finds the columns of one file, as a task tells them by name or by number from 1, or by their usual names."""
+    """Finds the columns of one file, as a task tells them by name or by number from 1, or by their usual names.
 
-    def __init__(self, file: str, task: TaskConfig, *, labelled: bool) -> None:
-        self._file, self._task, self._labelled = file, task, labelled
+    `better_first` looks for two sentences instead, the better and the worse one.
+    """
+
+    def __init__(self, file: str, task: TaskConfig, *, labelled: bool, better_first: bool = False) -> None:
+        self._file, self._task, self._labelled, self._better_first = file, task, labelled, better_first
+        self._texts = _BETTER_FIRST if better_first else _TEXTS
 
     def in_table(self, first: Sequence[str], kind: str) -> tuple[list[str], Columns, bool]:
         """Return the names of a table's columns, those that are read, and whether its first line holds the names.
@@ -73,8 +77,11 @@ class ColumnFinder:
         lower = {name.lower() for name in names}
         task = self._task
         told = {task.text, task.pair, task.document, *task.label}.intersection(names)
-        has_names = any(lower.issuperset(filter(None, pair)) for pair in _TEXTS) or not lower.isdisjoint(_LABELS)
-        has_names = has_names or not all(map(_is_number, filter(None, told))) or task.kind == "choice"
+        has_names = any(lower.issuperset(filter(None, pair)) for pair in self._texts)
+        if self._better_first:
+            has_names = has_names or len(names) != 2
+        elif not (lower.isdisjoint(_LABELS) and all(map(_is_number, filter(None, told)))) or task.kind == "choice":
+            has_names = True
         if has_names and (kind != ".txt" or len(names) > 1):
             return names, self.named(names), True
         numbers = list(map(str, range(1, len(names) + 1)))
@@ -95,7 +102,7 @@ class ColumnFinder:
             text, known_label = text or _first(_WORDS, lower), _first(_WORD_LABELS, lower)
         else:
             if text is None and pair is None:
-                each = ((lower[a], lower.get(b or "")) for a, b in _TEXTS if a in lower and (b is None or b in lower))
+                each = ((lower[a], lower.get(b or "")) for a, b in self._texts if a in lower and (b is None or b in lower))
                 text, pair = next(each, (None, None))
             known_label = _first(_LABELS, lower)
         if not self._task.label and known_label not in (None, text, pair):
@@ -144,6 +151,11 @@ class ColumnFinder:
         raise CorpusError(f"{self._file} has no column {shown(name)}, as task.{what} says; {near}")
 
     def _complete(self, columns: Columns, names: Sequence[str]) -> Columns:
+        if self._better_first and columns.pair is None:
+            raise CorpusError(
+                f"{self._file}: which sentence is the better one? its columns are {_some(names)}; give two sentences a line, "
+                f"the better first, or name them {' and '.join(_BETTER_FIRST[0])}"
+            )
         if not columns.text:
             self._refuse("text", names)
         if self._labelled and not columns.label:
@@ -156,30 +168,6 @@ class ColumnFinder:
             f"{self._file}: which column holds the {what}? its columns are {_some(names)}; give the name of one by --{what} "
             f"(task.{what}), or its number if the first line holds no names"
         )
-
-
-class PairFinder:
-    """Finds the better and the worse of two sentences: in columns with such names, or in this order in a table's only two."""
-
-    def __init__(self, file: str) -> None:
-        self._file = file
-
-    def in_table(self, first: Sequence[str], kind: str) -> tuple[list[str], Columns, bool]:
-        """Return what `ColumnFinder.in_table` does; the ending `kind` does not matter."""
-        names = [cell.strip() for cell in first]
-        if len(names) == 2 and set(names) not in map(set, _BETTER_FIRST):
-            return ["1", "2"], Columns("1", "2"), False
-        return names, self.named(names), True
-
-    def named(self, names: Sequence[str]) -> Columns:
-        """Return the columns that are read of those with these names."""
-        pair = next((pair for pair in _BETTER_FIRST if set(pair) <= set(names)), None)
-        if pair is None:
-            raise CorpusError(
-                f"{self._file}: which sentence is the better one? its columns are {_some(names)}; give two sentences a line, "
-                f"the better first, or name them {' and '.join(_BETTER_FIRST[0])}"
-            )
-        return Columns(*pair)
 
 
 def counted(n: int, what: str = "column") -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from transformer_xl.config.run import TaskConfig
-from transformer_xl.data.columns import FILES, ColumnFinder, Columns, PairFinder, counted
+from transformer_xl.data.columns import FILES, ColumnFinder, Columns, counted
 from transformer_xl.data.conll import DOCUMENT, read_sentences
 from transformer_xl.data.labels import Example, Label, label_number, whole_documents
 from transformer_xl.data.spaceless import join_words
@@ -53,7 +53,7 @@ def read_examples(
     *,
     labelled: bool = True,
     reads_labels: bool = True,
-    better_first: bool = False,
+    for_scores: bool = False,
     known_labels: Collection[str] = (),
     keeps_empty: bool = False,
 ) -> Iterator[Example]:
@@ -67,7 +67,8 @@ def read_examples(
         task: its kind, and the names of columns, where they are told.
         labelled: every example must have a label; False: it may.
         reads_labels: False: labels are left out, whatever they are.
-        better_first: of two sentences the first one is better, see `PairFinder`; they are never read from a directory.
+        for_scores: texts are scored against each other, and never read from a directory: the better sentence comes first;
+            choices are whole texts, and not equally many in each example.
         known_labels: of words. Where no labels are needed, lines are texts, unless the first one ends in one of these, or the
             file is called .conll, .conllu or .tsv.
         keeps_empty: an empty line is an example without text, as soon as it comes; False: it is an error before another text.
@@ -76,7 +77,7 @@ def read_examples(
         CorpusError: a file that is none of these, or holds what does not fit the task; its message names the line.
     """
     path = source if isinstance(source, Path) else None
-    how = {"labelled": labelled, "reads_labels": reads_labels, "better_first": better_first, "keeps_empty": keeps_empty}
+    how = {"labelled": labelled, "reads_labels": reads_labels, "for_scores": for_scores, "keeps_empty": keeps_empty}
     reader = _Reader(path, task, known_labels, **how)
     if not isinstance(source, Path):
         if hasattr(source, "readline"):  # which takes no more than it is told, unlike iteration
@@ -88,7 +89,7 @@ def read_examples(
         return chain.from_iterable(_rows(file, read_examples(file, task, known_labels=known_labels, **how)) for file in files)
     if source.is_dir() and is_words and labelled:
         raise CorpusError(f"'{source}' is a directory; give a file of words with labels, such as train{WORD_FORMATS[0]}")
-    if source.is_dir() and not better_first:
+    if source.is_dir() and not for_scores:
         if not labelled and not is_race(source):
             return reader.files(source)
         return reader.race(_race_files(source)) if is_race(source) else reader.directories(source)
@@ -129,7 +130,15 @@ def suffix_of(path: Path) -> str:
 def read_pairs(source: Path | Iterable[bytes]) -> Iterator[Example]:
     """Yield pairs of sentences, the better one first: of JSON lines, TSV or CSV with the names of BLiMP, or of two columns."""
     task = TaskConfig(kind="classification")
-    return read_examples(source, task, labelled=False, reads_labels=False, better_first=True)
+    return read_examples(source, task, labelled=False, reads_labels=False, for_scores=True)
+
+
+def read_choices(source: Path | Iterable[bytes]) -> Iterator[Example]:
+    """Yield texts with what may stand in their gap `_` or at their end, whole texts as `choices`; the label is the right one.
+
+    They are JSON lines with a text, choices and perhaps an answer, or tables of a text and its choices.
+    """
+    return read_examples(source, TaskConfig(kind="choice"), labelled=False, for_scores=True)
 
 
 def read_last_words(source: Path | Iterable[bytes]) -> Iterator[Example]:
@@ -148,14 +157,15 @@ class _Reader:
         *,
         labelled: bool,
         reads_labels: bool,
-        better_first: bool = False,
+        for_scores: bool = False,
         keeps_empty: bool = False,
     ) -> None:
         self._name = STDIN if path is None else f"'{path}'"
         self._task, self._kind, self._labelled, self._reads_labels = task, task.kind, labelled, reads_labels
-        self._known_labels, self._keeps_empty = known_labels, keeps_empty
-        self._finder = PairFinder(self._name) if better_first else ColumnFinder(self._name, task, labelled=labelled)
-        self._n_choice = 0
+        self._known_labels, self._keeps_empty = frozenset(known_labels), keeps_empty
+        better_first = for_scores and task.kind != "choice"
+        self._finder = ColumnFinder(self._name, task, labelled=labelled, better_first=better_first)
+        self._n_choice, self._for_scores = 0, for_scores
         self._in_documents = task.document is not None
         self._document = (STDIN if path is None else path.name) if task.document == FILES else None
 
@@ -189,7 +199,8 @@ class _Reader:
             else:
                 yield from self._table(((number, [text.rstrip("\r\n")]) for number, text in texts), ".txt")
         else:
-            yield from self._table(self._csv(lines) if kind == ".csv" else self._tsv(lines), kind)
+            rows = self._csv(lines) if kind == ".csv" else self._tsv(lines)
+            yield from self._scored_choices(rows) if self._kind == "choice" and self._for_scores else self._table(rows, kind)
 
     def _is_conll(self, first: bytes, kind: str) -> bool:
         """Return whether a file's first line, or its ending, shows columns of words rather than texts."""
@@ -261,6 +272,9 @@ class _Reader:
             if blank or len(row) != len(names):
                 self._refuse_row(place, 0 if blank else len(row), len(names))
             yield self._example(dict(zip(names, row, strict=True)), columns, place)
+
+    def _scored_choices(self, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Example]:
+        return self._objects((f"{self._name} line {number}", {"text": row[0], "choices": row[1:]}) for number, row in rows)
 
     def _refuse_row(self, place: str, n: int, n_name: int) -> None:
         if n == 0:
@@ -381,13 +395,15 @@ class _Reader:
         place, choices = example.place, fields.get(columns.choices)
         if not isinstance(choices, list) or not all(isinstance(each, str) and each.strip() for each in choices):
             raise CorpusError(f"{place}: {shown(columns.choices)} is not a list of texts to choose from")
-        self._n_choice = self._n_choice or len(choices)
+        self._n_choice = (0 if self._for_scores else self._n_choice) or len(choices)
         if len(choices) != self._n_choice or len(choices) < 2:
             least = f"; those before have {self._n_choice}" if len(choices) != self._n_choice else ", not two or more"
             raise CorpusError(f"{place}: it has {len(choices)} choice{'s' * (len(choices) != 1)}{least}")
         if columns.question is not None:
             question = self._text(fields, columns.question, place)
             choices = [answered(question, choice) for choice in choices]
+        if self._for_scores:
+            choices = [f"{example.text} {each}" if columns.question else answered(example.text, each) for each in choices]
         answer = fields.get(columns.label[0]) if columns.label and self._reads_labels else None
         text = "" if answer is None else self._class_name(answer, place)
         return replace(example, choices=tuple(choices), label=_chosen(text, len(choices), place))

@@ -31,6 +31,7 @@ from transformer_xl.tokenizers.base import Tokenizer
 Per = Literal["line", "word", "char", "token"]
 """What has a row."""
 
+_COUNTED = 1 << 22  # tokens
 _BEGINNING = -1
 """In place of the id before the first token of a text."""
 
@@ -173,10 +174,20 @@ def word_rows(scored: Iterable[ScoredLine], borders: Borders) -> Iterator[dict[s
         index = 0 if begins_line else index
 
 
-def rows(scored: Iterable[ScoredLine], per: Literal["line", "char", "token"], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+def unigram_nats(ids: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Return the nats of each token by its count in a text: -log (count + 1) / (N + V), so that none is impossible, (V,)."""
+    parts = np.array_split(ids, len(ids) // _COUNTED + 1)  # of a mapped file
+    counts = np.sum([np.bincount(part, minlength=vocab_size) for part in parts], axis=0) + 1
+    return np.log(counts.sum() / counts)
+
+
+def rows(
+    scored: Iterable[ScoredLine], per: Per, tokenizer: Tokenizer, *, unigram: np.ndarray | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each line, character or token, in order; all have the same sums.
 
-    Characters that share a token, or a part of one, have one row.
+    Characters that share a token, or a part of one, have one row. With `unigram`, the `unigram_nats` (V,), lines also have the
+    nats of this model for the same tokens.
     """
     parts: list[ScoredLine] = []  # of a line that is not shown yet
     index = 0
@@ -188,16 +199,20 @@ def rows(scored: Iterable[ScoredLine], per: Literal["line", "char", "token"], to
                 index += 1
                 yield {"line": each.line.number, per: index, **row}
         if each.line.text.endswith("\n"):
-            yield from _whole(parts)
+            yield from _whole(parts, unigram)
             parts, index = [], 0
-    yield from _whole(parts)
+    yield from _whole(parts, unigram)
 
 
-def _whole(parts: list[ScoredLine]) -> Iterator[dict[str, Any]]:
+def _whole(parts: list[ScoredLine], unigram: np.ndarray | None) -> Iterator[dict[str, Any]]:
     if parts:
         text = "".join(each.line.text for each in parts).removesuffix("\n").removesuffix("\r")
         nats = np.concatenate([each.nats for each in parts])
-        yield {"line": parts[0].line.number, **sum_of(nats).row(), "text": whole_characters(text)}
+        row = {"line": parts[0].line.number, **sum_of(nats).row()}
+        if unigram is not None:
+            costs = np.concatenate([unigram[each.line.ids] for each in parts])
+            row["nats_unigram"] = sum_of(np.where(np.isnan(nats), np.nan, costs)).row()["nats"]
+        yield {**row, "text": whole_characters(text)}
 
 
 def _characters(scored: ScoredLine) -> Iterator[dict[str, Any]]:

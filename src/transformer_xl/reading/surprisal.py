@@ -1,12 +1,13 @@
 """Score texts as data: their lines for `rows`, pairs of sentences, and last words.
 
-A text that is scored alone follows a line end (a space if the vocabulary has none), so that its first token counts, too.
+A text that is scored alone follows a line end (a space if the vocabulary has none), so that its first token counts, too. An
+XLNet fills each token of such a text as a gap (`gaps.py`).
 """
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat, tee
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, repeat, tee
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from transformer_xl.data.labels import Example
 from transformer_xl.data.text_files import Chunk, cut_chunks, numbered_lines
 from transformer_xl.errors import CorpusError, TokenizerError
 from transformer_xl.model.base import LanguageModel
+from transformer_xl.model.xlnet import XLNet
+from transformer_xl.reading.gaps import gap_nats
 from transformer_xl.reading.reading import Reading
-from transformer_xl.reading.rows import Borders, Line, ScoredLine, sum_of
+from transformer_xl.reading.rows import Borders, Line, ScoredLine, Sum, sum_of
 from transformer_xl.reading.texts import Ending, Nats, nats
 from transformer_xl.tokenizers.base import Tokenizer
 
@@ -56,7 +59,7 @@ def carried(
 def alone(
     blocks: Iterable[bytes],
     path: Path,
-    model: LanguageModel,
+    model: LanguageModel | XLNet,
     tokenizer: Tokenizer,
     reading: Reading,
     *,
@@ -140,13 +143,16 @@ def line_end(tokenizer: Tokenizer) -> np.ndarray:
 
 def _after_line_end(
     texts: Iterable[np.ndarray],
-    model: LanguageModel,
+    model: LanguageModel | XLNet,
     tokenizer: Tokenizer,
     reading: Reading,
     borders: Borders | None = None,
     **how: Any,
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Yield the nats (n,) of all tokens of texts; NaN where nothing stands before them. With `borders` also of word ends."""
+    if isinstance(model, XLNet):  # which sees where a word ends
+        yield from ((own, _ends(borders, None, len(own) + 1)) for own in gap_nats(model, texts, tokenizer, reading, **how))
+        return
     before, event = line_end(tokenizer), borders and borders.event
     reads_longer = event is not None and _can_lengthen(model)
     reads_twice = event is not None and not reads_longer
@@ -178,25 +184,52 @@ def _after_line_end(
 
 
 def pair_rows(
-    examples: Iterable[Example], model: LanguageModel, tokenizer: Tokenizer, reading: Reading
+    examples: Iterable[Example], model: LanguageModel | XLNet, tokenizer: Tokenizer, reading: Reading
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each pair of sentences of `read_pairs`, each scored alone.
 
     `credit` is 1 if the first one is more probable, 0.5 if both are equally so, as two of the same tokens are.
     """
+    pairs = ((example, (example.text, example.pair or "")) for example in examples)
+    for example, sums in _sums(pairs, model, tokenizer, reading):
+        good, bad = (each.nats for each in sums)
+        credit = 0.5 if good == bad else float(good < bad)
+        yield {"nats_good": good, "nats_bad": bad, "credit": credit, "good": example.text, "bad": example.pair}
+
+
+def choice_rows(
+    examples: Iterable[Example], model: LanguageModel | XLNet, tokenizer: Tokenizer, reading: Reading
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each choice of `read_choices`, scored alone as a whole text; the most probable one has rank 1.
+
+    `credit` of the right choice is 1 if it has rank 1, 1/k if k choices do, and else 0; the others have none.
+    """
+    choices = ((example, example.choices) for example in examples)
+    for item, (example, sums) in enumerate(_sums(choices, model, tokenizer, reading), start=1):
+        nats = [each.nats for each in sums]
+        ranks = [1 + sum(other < own for other in nats) for own in nats]
+        for i, (text, total, rank) in enumerate(zip(example.choices, sums, ranks, strict=True)):
+            credit = (rank == 1) / ranks.count(1) if i == example.label else None
+            yield {"item": item, "choice": i, **total.row(), "rank": rank, "credit": credit, "text": text}
+
+
+def _sums(
+    examples: Iterable[tuple[Example, Sequence[str]]], model: LanguageModel | XLNet, tokenizer: Tokenizer, reading: Reading
+) -> Iterator[tuple[Example, list[Sum]]]:
+    """Yield each example with the sums of its texts, each scored alone; they are equal if the tokens are."""
     waiting: deque[tuple[Example, list[np.ndarray]]] = deque()
 
     def texts() -> Iterator[np.ndarray]:
-        for example in examples:
-            waiting.append((example, [_encode(text, example, tokenizer) for text in (example.text, example.pair or "")]))
+        for example, written in examples:
+            waiting.append((example, [_encode(text, example, tokenizer) for text in written]))
             yield from waiting[-1][1]
 
-    sums = (sum_of(own).nats for own, _ in _after_line_end(texts(), model, tokenizer, reading))
-    for good, bad in zip(sums, sums, strict=True):
-        example, pair = waiting.popleft()
-        bad = good if np.array_equal(pair[0], pair[1]) else bad  # neighbors may round differently
-        credit = 0.5 if good == bad else float(good < bad)
-        yield {"nats_good": good, "nats_bad": bad, "credit": credit, "good": example.text, "bad": example.pair}
+    sums = (sum_of(own) for own, _ in _after_line_end(texts(), model, tokenizer, reading))
+    for first in sums:
+        example, encoded = waiting.popleft()
+        known = [first, *islice(sums, len(encoded) - 1)]
+        firsts = {ids.tobytes(): i for i, ids in reversed(list(enumerate(encoded)))}  # neighbors may round differently
+        yield example, [known[firsts[ids.tobytes()]] for ids in encoded]
 
 
 def last_word_rows(

@@ -149,11 +149,11 @@ class _Looks:
         event = None if self.event is None else numbers[1]
         return Nats(numbers[0], event, numbers[-1] == 1 if self.likeliest else None)
 
-    def check(self, numbers: Tensor) -> None:
-        if not numbers.isfinite().all():
-            raise TrainingError(
-                f"nats in {self.precision} are not finite numbers; use --precision fp32, or train with a lower optim.lr"
-            )
+
+def check_finite(nats: Tensor, precision: InferencePrecision) -> None:
+    """Refuse nats that are no numbers, because NaN says that nothing was predicted."""
+    if not nats.isfinite().all():
+        raise TrainingError(f"nats in {precision} are not finite numbers; use --precision fp32, or train with a lower optim.lr")
 
 
 def _carried(
@@ -200,7 +200,7 @@ def _in_segments(model: LanguageModel, parts: Iterable[np.ndarray], reading: Rea
     segments = segments_in_parts(parts, tgt_len=reading.tgt_len, ext_len=reading.ext_len)
     for segment, numbers in in_order(segments, score, model.device):
         own = numbers[:, segment.labels[0] != NOT_SCORED].float()
-        looks.check(own)
+        check_finite(own, looks.precision)
         yield own.numpy()
 
 
@@ -259,7 +259,7 @@ def _read(stream: Stream, texts: Sequence[Ending], looks: _Looks) -> Iterator[np
         h_BTD = stream.read(segment.ids.to(device), rows=slice(0, n_row), n_pad=n_pad)
         if (where := segment.is_scored).any():
             own = looks.at(stream, h_BTD[where.to(device)], segment.labels[where].to(device))
-            looks.check(own)
+            check_finite(own, looks.precision)
             numbers[:, segment.places[where] + 1] = own
     for text, end in zip(texts, (last + 1).tolist(), strict=True):
         yield numbers[:, end - text.n_scored : end].numpy()
