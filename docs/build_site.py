@@ -1,8 +1,9 @@
 """Build the site: `make site`. Its pages are those of the repository, in the same places, so that links work in both.
 
 What is not written by hand is made here: the reference of commands from the command line itself, that of Python from the
-docstrings of public names, and the list of recipes from their files. Nothing is loaded from a network, neither now nor by a
-reader, and a page works as a file, too.
+docstrings of public names, the list of recipes from their files, and from all of these `llms.txt`, which lists the site for
+programs, with each page as Markdown beside its HTML. Nothing is loaded from a network, neither now nor by a reader, and a page
+works as a file, too.
 """
 
 import html
@@ -55,6 +56,10 @@ def main() -> None:
     shutil.copy(ROOT / "docs" / "site.toml", OUT / "zensical.toml")
     subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=OUT, check=True)
     complete_search(OUT / "html")
+    for page in (OUT / "pages").rglob("*.md"):
+        if page.name != "api.md":  # of directives, which only the builder reads
+            shutil.copy(page, OUT / "html" / page.relative_to(OUT / "pages"))
+    (OUT / "html" / "llms.txt").write_text(llms(OUT / "html"), encoding="utf-8")
     check(OUT / "html")
     print(f"open {OUT / 'html' / 'index.html'}")
 
@@ -186,6 +191,34 @@ def names() -> str:
         f"## {part}\n\n" + "".join(f"::: transformer_xl.{name}\n\n" for name in of) for part, of in sorted(parts.items())
     ]
     return "# Python\n\nAll names of `import transformer_xl as txl`.\n\n" + "".join(sections)
+
+
+def llms(site: Path) -> str:
+    """Return the list of a site for programs (https://llmstxt.org): its pages as docs/README.md has them, commands, names."""
+
+    def entry(title: str, name: str, says: str, part: str = "") -> str:
+        page = next((name + ending for ending in (".md", ".html") if (site / (name + ending)).is_file()), None)
+        if page is None:
+            raise SystemExit(f"build_site: llms.txt would list '{name}', which the site does not have")
+        return f"- [{title}]({page}{part}): {says}\n"
+
+    table = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[([^]]+)\.\w+\]\(([^)]+)\.\w+\).* \| (.+) \|$", table, re.MULTILINE)
+    pages = [(title, f"docs/{name}".replace("docs/../", ""), says) for title, name, says in rows]
+    pages.sort(key=lambda page: page[0] != "coding-agents")
+    text = (
+        f"# transformer_xl\n\n> {str(app.help).splitlines()[0]}\n\nEach page is here as Markdown and as HTML.\n\n## Pages\n\n"
+    )
+    text += entry("README", "README", "install, train on your own text, use it from Python")
+    text += "".join(entry(*page) for page in pages)
+    text += "\n## Commands\n\n"
+    for command, part, says in re.findall(r"^\* \[`(\w+)`\]\((#[\w-]+)\): (.+)$", commands(), re.MULTILINE):
+        text += entry(f"txl {command}", "docs/commands", says, part)
+    text += "\n## Python\n\n"
+    for name in transformer_xl.__all__:
+        says = str(getattr(transformer_xl, name).__doc__).splitlines()[0]
+        text += entry(f"txl.{name}", "docs/api", says, f"#transformer_xl.{name}")
+    return text + "\n## Optional\n\n" + entry("CHANGELOG", "CHANGELOG", "what each version changed")
 
 
 if __name__ == "__main__":

@@ -191,6 +191,25 @@ def test_the_site_shows_every_recipe():
     assert re.findall("^### `(.+)`$", page, flags=re.MULTILINE) == recipe_names()
 
 
+def test_the_list_for_programs_has_every_page_command_and_name(tmp_path: Path):
+    llms = runpy.run_path(str(ROOT / "docs" / "build_site.py"))["llms"]
+    made = [ROOT / "docs" / "api.html", ROOT / "docs" / "commands.md", ROOT / "docs" / "annotated" / "en.html"]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "examples" / "notebook.md", *made]
+    for page in pages:
+        (tmp_path / page.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page.relative_to(ROOT)).touch()
+    text = llms(tmp_path)
+    assert re.match(r"# transformer_xl\n\n> Transformer-XL: .+\n\n[^#]+\n\n## Pages\n\n- \[README\]\(README.md\): ", text)
+    listed = {link.partition("#")[0] for link in re.findall(r"^- \[.+\]\(([^)]+)\): .+$", text, flags=re.MULTILINE)}
+    assert {f"docs/{path.name}" for path in ROOT.glob("docs/*.md")} - {"docs/README.md"} <= listed
+    assert all((tmp_path / link).is_file() for link in listed)
+    names = re.findall(r"^- \[(?:txl )?([\w.]+)\]", text, flags=re.MULTILINE)
+    assert {f"txl.{name}" for name in NAMES} | {name.split()[0] for name, _ in commands(app)} <= set(names)
+    (tmp_path / "docs" / "training.md").unlink()
+    with pytest.raises(SystemExit, match=r"^build_site: llms.txt would list 'docs/training', which the site does not have$"):
+        llms(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "said"), [("notebook", "The outputs are those of one run"), ("notebook.zh", "页中的输出来自一次运行")]
 )

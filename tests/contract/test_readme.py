@@ -5,6 +5,7 @@ Trainings are cut short, an ablation is only planned, and texts are small; nothi
 """
 
 import itertools
+import json
 import re
 import runpy
 import shlex
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cli.command_lines import commands
 from tests.contract.test_languages import CHINESE, ENGLISH, ROOT
 from transformer_xl.cli import app, main
 
@@ -25,6 +27,7 @@ SMALL = [
     "train.batch_size=2", "train.tgt_len=8", "train.max_steps=2", "train.sample_tokens=0", "train.precision=fp32",
     "eval.max_tokens=400",
 ]  # fmt: skip
+AGENTS = ROOT / "docs" / "coding-agents.md"
 SHORTER = {"--cache": "20"}
 LINES = "".join(f"It was the {n}th of times, and 'so on'.\n" for n in range(400))
 NOT_RUN = {"torchrun"}  # needs processes of its own: tests/training/test_run_torchrun.py
@@ -126,6 +129,42 @@ def test_a_reader_can_type_all_of_it(bench: Path) -> None:
     assert len(commands) >= 10
     for command in commands:
         follow(command)
+
+
+def keys_of_commands() -> dict[str, list[str]]:
+    """Return the keys that the page for coding agents names, by command."""
+    rows = re.findall(r"^\| `txl (.+ --json)` \| (`.+`) \|$", AGENTS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {command: re.findall(r"`(\w+)`", keys) for command, keys in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_coding_agent_can_type_all_of_its_page(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its lines work one after another, and commands print as JSON what it says."""
+    for language, block in blocks(AGENTS):
+        if language == "python":
+            Path("block.py").write_text(block, encoding="utf-8")
+            runpy.run_path("block.py")
+        for line in block.splitlines():
+            if line.startswith("txl "):
+                follow(line)
+    capsys.readouterr()
+    for command, keys in keys_of_commands().items():
+        words = shlex.split(command)
+        for override in SMALL if words[0] in ("finetune", "ablate") else ():
+            words += [] if words[0] == "finetune" and override.startswith("model.") else ["--set", override]
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert not end.value.code, command
+        assert list(json.loads(capsys.readouterr().out.splitlines()[0])) == keys, command
+
+
+def test_coding_agents_are_told_of_every_command() -> None:
+    page, told = AGENTS.read_text(encoding="utf-8"), keys_of_commands()
+    for name, arguments in commands(app):
+        command, _, part = name.partition(" ")
+        assert re.search(rf"^\| .*`txl {command}\b.*{part}", page, flags=re.MULTILINE), name
+        assert any(line.startswith(f"{name} ") for line in told) == any("--json" in a.names for a in arguments), name
 
 
 @pytest.mark.parametrize("document", [ENGLISH, CHINESE, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name)
