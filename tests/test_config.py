@@ -115,6 +115,27 @@ def test_evaluation_reads_as_training_unless_told() -> None:
     assert (config.eval_tgt_len, config.eval_mem_len) == (3, 0)
 
 
+def test_shorter_segments_of_evaluation_see_as_much_as_those_of_training() -> None:
+    """Of quickstart's 64, with a memory of 128."""
+    for mem_len, *overrides in (
+        (184, "eval.tgt_len=8"),
+        (164, "eval.tgt_len=8", "eval.ext_len=20"),
+        (128, "eval.tgt_len=8", "eval.ext_len=100"),
+        (128, "eval.tgt_len=64"),
+        (128, "eval.tgt_len=100"),
+        (90, "eval.tgt_len=8", "eval.mem_len=90"),
+        (128, "eval.tgt_len=8", "model.same_length=true"),  # a token sees the same in segments of any length
+        (128, "eval.tgt_len=8", "eval.same_length=true"),
+        (184, "eval.tgt_len=8", "model.same_length=true", "eval.same_length=false"),
+        (0, "eval.tgt_len=8", "model.mem_len=0"),
+    ):
+        assert load_recipe("quickstart", overrides).eval_mem_len == mem_len, overrides
+    assert load_recipe("enwik8-small-lstm", ["eval.tgt_len=8"]).eval_mem_len == 1  # its state
+    for name in recipe_names():  # those that set lengths for evaluation set both, so nothing changes for them
+        config = load_recipe(name)
+        assert config.eval_mem_len == (config.model.mem_len if config.eval.mem_len is None else config.eval.mem_len)
+
+
 @pytest.mark.parametrize(
     ("settings", "values", "message"),
     [

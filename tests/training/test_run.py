@@ -207,6 +207,20 @@ def test_validation_reads_with_extended_context(start: Start) -> None:
     assert plain.nats != extended.nats
 
 
+def test_validation_in_other_segments_says_how_much_it_sees(start: Start, run: Path) -> None:
+    """Training's are of 5 with a memory of 6."""
+    for out, settings, said in (
+        ("run", ["eval.tgt_len=2"], "segments of 2, memory of 9: tokens see up to 11 tokens"),
+        ("told", ["eval.tgt_len=2", "eval.mem_len=3"], "segments of 2, memory of 3: tokens see up to 5 tokens"),
+        ("as usual", [], None),
+    ):
+        display = Lines()
+        start(out, "train.max_steps=1", *settings, display=display)
+        lines = [line.removeprefix("validation reads ") for line in display.said if line.startswith("validation reads ")]
+        assert lines == ([f"{said}, in training up to 11"] if said else [])
+    assert [entry["mem_len"] for entry in of_kind(run, "valid")] == [9]
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -218,7 +218,9 @@ class EvalConfig(Section):
     """How validation and `txl eval` read; `None` means as in training."""
 
     tgt_len: Positive | None = Field(default=None, description="tokens per segment")
-    mem_len: Natural | None = Field(default=None, description="positions of memory per layer (tokens)")
+    mem_len: Natural | None = Field(
+        default=None, description="positions of memory per layer (tokens); None: a token also sees as much as in training"
+    )
     batch_size: Positive = Field(default=8, description="lanes read side by side, each warmed up on the text before it")
     clamp_len: Positive | None = Field(default=None, description="largest distance told apart (tokens)")
     same_length: bool | None = Field(default=None, description="the same number of keys for every query")
@@ -382,5 +384,10 @@ class RunConfig(Section):
 
     @property
     def eval_mem_len(self) -> int:
-        """Positions of memory in evaluation."""
-        return self.model.mem_len if self.eval.mem_len is None else self.eval.mem_len
+        """Positions of memory in evaluation; with segments shorter than in training as many more, unless that is set, too."""
+        same_length = getattr(self.model, "same_length", False) if self.eval.same_length is None else self.eval.same_length
+        if self.eval.mem_len is not None:
+            return self.eval.mem_len
+        if self.eval.tgt_len is None or same_length or not self.model.mem_len or self.model.remembers != "positions":
+            return self.model.mem_len
+        return self.model.mem_len + max(0, self.train.tgt_len - self.eval.tgt_len - self.eval.ext_len)

@@ -77,6 +77,19 @@ class Reading:
         """Positions before a segment that its tokens may see: the attention length."""
         return (self.mem_len or 0) + self.ext_len
 
+    def context(self, config: ModelConfig) -> int:
+        """Return how many tokens the last one of a segment sees, itself included, or with `same_length` each of them.
+
+        Example:
+            >>> from transformer_xl.config.model import TransformerXLConfig
+            >>> Reading(tgt_len=16, mem_len=128).context(TransformerXLConfig())
+            144
+        """
+        same_length = getattr(config, "same_length", False) if self.same_length is None else self.same_length
+        if same_length and self.mem_len:
+            return self.mem_len + getattr(config, "same_length_besides_self", 0)
+        return self.length + self.tgt_len
+
     def in_words(self, config: ModelConfig) -> str:
         """Return how a model of these settings is read, in words.
 

@@ -28,6 +28,7 @@ from transformer_xl.model.growth import check_can_grow as check_model_can_grow
 from transformer_xl.model.growth import why_it_cannot_grow
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.reading.evaluation import Score
+from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.targets import filled_in, pair_stream, scored_stream
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.tokenizers.growth import can_grow, check_can_grow, grown, in_words, lacking
@@ -223,6 +224,11 @@ class Pretraining(Objective[Outcome]):
             yield self.vocabulary_note
         if config.tokenizer.kind == "ids":
             yield f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids)"
+        if config.eval.tgt_len not in (None, config.train.tgt_len) and config.model.remembers != "state":
+            reading, model = Reading.of_run(config), config.model
+            trained = Reading(config.train.tgt_len, model.mem_len).context(model)
+            seen = f"tokens see up to {reading.context(model):,} tokens, in training up to {trained:,}"
+            yield f"validation reads {reading.in_words(model)}: {seen}"
 
     def validate(self, run: Run[Outcome]) -> list[tuple[float, float]]:
         split, config, predicts = self.prepared.splits["valid"], run.config, run.config.predicts
