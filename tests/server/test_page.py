@@ -112,17 +112,33 @@ def test_everything_by_keyboard_alone(browser: "Browser", folder: Path) -> None:
             page.locator("#language").select_option("zh")
             expect(page.locator("#answer-title")).to_contain_text("相同的随机数")
             page.locator("#language").select_option("en")
-            expect(page.locator("#scales text").first).to_have_text("0")
+            assert page.locator("#scales .of-text").all_text_contents() == ["0", "100", "200", "characters"]
             expect(page.locator("#answer-left span")).not_to_have_count(0)
             expect(page.locator("#answer-right span")).not_to_have_count(0)
+            page.locator("#input").fill("What the session holds is of use here.")
             press(page, "What memory saved")
-            expect(page.locator("#answer-title")).to_contain_text("Nats that memory saved")
+            status(page, "Ready.")
+            current = next(each["id"] for each in client.get("/v1/sessions").json()["data"] if each["id"][:9] in _current(page))
+            body = {"text": page.locator("#input").input_value(), "memory": "both", "per_token": True, "session_id": current}
+            scores = client.post("/v1/score", json=body).json()
+            off, on = ([token["logprob"] for token in scores[way]["per_token"]][1:] for way in ("off", "on"))
+            saved = f"Nats that memory saved: {sum(on) - sum(off):.2f} in {len(on)} tokens"
+            expect(page.locator("#answer-title")).to_contain_text(saved)  # the first token has no score without memory
+            best = max(range(len(on)), key=lambda i: on[i] - off[i])
+            page.locator("#answer-left span").nth(best + 1).hover()
+            expect(page.locator("#token")).to_contain_text(f": {on[best] - off[best]:.2f} nats")
+            page.locator("#language").select_option("zh")
+            expect(page.locator("#token")).to_contain_text("奈特")
+            page.locator("#language").select_option("en")
+            page.locator("#input").fill("")
             press(page, "mine · 116 tokens")
             expect(page.locator("#sessions button")).to_have_count(3)
             press(page, "New session")
             status(page, "Ready.")
             page.locator("#file").set_input_files({"name": "short.txt", "mimeType": "text/plain", "buffer": b"Short"})
             status(page, re.compile("^Read 5 B"))
+            press(page, "What memory saved")
+            status(page, re.compile("^Memory saved nothing: "))
             press(page, "With and without memory")
             status(page, "Both are the same: the text has no more than 64 tokens, so nothing is left for memory to know.")
             assert len(sessions()) == 5, "four, and how the last one was before"
@@ -135,10 +151,15 @@ def test_everything_by_keyboard_alone(browser: "Browser", folder: Path) -> None:
         assert not any("Traceback" in line for line in said), said
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+def _current(page: "Page") -> str:
+    return page.locator('#sessions [aria-current="true"]').inner_text()
+
+
+@pytest.mark.parametrize(
+    ("width", "language", "scheme"), [(360, "en", "dark"), (360, "zh", "light"), (1280, "en", "light"), (1280, "zh", "dark")]
+)
 def test_every_control_has_a_name_and_every_word_can_be_read(
-    browser: "Browser", folder: Path, language: str, scheme: str
+    browser: "Browser", folder: Path, width: int, language: str, scheme: str
 ) -> None:
     from playwright.sync_api import expect
 
@@ -146,7 +167,7 @@ def test_every_control_has_a_name_and_every_word_can_be_read(
         name = client.post("/v1/sessions", json={}).json()["id"]
         client.post(f"/v1/sessions/{name}/append", json={"text": "A text that is read. " * 20})
         client.post(f"/v1/sessions/{name}/save", json={"name": "mine"})
-        size = {"width": 360, "height": 740}
+        size = {"width": width, "height": 740}
         options: dict[str, Any] = {"locale": f"{language}-XX", "color_scheme": scheme, "viewport": size}
         with opened(browser, str(client.base_url), **options) as (page, faults):
             expect(page.locator("html")).to_have_attribute("lang", language)
@@ -156,6 +177,9 @@ def test_every_control_has_a_name_and_every_word_can_be_read(
             expect(page.locator("#stop")).to_be_disabled(timeout=LONG)
             page.locator("#bought").click()
             expect(page.locator("#answer-left span")).not_to_have_count(0)
+            expect(page.locator("#stop")).to_be_disabled(timeout=LONG)
+            page.locator("#file").set_input_files({"name": "short.txt", "mimeType": "text/plain", "buffer": b"Short"})
+            expect(page.locator("#reading")).not_to_be_empty()
             expect(page.locator("#stop")).to_be_disabled(timeout=LONG)
             tree = page.locator("body").aria_snapshot()
             found = re.findall(CONTROLS, tree)
@@ -167,6 +191,7 @@ def test_every_control_has_a_name_and_every_word_can_be_read(
             page.locator("#language").select_option(other)
             expect(page.locator("html")).to_have_attribute("lang", other)
             assert page.locator("main").inner_text() != before
+            check_sight(page)
             assert page.locator("[data-t]:empty").count() == 0
             assert not faults, faults
 
@@ -186,6 +211,12 @@ def test_a_book_is_read_to_its_end_and_takes_no_more_memory(browser: "Browser", 
         else:
             make = "(text) => { const d = new DataTransfer(); d.items.add(new File([text], 'book.txt')); return d; }"
             page.dispatch_event("body", "drop", {"dataTransfer": page.evaluate_handle(make, book)})
+        page.locator("#pause").click()
+        expect(page.locator("#pause")).to_have_text("Go on")
+        page.locator("#language").select_option("zh")
+        expect(page.locator("#pause")).to_have_text("继续")
+        page.locator("#language").select_option("en")
+        page.locator("#pause").click()
         bar, seen = page.get_by_role("progressbar"), list[float]()
         words = page.locator("#chart-words").inner_text()
         until = time.monotonic() + 200
@@ -199,7 +230,8 @@ def test_a_book_is_read_to_its_end_and_takes_no_more_memory(browser: "Browser", 
         expect(page.locator("#reading")).to_contain_text("tokens/s")
         after = client.get(f"/v1/sessions/{before['id']}").json()  # beside it is what "Undo" goes back to
         assert after["n_tokens"] == n_byte and after["bytes"] == before["bytes"]
-        assert page.locator("#bytes").get_attribute("points") == "58,68 262,68"
+        left, right = (point.split(",") for point in str(page.locator("#bytes").get_attribute("points")).split())
+        assert left[1] == right[1] and float(left[0]) < float(right[0]), "a level line"
         assert client.get(f"/v1/sessions/{after['id']}/tail").json()["text"] == book.encode()[-512:].decode(errors="replace")
         assert f"{len(book):,} characters" in page.locator("#chart-words").inner_text()
         scored = client.post("/v1/score", json={"text": book[: 1 << 16]}).json()["bpc"]
@@ -213,7 +245,8 @@ def _memory(words: str) -> str:
 
 
 def _size(n_byte: int) -> str:
-    return re.escape(f"{n_byte / 1e6:.1f} MB" if n_byte >= 1e6 else f"{n_byte / 1e3:.1f} kB")
+    number, unit = (n_byte / 1e6, "MB") if n_byte >= 1e6 else (n_byte / 1e3, "kB")
+    return f"{number:.1f}".removesuffix(".0") + f" {unit}"
 
 
 def test_a_book_and_a_session_outlive_the_server(browser: "Browser", folder: Path) -> None:

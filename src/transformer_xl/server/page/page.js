@@ -11,8 +11,8 @@ const WORDS = {
     legend: "Surprise of each token:", nats: "nats", ready: "Ready.", reading: "Reading …", writing: "Writing …",
     done: "Done: {n} tokens.", stopped: "Stopped.", lost: "The server cannot be reached: {e}", error: "{e}",
     line: "{m}: {p} parameters, memory of {l} tokens, {b} in a session", answerTitle: "Answer (the session does not remember it)",
-    compareTitle: "The same random numbers: with memory (left), and after the last 64 tokens alone (right)",
-    boughtTitle: "Nats that memory saved: {n} in {t} tokens (the darker, the more)", undone: "Went back by {n} tokens.", nothingUndone: "There is nothing to take back.",
+    compareTitle: "The same random numbers: first with memory, then after the last 64 tokens alone",
+    boughtTitle: "Nats that memory saved: {n} in {t} tokens (the stronger the color, the more)", undone: "Went back by {n} tokens.", nothingUndone: "There is nothing to take back.",
     savedAs: "Saved as {n}.", needName: "Give a name first.", forked: "A copy of the session is open.", deleted: "Deleted.",
     readingLine: "{d} of {t}, {s} tokens/s, {b} bits per character, {l} left", readingDone: "Read {d}: {b} bits per character.",
     chart: "{c} characters read and written (dashed), {b} of memory (solid): it does not grow.", token: "“{t}”: {n} nats",
@@ -22,7 +22,8 @@ const WORDS = {
     saveHelp: "Save keeps this session as it is now under a name; it then stands below “Saved”, and opening it begins a copy. Delete ends this session; what is saved stays.",
     sameShort: "Both are the same: the text has no more than {n} tokens, so nothing is left for memory to know.",
     same: "Both are the same: what memory holds of the text before its last {n} tokens has changed no choice.",
-    chartX: "actions", chartY: "characters", chartZ: "memory",
+    savedNothing: "Memory saved nothing: all of the text is so near that it is seen without memory, too.",
+    noText: "Nothing has been read yet: type a text below, or drop a book.", chartX: "actions", chartY: "characters", chartZ: "memory",
   },
   zh: {
     title: "txl serve", language: "语言", key: "密钥", keepKey: "保留到关闭标签页为止", useKey: "使用此密钥",
@@ -33,8 +34,8 @@ const WORDS = {
     legend: "每个词元的惊异值：", nats: "奈特", ready: "就绪。", reading: "正在阅读……", writing: "正在生成……",
     done: "完成：{n} 个词元。", stopped: "已停止。", lost: "无法连接服务器：{e}", error: "{e}",
     line: "{m}：{p} 个参数，记忆 {l} 个词元，每个会话占 {b}", answerTitle: "回答（会话不会记住它）",
-    compareTitle: "相同的随机数：左边有记忆，右边只读了最后 64 个词元",
-    boughtTitle: "记忆的价值：{t} 个词元共省下 {n} 奈特（颜色越深，省得越多）", undone: "已撤销 {n} 个词元。", nothingUndone: "没有可撤销的操作。",
+    compareTitle: "相同的随机数：前一个有记忆，后一个只读了最后 64 个词元",
+    boughtTitle: "记忆的价值：{t} 个词元共省下 {n} 奈特（颜色越浓，省得越多）", undone: "已撤销 {n} 个词元。", nothingUndone: "没有可撤销的操作。",
     savedAs: "已保存为 {n}。", needName: "请先填写名称。", forked: "已打开会话的副本。", deleted: "已删除。",
     readingLine: "{d} / {t}，{s} 词元/秒，每字符 {b} 比特，剩余 {l}", readingDone: "已读 {d}：每字符 {b} 比特。",
     chart: "已读写 {c} 个字符（虚线）；内存占用始终是 {b}（实线），不会增长。", token: "“{t}”：{n} 奈特",
@@ -42,9 +43,10 @@ const WORDS = {
     chars: "{n} 个词元", notText: "这不是 UTF-8 文本。",
     behind: "会话已退回到读这本书之前。", again: "连接已断开，正在重试。（{e}）",
     saveHelp: "“保存”把会话现在的状态以所填的名称存下来，此后列在“已保存”下，打开它得到的是一份副本。“删除”结束当前会话，已保存的不受影响。",
-    sameShort: "两边相同：文本不超过 {n} 个词元，右边已经读到全文，记忆里没有更多内容。",
+    sameShort: "两边相同：文本不超过 {n} 个词元，后一个也读到了全文，记忆里没有更多内容。",
     same: "两边相同：最后 {n} 个词元之前的内容虽在记忆里，却没有改变任何一次选择。",
-    chartX: "操作次数", chartY: "字符数", chartZ: "内存",
+    savedNothing: "记忆没有省下什么：文本很短，没有记忆也能看到全文。",
+    noText: "还没有读过任何内容：在下面输入文本，或拖入一本书。", chartX: "操作次数", chartY: "字符数", chartZ: "内存",
   },
 };
 const KEPT_TOKENS = 4000, SLICE = 1 << 16, WITHOUT = 64;
@@ -61,6 +63,7 @@ function speak(language) {
   document.documentElement.lang = state.language;
   $("language").value = state.language;
   for (const element of document.querySelectorAll("[data-t]")) element.textContent = t(element.dataset.t, JSON.parse(element.dataset.values ?? "{}"));
+  $("text").dataset.empty = t("noText");
   showModel(); showChart(); refresh();
 }
 function say(id, name, values = {}) {  // words that follow the language
@@ -71,7 +74,7 @@ const number = (value) => new Intl.NumberFormat(state.language).format(value);
 function size(bytes) {
   const units = ["B", "kB", "MB", "GB"];
   const i = Math.min(Math.floor(Math.log10(Math.max(bytes, 1)) / 3), 3);
-  return `${(bytes / 1000 ** i).toFixed(i ? 1 : 0)} ${units[i]}`;
+  return `${Number((bytes / 1000 ** i).toFixed(1))} ${units[i]}`;
 }
 const status = (name, values) => say("status", name, values);
 function fail(error) {
@@ -125,9 +128,13 @@ function level(nats) { return [1, 2, 4, 6, 8].filter((border) => nats >= border)
 function span(token, written) {
   const element = document.createElement("span");
   element.textContent = token.text;
-  element.className = (token.nats == null ? "" : `s${level(token.nats)}`) + (written ? " w" : "");
-  if (token.nats != null) element.title = t("token", { t: token.text, n: token.nats.toFixed(2) });
+  element.className = (token.nats == null ? "" : `s${level(token.shade ?? token.nats)}`) + (written ? " w" : "");
+  element.nats = token.nats;
   return element;
+}
+function showToken(element) {
+  say("token", "token", { t: element.textContent, n: element.nats?.toFixed(2) ?? "?" });
+  element.title = $("token").textContent;
 }
 function add(token, written) {
   const own = log();
@@ -145,21 +152,25 @@ function mark() {
   if (own.points.length > 300) own.points = own.points.filter((_, i) => i % 2 === 0);
   showChart();
 }
+function roundHalf(most) {  // what half of a scale is that has room for a value: 1, 2 or 5, 10, 20 …
+  const unit = 10 ** Math.floor(Math.log10(Math.max(most / 2, 1)));
+  return unit * [1, 2, 5, 10].find((each) => each * unit >= most / 2);
+}
 function showChart() {
-  const own = log(), points = own.points.length > 1 ? own.points : [0, own.characters];
-  const most = Math.max(...points, 1), bytes = state.meta?.session_bytes ?? 0;
-  const x = (i) => 58 + (204 * i) / (points.length - 1), y = (share) => 116 - 96 * share;
-  $("characters").setAttribute("points", points.map((value, i) => `${x(i)},${y(value / most)}`).join(" "));
-  $("bytes").setAttribute("points", `58,${y(0.5)} 262,${y(0.5)}`);
+  const own = log(), points = own.points.length > 1 ? own.points : [0, own.characters], bytes = state.meta?.session_bytes ?? 0;
+  const halfText = roundHalf(Math.max(...points)), halfMemory = roundHalf(bytes);
+  const x = (i) => 48 + (206 * i) / (points.length - 1), y = (value, half) => 122 - (48 * value) / half;
+  $("characters").setAttribute("points", points.map((value, i) => `${x(i)},${y(value, halfText)}`).join(" "));
+  $("bytes").setAttribute("points", [0, points.length - 1].map((i) => `${x(i)},${y(bytes, halfMemory)}`).join(" "));
   const short = (value) => new Intl.NumberFormat(state.language, { notation: "compact" }).format(value);
-  const words = [  // a place, how it is aligned, and what stands there
-    [54, y(0), "end", "0"], [54, y(0.5), "end", short(most / 2)], [54, y(1), "end", short(most)], [54, 10, "end", t("chartY")],
-    [266, y(0), "start", "0"], [266, y(0.5), "start", size(bytes)], [266, y(1), "start", size(2 * bytes)], [266, 10, "start", t("chartZ")],
-    [58, 134, "middle", "0"], [262, 134, "middle", number(points.length - 1)], [160, 134, "middle", t("chartX")],
+  const words = [  // a place, how it is aligned, what stands there, and whose scale it belongs to
+    ...[0, 1, 2].map((i) => [44, y(i, 1), "end", short(i * halfText), "of-text"]), [4, 8, "start", t("chartY"), "of-text"],
+    ...[0, 1, 2].map((i) => [258, y(i, 1), "start", i ? size(i * halfMemory) : "0", "of-memory"]), [316, 8, "end", t("chartZ"), "of-memory"],
+    [48, 136, "middle", "0"], [254, 136, "middle", number(points.length - 1)], [151, 136, "middle", t("chartX")],
   ];
-  $("scales").replaceChildren(...words.map(([left, top, anchor, text]) => {
+  $("scales").replaceChildren(...words.map(([left, top, anchor, text, kind = ""]) => {
     const element = document.createElementNS($("chart").namespaceURI, "text");
-    for (const [name, value] of Object.entries({ x: left, y: top + 3, "text-anchor": anchor })) element.setAttribute(name, value);
+    for (const [name, value] of Object.entries({ x: left, y: top + 4, "text-anchor": anchor, class: kind })) element.setAttribute(name, value);
     element.textContent = text;
     return element;
   }));
@@ -318,9 +329,14 @@ $("bought").addEventListener("click", () => run("reading", async (signal) => {
   const body = { text, memory: "both", per_token: true };
   if ($("input").value) body.session_id = state.session;
   const score = await json("/v1/score", { body, signal });
-  const saved = score.on.per_token.map((token, i) => ({ text: token.text, nats: token.logprob == null ? null : Math.max(0, 4 * (token.logprob - score.off.per_token[i].logprob)) }));
-  showAnswer(false, "boughtTitle", { n: (score.off.nats - score.on.nats).toFixed(2), t: number(score.on.tokens) });
-  saved.forEach(into("answer-left"));
+  const saved = score.on.per_token.map((token, i) => {  // the first token has a score only after what the session holds
+    const without = score.off.per_token[i].logprob, nats = without == null ? null : token.logprob - without;
+    return { text: token.text, nats, shade: Math.max(0, 4 * nats) };
+  });
+  const scored = saved.filter(({ nats }) => nats != null), total = scored.reduce((sum, { nats }) => sum + nats, 0);
+  showAnswer(false, "boughtTitle", { n: total.toFixed(2), t: number(scored.length) });
+  $("answer-left").append(...saved.map((token) => span(token, false)));
+  if (scored.every(({ nats }) => Math.abs(nats) < 0.005)) return status("savedNothing");
   status("ready");
 }));
 $("save").addEventListener("click", () => run("ready", async () => {
@@ -337,7 +353,7 @@ $("delete").addEventListener("click", () => run("ready", async () => {
   status("deleted");
 }));
 $("new").addEventListener("click", () => open());
-$("text").addEventListener("mouseover", (event) => { if (event.target.title) $("token").textContent = event.target.title; });
+document.addEventListener("mouseover", (event) => { if (event.target.nats != null) showToken(event.target); });
 $("text").addEventListener("keydown", (event) => {  // the arrows go from token to token, as the mouse does
   const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], tokens = $("text").children;
   if (!step || !tokens.length) return;
@@ -348,7 +364,7 @@ $("text").addEventListener("keydown", (event) => {  // the arrows go from token 
   before?.classList.remove("at");
   token.classList.add("at");
   token.scrollIntoView({ block: "nearest" });
-  $("token").textContent = token.title || token.textContent;
+  showToken(token);
 });
 
 // --- a book --------------------------------------------------------------------------------------------------------------
@@ -369,7 +385,7 @@ async function readBook(file) {
   if (state.running) return;
   const book = { file, place: 0, nats: 0, scored: 0, before: log().characters, began: performance.now(), paused: false, lost: 0, marks: [] };
   state.reading = book;
-  $("pause").disabled = false;
+  $("pause").disabled = $("progress").hidden = false;
   await run("reading", async (signal) => {
     await copyForUndo();
     const url = `/v1/sessions/${state.session}`;
@@ -386,7 +402,7 @@ async function readBook(file) {
     status("readingDone", { d: size(file.size), b: perCharacter(book, { nats: 0, characters: 0 }).toFixed(3) });
   });
   $("pause").disabled = true;
-  $("pause").textContent = t("pause");
+  say("pause", "pause");
   state.reading = null;
 }
 async function readSlice(book, url, signal) {
@@ -425,7 +441,7 @@ const perCharacter = (book, more) => (book.nats + more.nats) / Math.LN2 / Math.m
 function showReading(book, share, nTokens, more = { nats: 0, characters: 0 }) {
   const seconds = (performance.now() - book.began) / 1000;
   $("bar").value = share;
-  $("reading").textContent = t("readingLine", {
+  say("reading", "readingLine", {
     d: size(share * book.file.size), t: size(book.file.size), s: number(Math.round((nTokens - book.marks[0].at) / seconds)),
     b: perCharacter(book, more).toFixed(2), l: `${Math.round((seconds * (1 - share)) / Math.max(share, 0.001))} s`,
   });
@@ -434,7 +450,7 @@ $("file").addEventListener("change", (event) => { if (event.target.files[0]) rea
 $("pause").addEventListener("click", () => {
   if (!state.reading) return;
   state.reading.paused = !state.reading.paused;
-  $("pause").textContent = t(state.reading.paused ? "resume" : "pause");
+  say("pause", state.reading.paused ? "resume" : "pause");
   status(state.reading.paused ? "paused" : "reading");
 });
 document.addEventListener("dragover", (event) => event.preventDefault());
