@@ -160,10 +160,12 @@ def test_a_coding_agent_can_type_all_of_its_page(bench: Path, capsys: pytest.Cap
 
 
 def test_coding_agents_are_told_of_every_command() -> None:
-    page, told = AGENTS.read_text(encoding="utf-8"), keys_of_commands()
+    told = keys_of_commands()
+    table = re.split(r"^## ", AGENTS.read_text(encoding="utf-8"), flags=re.MULTILINE)[2]
+    assert table.startswith("Commands\n")
     for name, arguments in commands(app):
         command, _, part = name.partition(" ")
-        assert re.search(rf"^\| .*`txl {command}\b.*{part}", page, flags=re.MULTILINE), name
+        assert re.search(rf"^\| .*`txl {command}\b.*{part}", table, flags=re.MULTILINE), name
         assert any(line.startswith(f"{name} ") for line in told) == any("--json" in a.names for a in arguments), name
 
 
