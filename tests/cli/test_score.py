@@ -236,6 +236,9 @@ def test_choices_are_ranked_as_whole_texts(txl: Txl, workbench: Path) -> None:
     assert txl("score", "model", "race.jsonl", "--choices", *EXACT).err.startswith(
         "accuracy 0.0000 (2 choices, 1 answers, fp32"
     )
+    Path("race.jsonl").write_text(json.dumps({**gaps[1], "text": "The _ end ."}))  # only the question has a gap
+    rows = table(txl("score", "model", "race.jsonl", "--choices", *EXACT).out)
+    assert [row["text"] for row in rows] == ["The _ end . dog ran", "The _ end . dog The"]
     whole = Path("found.jsonl").read_bytes()
     Path("found.jsonl").write_bytes(whole[: whole.index(b"\n") + 9])
     assert txl("score", "model", "gaps.jsonl", "--choices", "--out", "found.jsonl", "--resume", *EXACT).status == 0

@@ -338,6 +338,8 @@ def test_an_end_that_also_stands_elsewhere_is_learned_from_and_said(tmp_path: Pa
     assert list(chain(*(of_split(corpus, split) for split in SPLITS))) == without(0, rows)
     of_rows("it.npy", [[5, 6, -1, -1], [7, -1, -1, -1], [7, 7, 7, -1]], tmp_path, dtype=np.int64)
     assert documents_of([FileRange(path)], IdTokenizer(8, -1)) == [[5, 6], [7], [7, 7, 7]]
+    np.savez(tmp_path / "it.npz", np.zeros((3, 4), int), np.zeros((3, 6), int))  # something has to be left
+    assert sum(len(split.ids) for split in prepared(tmp_path / "it.npz", tmp_path).splits.values()) == 30
     with pytest.raises(TokenizerError, match="pad_id is no integer"):
         IdTokenizer(8, 1.5)  # pyright: ignore[reportArgumentType]
 

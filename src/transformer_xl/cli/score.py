@@ -115,9 +115,9 @@ def score(
     model, chosen = _scorer(opened, precision, named or memory, whole_words=whole_words)
     reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=batch_size, precision=chosen, whole_words=whole_words)
     scorer = (model, opened.tokenizer, reading)
-    begin, tally = time.perf_counter(), _Tally(f"'{spans or file}' has no {'spans' if spans else 'text'}; give another")
+    begin, tally = time.perf_counter(), _Tally(output, f"'{spans or file}' has no {'spans' if spans else 'text'}; give another")
     if compared:
-        _score_compared(opened, scorer, compared, benchmark_files(named, data) if named else [file], tally, output)
+        _score_compared(opened, scorer, compared, benchmark_files(named, data) if named else [file], tally)
         figures = tally.figures(compared)
         said = _accuracy(figures, f"{chosen}, {time.perf_counter() - begin:.1f} s")
         if choices and output.out is None:  # the rows are on standard output
@@ -125,7 +125,7 @@ def score(
         else:
             print(json.dumps({"run": str(run), "text": str(file), "precision": chosen, **figures}) if output.json_ else said)
         return
-    _score_parts(opened, scorer, file, spans or per or "line", memory, tally, output, unigram=unigram)
+    _score_parts(opened, scorer, file, spans or per or "line", memory, tally, unigram=unigram)
     mean = f" ({tally.nats / tally.tokens:.4f} per token)" if tally.tokens else ""
     what = f"{tally.n:,} spans" if spans else f"{tally.line:,} lines"
     sums = f"{tally.tokens:,} tokens: {tally.nats:,.1f} nats{mean}"
@@ -151,15 +151,7 @@ def _scorer(
 
 
 def _score_parts(
-    opened: "Opened",
-    scorer: "Scorer",
-    file: Path,
-    per: Per | Path,
-    memory: str | None,
-    tally: "_Tally",
-    output: LineOutput,
-    *,
-    unigram: bool,
+    opened: "Opened", scorer: "Scorer", file: Path, per: Per | Path, memory: str | None, tally: "_Tally", *, unigram: bool
 ) -> None:
     """Write a row for each part of a text: line, word, character or token, or the spans of a file."""
     from transformer_xl.data.text import warn_of_bytes
@@ -168,7 +160,7 @@ def _score_parts(
     from transformer_xl.reading.rows import Borders, read_spans, rows, span_rows, unigram_nats, word_rows
     from transformer_xl.reading.surprisal import alone, carried
 
-    model, tokenizer, reading = scorer
+    (model, tokenizer, reading), output = scorer, tally.output
     piped = arriving(file, quiet=output.quiet)
     if isinstance(per, Path) or per in ("word", "char"):
         tokenizer.encode_with_offsets("")  # says so if it loses places
@@ -195,7 +187,7 @@ def _score_parts(
             parts = word_rows(read(n_line, bar), borders)
         else:
             parts = rows(read(n_line, bar), per, tokenizer, unigram=costs)
-        return tally.lines(parts, n_line, output)
+        return tally.lines(parts, n_line)
 
     memory = memory or ("carried" if isinstance(model, LanguageModel) else "reset")
     if unigram and not opened.is_run:
@@ -207,16 +199,14 @@ def _score_parts(
     output.write(lines, opened, None if piped else file, how, what="scoring", total=total, unit="bytes")
 
 
-def _score_compared(
-    opened: "Opened", scorer: "Scorer", compared: str, files: Sequence[Path], tally: "_Tally", output: LineOutput
-) -> None:
+def _score_compared(opened: "Opened", scorer: "Scorer", compared: str, files: Sequence[Path], tally: "_Tally") -> None:
     """Score pairs of sentences, choices, or the last words of LAMBADA; of pairs and words, rows are written only to a file."""
     from transformer_xl.data.examples import read_choices, read_last_words, read_pairs
     from transformer_xl.reading.surprisal import choice_rows, last_word_rows, pair_rows
 
     ways: Any = {"lambada": (read_last_words, last_word_rows), "choices": (read_choices, choice_rows)}
     read, rows_of = ways.get(compared, (read_pairs, pair_rows))
-    piped = None if compared in _NAMED else arriving(files[0], quiet=output.quiet)
+    output, piped = tally.output, None if compared in _NAMED else arriving(files[0], quiet=tally.output.quiet)
 
     def rows(bar: Bar) -> Rows:
         for file in files:
@@ -225,7 +215,7 @@ def _score_compared(
                 bar.advance()
 
     def lines(n_line: int, bar: Bar) -> Iterator[str]:
-        return tally.lines(rows(bar), n_line, output)
+        return tally.lines(rows(bar), n_line)
 
     if output.out is None and compared != "choices":
         with progress("scoring", unit="texts", hidden=output.quiet) as bar:
@@ -239,6 +229,7 @@ def _score_compared(
 class _Tally:
     """Rows as lines, and what they say together."""
 
+    output: LineOutput
     if_empty: str  # the error if there are no rows
     n: int = 0
     line: int = 0
@@ -246,15 +237,16 @@ class _Tally:
     nats: float = 0.0
     credits: dict[str, list[float]] = field(default_factory=dict)
 
-    def lines(self, rows: Rows, n_line: int, output: LineOutput) -> Iterator[str]:
+    def lines(self, rows: Rows, n_line: int) -> Iterator[str]:
         """Count all rows, and yield those as lines that are not among the first `n_line`; of columns their names come first."""
-        n_kept = n_line if output.as_objects else n_line - 1
+        as_objects = self.output.as_objects
+        n_kept = n_line if as_objects else n_line - 1
         for row in rows:
-            if not (output.as_objects or n_line or self.n):
+            if not (as_objects or n_line or self.n):
                 yield "\t".join(row) + "\n"
             self._add(row)
             if self.n > n_kept:
-                yield (json.dumps(row) if output.as_objects else "\t".join(map(_cell, row.values()))) + "\n"
+                yield (json.dumps(row) if as_objects else "\t".join(map(_cell, row.values()))) + "\n"
         if not self.n:
             raise CorpusError(self.if_empty)
 

@@ -112,22 +112,21 @@ def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...
         label = () if example.label is None else example.label
         found.update(label if isinstance(label, tuple) else (str(label),))
     names = _sorted(found)
-    if task.kind == "multilabel":
-        if not names:
-            raise CorpusError(f"{file}: no text has any label; name the column of labels by --label (task.label)")
-        return _few(names, file)
-    if len(names) == 1:
+    if not names:
+        raise CorpusError(f"{file}: no text has any label; name the column of labels by --label (task.label)")
+    if len(names) == 1 and task.kind != "multilabel":
         what = "words" if task.kind == "tokens" else f"{len(examples):,} texts"
         raise CorpusError(f"{file}: all {what} have the label {shown(names[0])}; give texts of two classes or more")
-    if task.kind == "tokens":
-        return _few(names, file)
-    if len(names) > max(_MOST_CLASSES, len(examples) // 2):
+    if task.kind == "classification" and len(names) > max(_MOST_CLASSES, len(examples) // 2):
         some = ", ".join(map(shown, names[:_MOST_SHOWN]))
         raise CorpusError(
             f"{file}: {len(names):,} different labels in {len(examples):,} texts ({some}, …) are no classes; name the column "
             "of the label by --label (task.label), or use --task regression for numbers"
         )
-    return _few(names, file)
+    if len(names) > MOST_LABELS:
+        what = f"{len(names):,} different labels are too many for a model, which has at most {MOST_LABELS:,}"
+        raise CorpusError(f"{file}: {what}; name the column of the label by --label (task.label), or merge some")
+    return names
 
 
 def check_scheme(examples: Sequence[Example], scheme: Scheme) -> None:
@@ -136,13 +135,6 @@ def check_scheme(examples: Sequence[Example], scheme: Scheme) -> None:
         if isinstance(example.label, tuple) and (broken := fault(example.label, scheme)):
             where, why = example.place_of_word(broken[0]), broken[1]
             raise CorpusError(f"{where}: {why} ({scheme}); mend the label, or the empty line between sentences")
-
-
-def _few(names: tuple[str, ...], file: str) -> tuple[str, ...]:
-    if len(names) > MOST_LABELS:
-        what = f"{len(names):,} different labels are too many for a model, which has at most {MOST_LABELS:,}"
-        raise CorpusError(f"{file}: {what}; name the column of the label by --label (task.label), or merge some")
-    return names
 
 
 def _sorted(names: Iterable[str]) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def _of_one_length(model: XLNet, texts: Sequence[np.ndarray], layout: Layout, re
         pairs = Pairs(order, segments_RT[: len(text_R)], backward=is_none_R, is_random=is_none_R)
         batch = Batch(ids_RT, ids_RT.gather(1, place_R1), extra=pairs).to(model.device)
         with autocast(model.device, precision):
-            nll_R1 = view.loss(batch, mems=view.init_mems(len(text_R), length=0)).nll
+            nll_R1 = view.loss(batch, mems=None).nll
         assert nll_R1 is not None
         nats[reading_R] = nll_R1[:, 0].float().cpu()
     check_finite(nats, precision)
