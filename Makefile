@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: site help quickstart check check-oldest check-newest test peers test-slow test-gpu test-data test-benchmarks faults parity clients tools rivals race test-browser annotated lint format bench clean package notebook
 
 help:  ## show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/; s/\$$\$$/$$/g' | expand -t 14
 
 quickstart: $(BIN)/.core  ## train on Python's own library, score, write, draw: about five minutes on two cores
 	$(BIN)/txl train quickstart --resume --out runs/quickstart

@@ -1,11 +1,12 @@
 """A lack of memory is told from other errors, and messages are one line."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from transformer_xl.errors import ConfigError, lacks_memory, no_memory, one_line
+from transformer_xl.errors import ConfigError, beside, did_you_mean, lacks_memory, nearest, no_memory, one_line
 
 
 @pytest.mark.parametrize("n", [10**14, 10**18, 10**19, 10**30])
@@ -52,3 +53,20 @@ def test_a_message_is_one_line_of_bounded_length() -> None:
     assert len(text) < 700
     assert text.startswith("'nnn")
     assert text.endswith("nnn' is wrong; choose another")
+
+
+def test_names_that_are_far_and_the_path_itself_are_not_proposed(tmp_path: Path) -> None:
+    for name in ("o.txt", "text.txt", "text.old", "latest.txt"):
+        (tmp_path / name).touch()
+
+    def hint(name: str) -> str:
+        return beside(tmp_path / name, Path.exists, lists=False)
+
+    assert hint("nothing.txt") == hint("x.txt") == hint("text.txt") == ""
+    assert hint("tent.txt") == hint("text") == f"; did you mean '{tmp_path}/text.txt'?"
+    assert nearest("unit", ["quiet", "per"]) is None
+    assert [nearest(name, ["temperature", "same-length", "mem-len"]) for name in ("temp", "mem-length")] == [
+        "temperature",
+        "mem-len",
+    ]
+    assert did_you_mean("far", map(str, range(14))) == "known: 0, 1, 10, 11, 12, 13, 2, 3, 4, 5, 6, 7 and 2 more"

@@ -158,13 +158,29 @@ def message_of(error: Exception) -> str:
     return f"{where}{where and ': '}{error.strerror or error}{remedy and f'; {remedy}'}"
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is probably meant: one begins as the other does, or few letters before the ending differ.
+
+    Example:
+        >>> nearest("quickstrat", ["quickstart", "shakespeare-char"]), nearest("mem-length", ["same-length", "mem-len"])
+        ('quickstart', 'mem-len')
+        >>> nearest("nothing.txt", ["o.txt", "one.txt"])
+    """
+    options, ending = sorted(known), Path(name).suffix
+    begin = [each for each in options if min(len(each), len(name)) > 2 and (each.startswith(name) or name.startswith(each))]
+    stems, stem = {each.removesuffix(ending): each for each in begin or options}, name[:_LONGEST].removesuffix(ending)
+    cutoff = 0.0 if begin else 0.65 if len(stem) == 3 else 0.7  # one letter of three
+    close = difflib.get_close_matches(stem, stems, n=1, cutoff=cutoff)
+    return stems[close[0]] if close else None
+
+
 def did_you_mean(name: str, known: Iterable[str], *, listed_by: str = "", word: Callable[[str], str] = str) -> str:
-    """Return a clause for an error message that names the nearest known name, all of them, or of very many the nearest three.
+    """Return a clause for an error message: the known name that is near, else all of them, or of very many what lists them.
 
     Args:
         name: the unknown name.
         known: the names that there are.
-        listed_by: the command that lists them, named if there are very many.
+        listed_by: the command that lists them; "": none does.
         word: what stands for a name in the message.
 
     Example:
@@ -173,27 +189,26 @@ def did_you_mean(name: str, known: Iterable[str], *, listed_by: str = "", word: 
         >>> did_you_mean("zzz", ["b", "a"])
         'known: a, b'
         >>> did_you_mean("zzz", [f"z{i}" for i in range(20)], listed_by="txl zs")
-        'nearest of 20: z0, z1, z2; txl zs lists them'
+        'txl zs lists all 20'
     """
-    options, name = sorted(known), name[:_LONGEST]
-    nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
-    if nearest:
-        return f"did you mean '{word(nearest[0])}'?"
-    if len(options) <= _MOST_NAMES:
-        return f"known: {', '.join(map(word, options))}"
-    nearest = sorted(options, key=lambda option: difflib.SequenceMatcher(None, name, option).ratio(), reverse=True)[:3]
-    listed = ", ".join(map(word, nearest))
-    return f"nearest of {len(options)}: {listed}" + (f"; {listed_by} lists them" if listed_by else "")
+    options = sorted(known)
+    if near := nearest(name, options):
+        return f"did you mean '{word(near)}'?"
+    if len(options) > _MOST_NAMES and listed_by:
+        return f"{listed_by} lists all {len(options)}"
+    more = f" and {len(options) - _MOST_NAMES:,} more" if len(options) > _MOST_NAMES else ""
+    return f"known: {', '.join(map(word, options[:_MOST_NAMES]))}{more}"
 
 
 def beside(path: Path, holds: Callable[[Path], bool], *, also: Path | None = None, lists: bool = True) -> str:
     """Return a clause for an error message that proposes what there is instead of `path`, there or in `also`."""
-    found: dict[str, str] = {}
+    others: dict[str, str] = {}
     for folder in (also, path.parent):
         with suppress(OSError):  # no such directory, or one that must not be listed
-            found |= {other.name: str(other) for other in folder.iterdir() if holds(other)} if folder else {}
-    if found and (lists or difflib.get_close_matches(path.name, found, n=1)):
-        return f"; {did_you_mean(path.name, found, word=found.__getitem__)}"
+            entries = [other for other in folder.iterdir() if other != path and holds(other)] if folder else []
+            others |= {other.name: str(other) for other in entries}
+    if others and (lists or nearest(path.name, others)):
+        return f"; {did_you_mean(path.name, others, word=others.__getitem__)}"
     return ""
 
 

@@ -98,7 +98,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(value: float, tmp_path:
 
 def test_a_device_is_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformer_xl.checkpoint.open_run.load", None)
-    with pytest.raises(ConfigError, match="device 'gpu' cannot be used here"):
+    with pytest.raises(ConfigError, match="unknown device 'gpu'; did you mean 'cuda'"):
         open_run("run", device="gpu")
 
 

@@ -293,7 +293,13 @@ def test_corpora_are_listed_and_prepared(txl: Txl, workbench: Path) -> None:
     ("command", "complaint"),
     [
         ("train quickstrat", "'quickstrat' is neither a recipe nor a text here; did you mean 'quickstart'?"),
-        ("train gone.txt", "'gone.txt': there is no such text; did you mean 'text.txt'?"),
+        ("train tent.txt", "'tent.txt': there is no such text; did you mean 'text.txt'?"),
+        ("train gone.txt", "'gone.txt': there is no such text"),
+        ("train text.txt --set model.d_modl=1", "model: unknown key 'd_modl'; did you mean 'd_model'?"),
+        ("train text.txt --set train.lr=1", "--set 'train.lr=1' is no setting; did you mean optim.lr?"),
+        ("train tiny.toml --set d_modl=1", "--set 'd_modl=1' is no setting; did you mean model.d_model?"),
+        ("generate run --bias 999=1", "--bias 999: token ids end at 255"),
+        ("generate run --bias a=inf", "--bias 'a=inf' is not TOKEN=NUMBER"),
         ("train *.foo", "no file matches '*.foo'; give a text, or a recipe that txl recipes lists"),
         (
             "train text.txt --corpus latin.txt",
@@ -308,8 +314,8 @@ def test_corpora_are_listed_and_prepared(txl: Txl, workbench: Path) -> None:
         ("train tiny.toml --corpus text.txt --out /proc/x", "'/proc/x': No such file or directory"),
         ("train nested.toml", "recipe 'nested.toml' is not valid TOML: maximum recursion depth exceeded"),
         (f"eval {'n' * 300}/x", "File name too long"),
-        ("eval run --device meta", "device 'meta' cannot be used here"),
-        ("train tiny.toml --corpus gone.txt --out new", "corpus 'gone.txt': no such file or name; did you mean 'text.txt'?"),
+        ("eval run --device meta", "this machine cannot compute on device 'meta'"),
+        ("train tiny.toml --corpus te.txt --out new", "corpus 'te.txt': no such file or name; known: enwik8, "),
         ("train tiny.toml --corpus latin.txt --out new --set tokenizer.kind=char", "byte 3 (0xe9) is not UTF-8"),
         ("train tiny.toml --out new --set model.n_layer=two", "n_layer ('two') must be a valid integer"),
         ("train tiny.toml --corpus text.txt --out run", "'run' holds another run; continue it with --resume"),
@@ -328,7 +334,7 @@ def test_corpora_are_listed_and_prepared(txl: Txl, workbench: Path) -> None:
         ("eval run --file empty.txt", "empty.txt' has no token; at least 2 are needed"),
         ("eval run --per-token no/where.tsv", "--per-token 'no/where.tsv': the directory "),
         ("corpus get wikitext-104", "cannot download corpus 'wikitext-104'; did you mean 'wikitext-103'?"),
-        ("corpus prepare gone.txt", "corpus 'gone.txt': no such file or name; did you mean 'text.txt'?"),
+        ("corpus prepare tent.txt", "corpus 'tent.txt': no such file or name; did you mean 'text.txt'?"),
     ],
 )
 def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, command: str, complaint: str) -> None:
@@ -347,19 +353,28 @@ def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, comman
 
 
 @pytest.mark.parametrize(
-    ("command", "whose"),
+    ("command", "complaint"),
     [
-        ("frobnicate", ""),
-        ("train --frobnicate", " train"),
-        ("train --set", " train"),
-        ("eval", " eval"),
-        ("bench decod run", " bench"),
+        ("frobnicate", 'Unknown command "frobnicate".'),
+        ("train --frobnicate", "Unknown option --frobnicate."),
+        ("train --set", "--set needs a value."),
+        ("eval", "RUN is missing."),
+        ("bench decod run", "Too many arguments: nothing takes 'run'."),
+        ("generate run --temp 1", "Unknown option --temp; did you mean --temperature?"),
+        ("generate run --max-length 5", "Unknown option --max-length; did you mean --tokens?"),
+        ("eval run --mem-length 5", "Unknown option --mem-length; did you mean --mem-len?"),
+        ("score run text.txt --unit word", "Unknown option --unit; did you mean --per?"),
+        ("eval run --unit word", "Unknown option --unit."),  # nothing is near
+        ("train --learning-rate 1", "Unknown option --learning-rate; did you mean --set optim.lr=VALUE?"),
+        ("generate run --prompt-file", "--prompt-file needs a value."),
+        ("generate run --prompt-file --tokens 5", "--prompt-file needs a value; for one that is called like an option, write"),
     ],
 )
-def test_wrong_usage_is_one_line_and_status_2(txl: Txl, command: str, whose: str) -> None:
+def test_wrong_usage_is_one_line_and_status_2(txl: Txl, command: str, complaint: str) -> None:
     answer = txl(*command.split())
     assert answer.status == 2
-    assert answer.complaint.endswith(f"See txl{whose} --help.")
+    assert answer.complaint.startswith(complaint)
+    assert answer.complaint.endswith(f"See txl {command.split()[0]} --help." if " " in command else "--help.")
 
 
 def test_damage_is_named_and_passed_over(txl: Txl, workbench: Path) -> None:

@@ -44,5 +44,6 @@ def test_scripts_for_other_shells(txl: Txl, tmp_path: Path, shell: str) -> None:
 
 
 def test_usage_names_what_may_be_left_out(txl: Txl) -> None:
-    for command, argument in {"train": "[RECIPE or TEXT]", "finetune": "[RUN]", "settings": "[RECIPE]", "eval": "RUN"}.items():
-        assert txl(command, "--help").out.splitlines()[0] == f"Usage: txl {command} [OPTIONS] {argument}"
+    usage = {"train": "[RECIPE or TEXT]", "predict": "RUN [FILE]", "plot": "[RUN...]", "ablate": "[RECIPE...]", "eval": "RUN"}
+    for command, argument in {**usage, "corpus prepare": "[CORPUS]"}.items():
+        assert txl(*command.split(), "--help").out.splitlines()[0] == f"Usage: txl {command} [OPTIONS] {argument}"

@@ -226,7 +226,7 @@ def test_precision_and_compilation(txl: Txl) -> None:
 def test_without_line_end_a_text_begins_with_a_space(txl: Txl, char_run: Path) -> None:
     answer = txl("generate", str(char_run), "--tokens", "30", "--seed", "1")
     assert answer.err.splitlines()[0] == (
-        "note: this vocabulary has no line end, so the text begins after ' '; choose another beginning with --prompt"
+        "warning: this vocabulary has no line end, so the text begins after ' '; choose another beginning with --prompt"
     )
     assert answer.out == txl("generate", str(char_run), "--prompt", " ", "--tokens", "30", "--seed", "1").out[1:]
     assert len(answer.out) == 31

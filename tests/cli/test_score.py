@@ -355,5 +355,8 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
         "one.tsv --unigram --per word": "--unigram is for lines; leave out --per and --spans",
         "one.tsv --whole-words": "--whole-words is for an XLNet, and 'model' is none; leave it out",
     }.items():
-        answer = txl("score", "model", *command.split())
+        answer = txl("score", "model", *command.split(), "--out", "rows.tsv")
         assert answer.complaint.startswith(complaint), (command, answer)
+        assert [path for path in workbench.glob("rows.tsv*") if not path.stat().st_size] == []  # it would refuse the next try
+        for path in workbench.glob("rows.tsv*"):
+            path.unlink()

@@ -660,7 +660,7 @@ def test_failed_starts_leave_no_directory(start: Start, tmp_path: Path) -> None:
     refuse(start, CorpusError, "gone.txt': no such file or name", corpus=str(tmp_path / "gone.txt"))
     refuse(start, ConfigError, r"d_model \(9\) must be even, because its sinusoids come in pairs; use 10", "model.d_model=9")
     refuse(start, ConfigError, "must increase and stay between 0 and vocab_size", "model.cutoffs=[20,10]")
-    refuse(start, ConfigError, "device 'gpu' cannot be used here", "train.device=gpu")
+    refuse(start, ConfigError, "unknown device 'gpu'; did you mean 'cuda'", "train.device=gpu")
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any, Literal
 
-from cyclopts import App, CycloptsError, Group, UnknownOptionError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
 from transformer_xl.cli import (
     ablate,
@@ -25,7 +25,7 @@ from transformer_xl.cli import (
     train,
     translate,
 )
-from transformer_xl.cli.options import check_values, unknown_option
+from transformer_xl.cli.options import check_values, missing_value, unknown_option
 from transformer_xl.console import say
 from transformer_xl.errors import (
     LostContactError,
@@ -101,7 +101,10 @@ _GROUPS: dict[str, dict[str, Any]] = {
     "Convert": {"convert": convert.convert},
     "This program": {"completion": completion},
 }
-_USAGE = {"train": "[RECIPE or TEXT]", "finetune": "[RUN]", "settings": "[RECIPE]", "plan": "[RECIPE]"}
+_USAGE = {
+    **{"train": "[RECIPE or TEXT]", "finetune": "[RUN]", "settings": "[RECIPE]", "plan": "[RECIPE]"},
+    **{"predict": "RUN [FILE]", "ablate": "[RECIPE...]", "plot": "[RUN...]"},
+}
 """What stands for an argument that may be left out, where cyclopts writes [ARGS]."""
 
 
@@ -162,6 +165,8 @@ def _call(arguments: list[str] | None) -> None:
         what: object = error
         if isinstance(error, UnknownOptionError):
             what = unknown_option(error)
+        elif isinstance(error, MissingArgumentError):
+            what = missing_value(error)
         elif isinstance(error, UnusedCliTokensError):
             what = f"Too many arguments: nothing takes {', '.join(map(shown, error.unused_tokens or ()))}."
         _complain(error, f"{what} See {command} --help.")

@@ -49,7 +49,7 @@ def get(name: str, /) -> None:
     print(fetch(name))
 
 
-@app.command
+@app.command(usage="Usage: txl corpus prepare [OPTIONS] [CORPUS]")
 def prepare(
     corpus: str = "python-stdlib",
     /,

@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 
 from transformer_xl.cli.options import Flag, Json, Natural, Opening, Positive, Precision
 from transformer_xl.cli.prompts import STDIN, Prompt, beginning, from_file, is_piped, many, nothing, typed
-from transformer_xl.console import say
+from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.files import check_file
 from transformer_xl.generation.sampling import NUMBERS, Sampling
@@ -73,7 +73,7 @@ class PromptSource:
             piped = from_file(STDIN, tokenizer)
             if len(piped.ids):
                 return [piped]
-            say("note: nothing was piped in")
+            warn("nothing was piped in")
         return [nothing() if continues else beginning(tokenizer)]
 
 
@@ -136,7 +136,7 @@ class TokenChoice(Sampling):
                 value = float(number)
             except ValueError:
                 value = None
-            if not equals or not token or value is None:
+            if not equals or not token or value is None or not value < math.inf:
                 raise ConfigError(f"--bias '{text}' is not TOKEN=NUMBER, such as the=-2.5 or 17=-inf")
             yield token, value
 
@@ -173,7 +173,7 @@ class Output:
         json_: print a JSON line for each finished text.
         logprobs: with --json: log-probabilities that the model gave to the tokens, and to the N likeliest.
         out: write prompts and texts to this file instead, as ids: .npy or .jsonl.
-        quiet: no figures at the end, no progress.
+        quiet: show no progress and no figures, only warnings and errors.
     """
 
     stream: bool | None = None
@@ -329,6 +329,8 @@ def refuse(wrong: bool, complaint: str) -> None:
 def _token(text: str, tokenizer: "Tokenizer", option: str) -> int:
     """Return the id of a token from its id, its text, or its text in JSON."""
     if text.isascii() and text.isdecimal():  # other digits are characters of a text
+        if int(text) >= tokenizer.vocab_size:
+            raise ConfigError(f"{option} {text}: token ids end at {tokenizer.vocab_size - 1:,}")
         return int(text)
     typed = text
     if len(text) > 1 and text[0] == text[-1] == '"':

@@ -1,6 +1,5 @@
 """Options that several commands share: their types, groups and checks."""
 
-import difflib
 import math
 import os
 import sys
@@ -10,11 +9,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from cyclopts import UNSET, App, ArgumentCollection, Parameter, UnknownOptionError, ValidationError
+from cyclopts import (
+    UNSET,
+    App,
+    ArgumentCollection,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    ValidationError,
+)
 from cyclopts.validators import Number
 
 from transformer_xl.console import warn
-from transformer_xl.errors import ConfigError, did_you_mean, one_line, shown
+from transformer_xl.errors import ConfigError, did_you_mean, nearest, one_line, shown
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
@@ -224,12 +232,23 @@ def check_values(app: App, commands: Sequence[str], arguments: ArgumentCollectio
 
     As a path, nothing would be the working directory. Only a prompt may be empty.
     """
+    options = {name for argument in arguments for name in argument.names if name.startswith("-")}
     for argument in arguments:
         typed = [token.value for token in argument.tokens if token.implicit_value is UNSET]
         if "" in typed and argument.name != "--prompt":
             raise ValidationError(argument=argument, value="", exception_message="It must not be empty.")
+        if option := next((value for value in typed if value in options), None):
+            name = argument.name
+            raise CycloptsError(msg=f"{name} needs a value; for one that is called like an option, write {name}={option}.")
         if int in (argument.hint, *get_args(argument.hint)) and (wrong := [value for value in typed if "." in value]):
             raise ValidationError(argument=argument, value=wrong[0], exception_message="It must be a whole number.")
+
+
+_ELSEWHERE = {
+    **dict.fromkeys(("length", "max-length", "max-new-tokens"), "tokens"),
+    **{"learning-rate": "lr", "num-samples": "n", "output": "out", "unit": "per"},
+}
+"""What options are called in other programs, or in other commands."""
 
 
 def unknown_option(error: UnknownOptionError) -> str:
@@ -238,17 +257,23 @@ def unknown_option(error: UnknownOptionError) -> str:
     options = [name for argument in error.argument_collection if argument.parse for name in argument.names]
     own = {name.lstrip("-"): name for name in options if name[:2] == "--"}
     known = {**(_settings() if "set" in own else {}), **own}
-    nearest = difflib.get_close_matches(_key(option.lstrip("-").replace("_", "-")), known, n=1, cutoff=0.7)
-    return f"Unknown option {option}{f'; did you mean {known[nearest[0]]}?' if nearest else '.'}"
+    name = option.lstrip("-").replace("_", "-")
+    near = usual if (usual := _ELSEWHERE.get(name)) in known else nearest(_key(name), known)
+    return f"Unknown option {option}{f'; did you mean {known[near]}?' if near else '.'}"
+
+
+def missing_value(error: MissingArgumentError) -> str:
+    """Return a message that names the argument without a value."""
+    name = error.argument.name if error.argument else "an argument"
+    return f"{name} needs a value." if name.startswith("-") else f"{name} is missing."
 
 
 def _settings() -> dict[str, str]:
     """Return how each setting is given, by its name without what it is a maximum or a number of."""
-    from transformer_xl.config.recipes import settings_of
-    from transformer_xl.config.run import RunConfig
+    from transformer_xl.config.recipes import setting_names
 
     given: dict[str, str] = {}
-    for name, _, _ in settings_of(RunConfig()):
+    for name in setting_names():
         given.setdefault(_key(name.rpartition(".")[2].replace("_", "-")), f"--set {name}=VALUE")
     return given
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.cli.lines import STDIN, open_pipe
-from transformer_xl.console import say
+from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
 from transformer_xl.generation.seeds import check_seed
 from transformer_xl.untrusted import parse_texts
@@ -99,7 +99,7 @@ def beginning(tokenizer: "Tokenizer") -> Prompt:
         return Prompt(tokenizer.encode("\n"), {"prompt": "\n"})
     ids = tokenizer.encode(separator) if separator else np.zeros(1, np.int64)
     text = tokenizer.decode(ids.tolist())
-    say(f"note: this vocabulary has no line end, so the text begins after {text!a}; choose another beginning with --prompt")
+    warn(f"this vocabulary has no line end, so the text begins after {text!a}; choose another beginning with --prompt")
     return Prompt(ids, {"prompt": text})
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from transformer_xl.cli.options import RECIPES, TASKS, Flag, Imports, Json, Natural, Overrides, Repeated, import_kinds
-from transformer_xl.console import printable, say
-from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.console import printable
+from transformer_xl.errors import ConfigError, did_you_mean, nearest
 from transformer_xl.process import is_reporter
 
 if TYPE_CHECKING:
@@ -73,15 +73,12 @@ def train(
     import_kinds(import_)
     if dry_run and not is_reporter():
         return
+    another = None
     if recipe is not None and _is_text(recipe):
         if corpus is not None:
             raise ConfigError(f"'{recipe}' is a text, and --corpus names another, '{corpus}'; give one")
         recipe, corpus, out = None if from_ else "quickstart", recipe, out or Path("runs") / _name_of_text(recipe)
-        takes = f"txl train RECIPE --corpus {shlex.quote(corpus)}"
-        say(
-            f"training on {corpus} with the recipe {recipe}; {takes} takes another",
-            quiet=quiet or bool(from_) or not is_reporter(),
-        )
+        another = f"txl train RECIPE --corpus {shlex.quote(corpus)} takes another" if recipe else None
     if from_ and compatible:
         raise ConfigError(
             f"--compatible is for a new model, and --from takes that of '{from_}' as it is; leave one of them out"
@@ -93,6 +90,11 @@ def train(
     from transformer_xl.training.run import train as train_model
 
     display = _display(quiet)
+    if another:
+        from transformer_xl.config.recipes import load_recipe
+
+        load_recipe("quickstart", overrides)  # a mistake there is the only line
+        display.say(f"training on {corpus} with the recipe {recipe}; {another}")
     outcome = train_model(
         recipe,
         out=out,
@@ -232,7 +234,8 @@ def _is_text(recipe: str) -> bool:
     if any(sign in recipe for sign in "./"):
         raise FileNotFoundError(errno.ENOENT, "there is no such text", recipe)
     known = {*names, *(each.name for each in Path().iterdir())}
-    raise ConfigError(f"'{recipe}' is neither a recipe nor a text here; {did_you_mean(recipe, known, listed_by='txl recipes')}")
+    hint = did_you_mean(recipe, known if nearest(recipe, known) else names, listed_by="txl recipes")
+    raise ConfigError(f"'{recipe}' is neither a recipe nor a text here; {hint}")
 
 
 def _name_of_text(text: str) -> str:

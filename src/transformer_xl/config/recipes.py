@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from transformer_xl.config.model import KINDS, ModelConfig, TransformerXLConfig
 from transformer_xl.config.run import RunConfig, merge
 from transformer_xl.config.settings import Settings
-from transformer_xl.errors import ConfigError, did_you_mean, one_line, shown
+from transformer_xl.errors import ConfigError, did_you_mean, nearest, one_line, shown
 
 
 def recipe_names() -> list[str]:
@@ -108,12 +108,24 @@ def apply_overrides(values: dict[str, Any], overrides: list[str]) -> RunConfig:
     changes: dict[str, Any] = {}
     for override in overrides:
         change = parse_override(override)
-        (key,) = change
-        homes = [f"{section}.{key}" for section in RunConfig.model_fields if _fields(section, key)]
-        if homes and key not in RunConfig.model_fields:
-            raise ConfigError(f"--set '{override}' lacks its section; did you mean {' or '.join(homes)}?")
+        _refuse_misplaced(override)
         changes = merge(changes, change)
     return RunConfig(**merge(_of_kind(values, changes), changes))
+
+
+def _refuse_misplaced(override: str) -> None:
+    """Refuse a setting that is called so in another section, or one without a section whose name is nearly right."""
+    path = override.partition("=")[0].strip()
+    section, _, key = path.rpartition(".")
+    if path in RunConfig.model_fields or path in setting_names():
+        return
+    homes: dict[str, list[str]] = {}
+    for name in setting_names():
+        homes.setdefault(name.rpartition(".")[2], []).append(name)
+    near = key if section or key in homes else nearest(key, homes)
+    if near in homes:
+        wrong = "is no setting" if section or near != key else "lacks its section"
+        raise ConfigError(f"--set '{override}' {wrong}; did you mean {' or '.join(homes[near])}?")
 
 
 def _of_kind(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -128,6 +140,13 @@ def _of_kind(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in model.items() if key in KINDS[kind].model_fields and key != "mem_len"}
     read = {key: value for key, value in read.items() if key not in ("mem_len", "clamp_len", "same_length")}
     return {**values, "model": kept, "eval": read}
+
+
+def setting_names() -> list[str]:
+    """Return the names of all settings, of every kind of model, with their sections."""
+    fields = RunConfig.model_fields
+    names = [f"{section}.{key}" for section in fields for each in _sections(section) for key in each.model_fields]
+    return list(dict.fromkeys([*names, "model.kind", *(name for name in fields if not _sections(name))]))
 
 
 def settings_of(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
@@ -172,12 +191,13 @@ def parse_override(override: str) -> dict[str, Any]:
 
 def _fields(section: str, key: str) -> list[FieldInfo]:
     """Return the fields of a name in a section, of every kind of model in `model`."""
-    whole = RunConfig.model_fields.get(section)
-    settings = KINDS.values() if section == "model" else filter(None, [_section(whole)]) if whole else ()
-    return [each.model_fields[key] for each in settings if key in each.model_fields]
+    return [each.model_fields[key] for each in _sections(section) if key in each.model_fields]
 
 
-def _section(field: FieldInfo) -> type[Settings] | None:
-    """Return the settings that a field holds, perhaps; None: it is no section."""
-    kinds = (field.annotation, *get_args(field.annotation))
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
+def _sections(name: str) -> list[type[Settings]]:
+    """Return the settings that a field of a run may hold, of every kind of model; none: it is no section."""
+    if name == "model":
+        return list(KINDS.values())
+    annotation = RunConfig.model_fields[name].annotation if name in RunConfig.model_fields else None
+    kinds = (annotation, *get_args(annotation))
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.console import warn
-from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.errors import ConfigError, did_you_mean, shown
 from transformer_xl.process import is_reporter
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -42,9 +42,15 @@ def choose_device(name: str) -> torch.device:
             warn(f"the GPU cannot be used ({reason}), so this computes on the CPU", quiet=not is_reporter())
     try:
         device = torch.device(name)
+    except RuntimeError:
+        known = ("auto", "cpu", "cuda", "cuda:N", "mps")
+        near = "did you mean 'cuda'?" if name.startswith("gpu") else did_you_mean(name, known)
+        raise ConfigError(f"unknown device {shown(name)}; {near}") from None
+    try:
         torch.zeros(1, device=device).item()  # "meta" makes tensors, but computes nothing
     except (RuntimeError, AssertionError, ImportError) as error:
-        raise ConfigError(f"device '{name}' cannot be used here ({_first_sentence(str(error))}); use auto or cpu") from None
+        reason = "" if isinstance(error, NotImplementedError) else f" ({_first_sentence(str(error))})"  # of no interest
+        raise ConfigError(f"this machine cannot compute on device '{name}'{reason}; use auto or cpu") from None
     return device
 
 

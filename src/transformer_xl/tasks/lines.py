@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from transformer_xl.data.entities import name_entities
 from transformer_xl.data.text_files import content_sha256
 from transformer_xl.errors import ConfigError, CorpusError, one_line, shown
-from transformer_xl.files import canonical_json, check_new, files_below, locked, replace_file
+from transformer_xl.files import canonical_json, check_new, files_below, locked, remove, replace_file
 from transformer_xl.generation.session_file import model_sha256
 from transformer_xl.model.base import SequenceModel
 from transformer_xl.tasks.metrics import Prediction
@@ -120,8 +120,14 @@ def prediction_file(path: Path, origin: Mapping[str, str], *, resume: bool) -> I
             n_kept = _whole_lines(path, read, in_sentences=origin["lines"] == "conll")
         else:
             replace_file(record, canonical_json(dict(origin)))
-        with path.open("ab") as file:
-            yield file, n_kept
+        try:
+            with path.open("ab") as file:
+                yield file, n_kept
+        except Exception:
+            if not path.stat().st_size:  # what comes of a mistake would refuse the next try
+                remove(path)
+                remove(record)
+            raise
 
 
 def origin_of(source: str | Path, model: SequenceModel, texts: Path | None, computed: str, *, json: bool) -> dict[str, str]:
