@@ -1,12 +1,16 @@
 """Messages, tables and the progress bar."""
 
+import io
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from transformer_xl.console import clock, progress, table, warn
+from transformer_xl.console import clock, fitted, progress, say, table, warn
+from transformer_xl.training.display import Display
 
 
 def test_on_a_terminal_it_says_what_and_how_fast(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
@@ -115,3 +119,38 @@ def test_a_warning_is_one_line_that_no_terminal_acts_on(capfd: pytest.CaptureFix
 
 def test_full_width_characters_take_two_columns() -> None:
     assert table([["label", "n"], ["\u533b\u751f", "1"], ["caf\u00e9", "22"]]) == "label   n\n\u533b\u751f    1\ncaf\u00e9   22"
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_narrow_terminals_break_between_words(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the text is there, in order; only a word that is longer than a line reaches beyond it."""
+    rows = [
+        ["name", "value", "what it is for"],
+        ["n" * 31, "a" * 18, "several words of a longer text " * 5],
+        ["x", "1", "/" * 90],
+    ]
+    wide = table(rows, n_left=3)
+    monkeypatch.setenv("COLUMNS", str(width))
+    narrow = table(rows, n_left=3)
+    assert narrow.split() == wide.split()
+    assert all(len(line.rstrip()) <= width or set(line.split()[-1]) == {"/"} for line in narrow.splitlines())
+    assert fitted("word " * 40).splitlines()[0] == ("word " * (width // 5))[: width - 1].rstrip()
+
+
+def test_on_a_terminal_messages_are_broken_and_all_warnings_have_a_color(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    warn("one two three four five")
+    assert capsys.readouterr().err == "warning: one two three four five\n"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    warn("one two three four five")
+    say("one two three four five 日本語日本 a")
+    shown = io.StringIO()
+    Display(console=Console(file=shown, force_terminal=True, width=20)).warn("one two three four five")
+    warning, said = (
+        "\x1b[33mwarning: one two\x1b[0m\n\x1b[33mthree four five\x1b[0m\n",
+        "one two three four\nfive 日本語日本 a\n",
+    )
+    assert capsys.readouterr().err == warning + said
+    assert shown.getvalue() == warning

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import shutil
 import sys
 import time
 import unicodedata
@@ -14,21 +15,72 @@ Unit = Literal["tokens", "bytes", "texts"]
 LINE_SECONDS = 10.0
 """Time between two lines of progress where there is no terminal, and before the first."""
 
+_LEAST_ROOM = 30
+"""Columns of a terminal that the last column of a table needs beside the others."""
+
 DRAW_SECONDS = 0.2
 """Time between two drawings of a bar on a terminal."""
 
 
-def say(message: str, *, quiet: bool = False) -> None:
-    """Write a line to stderr, control characters spelled out; if nobody reads stderr any more, that ends nothing."""
-    if not quiet:
-        with contextlib.suppress(OSError):
-            print(printable(message), file=sys.stderr, flush=True)
+def say(message: str, *, quiet: bool = False, style: str = "") -> None:
+    """Write a line to stderr, control characters spelled out; if nobody reads stderr any more, that ends nothing.
+
+    On a terminal it is broken between words, and may have a style.
+    """
+    if quiet:
+        return
+    text = printable(message)
+    with contextlib.suppress(OSError):
+        if sys.stderr.isatty():
+            text = broken(text, shutil.get_terminal_size().columns)
+        if sys.stderr.isatty() and style:  # rich takes a tenth of a second to import
+            from rich.console import Console
+            from rich.text import Text
+
+            Console(stderr=True).print(Text(text, style), soft_wrap=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def broken(text: str, width: int) -> str:
+    r"""Return a text whose lines are broken between words; a word that is longer than a line stays whole.
+
+    Example:
+        >>> print(broken("a list of words\na/very/long/path", 9))
+        a list of
+        words
+        a/very/long/path
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        first, *words = line.split(" ")
+        lines.append(first)
+        for word in words:
+            if lines[-1].strip() and _width(f"{lines[-1]} {word}") > width:
+                lines.append(word)
+            else:
+                lines[-1] += f" {word}"
+    return "\n".join(lines)
+
+
+def fitted(text: str) -> str:
+    """Return a text broken as `table` breaks: for the terminal, or the width that COLUMNS says, if any."""
+    width = _columns()
+    return broken(text, width) if width else text
+
+
+def _columns() -> int:
+    """Return the width of the terminal that standard output is, or that COLUMNS says; 0: there is none."""
+    return shutil.get_terminal_size((0, 0)).columns
 
 
 def warn(message: str, *, quiet: bool = False) -> None:
-    """Write a warning to stderr, on one line."""
-    say(f"warning: {' '.join(message.split())}", quiet=quiet)
+    """Write a warning to stderr, on one line; on a terminal it has a color."""
+    say(f"warning: {' '.join(message.split())}", quiet=quiet, style=WARNING)
 
+
+WARNING = "yellow"
+"""The style of a warning on a terminal."""
 
 _UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
@@ -47,6 +99,9 @@ def printable(text: str) -> str:
 def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
     """Return rows of text as aligned columns, the first `n_left` flush left; the first row is the head.
 
+    On a terminal (or with the variable COLUMNS) that is too narrow, the last column, if it is flush left, is broken between
+    words; where it has no room beside the others, it stands below them.
+
     Example:
         >>> print(table([["name", "n"], ["a", "12"], ["bcdef", "3"]]))
         name    n
@@ -54,12 +109,29 @@ def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
         bcdef   3
     """
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    width = _columns()
+    if n_left == len(widths) and 0 < width < sum(widths) + 2 * len(widths) - 2:
+        return "\n".join(_narrow(rows, widths, width))
     lines = []
     for row in rows:
         pads = (" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True))
         cells = (cell + pad if i < n_left else pad + cell for i, (cell, pad) in enumerate(zip(row, pads, strict=True)))
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _narrow(rows: Sequence[Sequence[str]], widths: Sequence[int], width: int) -> Iterator[str]:
+    """Yield rows of a table whose last column is broken; it begins where the others leave room, or else on the next line."""
+    fronts = ["  ".join([*map(_padded, row[:-2], widths), row[-2]]) for row in rows]
+    start = max((_width(front) + 2 for front in fronts if _width(front) + 2 <= width - _LEAST_ROOM), default=4)
+    for front, row in zip(fronts, rows, strict=True):
+        is_beside = start > 4 and _width(front) + 2 <= start
+        last = broken(row[-1], width - start).replace("\n", "\n" + " " * start)
+        yield (_padded(front, start) if is_beside else f"{broken(front, width)}\n{' ' * start}") + last
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - _width(text))
 
 
 def _width(text: str) -> int:

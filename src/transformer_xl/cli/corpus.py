@@ -7,6 +7,7 @@ from typing import Literal
 from cyclopts import App
 
 from transformer_xl.cli.options import Json, Positive
+from transformer_xl.console import fitted, table
 
 app = App(name="corpus", help="Find, download and encode texts.", help_format="plaintext")
 
@@ -24,13 +25,13 @@ def list_(*, json_: Json = False) -> None:
     """
     from transformer_xl.data.corpora import describe_corpora
 
-    for entry in describe_corpora():
-        if json_:
-            print(json.dumps(entry))
-        else:
-            print(f"{entry['name']:16} {entry['description']}\n{'':16} {entry['where']}; {entry['terms']}")
-    if not json_:
-        print("\nGet one with txl corpus get NAME, or say where it is with --corpus DIR or TXL_DATA.")
+    entries = list(describe_corpora())
+    if json_:
+        print("\n".join(map(json.dumps, entries)))
+        return
+    rows = [row for each in entries for row in ([each["name"], each["description"]], ["", f"{each['where']}; {each['terms']}"])]
+    print(table(rows, n_left=2))
+    print(fitted("\nGet one with txl corpus get NAME, or say where it is with --corpus DIR or TXL_DATA."))
 
 
 @app.command

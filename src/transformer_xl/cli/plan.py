@@ -3,6 +3,7 @@
 import json
 
 from transformer_xl.cli.options import Above0, Json, Overrides, Positive
+from transformer_xl.console import fitted
 
 
 def plan(
@@ -54,4 +55,4 @@ def plan(
     else:
         base = hardware.assumed(config.train, gpus) if gpu is None else hardware.gpu(gpu, config.train.precision)
     planned = make_plan(config, hardware.with_figures(base, **figures), gpus=gpus)
-    print(json.dumps(planned.as_dict()) if json_ else plan_table(planned))
+    print(json.dumps(planned.as_dict()) if json_ else fitted(plan_table(planned)))

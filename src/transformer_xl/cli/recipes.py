@@ -4,7 +4,7 @@ import json
 from typing import Annotated, Any
 
 from transformer_xl.cli.options import RECIPES, Json, Overrides
-from transformer_xl.console import table
+from transformer_xl.console import fitted, table
 
 
 def recipes(*, json_: Json = False) -> None:
@@ -34,9 +34,9 @@ def recipes(*, json_: Json = False) -> None:
         "For GPUs, most with the settings of published models": published,
         "For GPUs, ablations with the paper's settings": ablations,
     }.items():
-        print(f"\n{heading} (txl plan RECIPE says what most of them need):")
+        print(fitted(f"\n{heading} (txl plan RECIPE says what most of them need):"))
         print(table([["recipe", "description"], *([each.name, each.description] for each in group)], n_left=2))
-    print("\nTrain one with txl train RECIPE; txl settings RECIPE shows its settings.")
+    print(fitted("\nTrain one with txl train RECIPE; txl settings RECIPE shows its settings."))
 
 
 def settings(recipe: Annotated[str | None, RECIPES] = None, /, *, set_: Overrides = None, json_: Json = False) -> None:
@@ -66,7 +66,7 @@ def settings(recipe: Annotated[str | None, RECIPES] = None, /, *, set_: Override
         return
     rows = [[name, _as_set(value), description] for name, value, description in found]
     print(table([["setting", "value" if recipe or set_ else "default", "description"], *rows], n_left=3))
-    print("\nChange one with --set SETTING=VALUE, or in a recipe of your own.")
+    print(fitted("\nChange one with --set SETTING=VALUE, or in a recipe of your own."))
 
 
 def _as_set(value: Any) -> str:

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from transformer_xl.console import Bar, Unit, clock, printable
+from transformer_xl.console import WARNING, Bar, Unit, broken, clock, printable
 
 
 class Display:
@@ -61,7 +61,7 @@ class Display:
 
     def warn(self, text: str) -> None:
         """Show a warning likewise, in quiet runs too."""
-        self._print(Text(f"warning: {self._name}{printable(text)}", style="yellow"))
+        self._print(Text(f"warning: {self._name}{printable(text)}", style=WARNING))
 
     def show(self, text: str, *, title: str) -> None:
         """Show a piece of generated text between two lines, with control characters spelled out.
@@ -95,9 +95,11 @@ class Display:
         return Bar(name, total, unit=unit, show=lambda shown: bar.update(task, state=shown.line()), seconds=0.5).advance
 
     def _print(self, shown: Text | Panel) -> None:
-        """Print a line, broken at the screen's width only on a terminal, or a panel."""
+        """Print a line, broken between words only on a terminal, or a panel."""
+        if isinstance(shown, Text) and self.console.is_terminal:
+            shown.plain = broken(shown.plain, self.console.width)
         with self._showing():
-            self.console.print(shown, soft_wrap=isinstance(shown, Text) and not self.console.is_terminal)
+            self.console.print(shown, soft_wrap=isinstance(shown, Text))
 
     @contextmanager
     def _showing(self) -> Iterator[None]:
