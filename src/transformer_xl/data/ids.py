@@ -58,16 +58,14 @@ def read_ids(piece: FileRange, tokenizer: IdTokenizer | None = None) -> Iterator
         return
     for offset, line in _lines(piece):
         ids = _of_line(piece.path, offset, line)
-        ids = ids[: text_end(ids, tokenizer.pad_id)]
+        ids = ids if tokenizer.pad_id is None else ids[: text_end(ids, tokenizer.pad_id)]
         packed = _packed(ids, tokenizer.vocab_size, lambda index, offset=offset: f"{_line(piece.path, offset)}, [{index}]")
         if packed:
             yield Chunk(packed, True, piece.path, offset)
 
 
-def text_end(row: np.ndarray, pad_id: int | None) -> int:
+def text_end(row: np.ndarray, pad_id: int) -> int:
     """Return how many ids of a row, (n,), stand before the padding at its end."""
-    if pad_id is None:
-        return len(row)
     for stop in range(len(row), 0, -BLOCK_BYTES):
         begin = max(0, stop - BLOCK_BYTES)
         if (places := np.flatnonzero(row[begin:stop] != pad_id)).size:
@@ -91,7 +89,8 @@ def _of_array(piece: FileRange, name: str, begin: int, array: np.ndarray, tokeni
         row, column = divmod(at, n_column)
         n_id = min(stop - at, n_column - column, BLOCK_BYTES // width)
         place = f"'{piece.path}': {name}[{f'{row}, ' if n_row > 1 else ''}"
-        ids = array[row, column : min(column + n_id, text_end(array[row], tokenizer.pad_id))]
+        end = n_column if tokenizer.pad_id is None else text_end(array[row], tokenizer.pad_id)
+        ids = array[row, column : min(column + n_id, end)]
         packed = _packed(ids, tokenizer.vocab_size, lambda index, place=place, column=column: f"{place}{column + index}]")
         if packed:
             yield Chunk(packed, begins or column == 0, piece.path, at)
@@ -184,7 +183,7 @@ def _arrays(path: Path) -> Iterator[tuple[str, int, np.ndarray]]:
             raise CorpusError(f"{what} {shape}")
         if isinstance(array, np.memmap) and array.offset + array.nbytes != path.stat().st_size:
             raise CorpusError(f"{what} goes on behind the ids that its header counts; copy or save it again")
-        yield name, begin, np.atleast_2d(array)
+        yield name, begin, np.atleast_2d(np.asarray(array))  # slices of a memmap itself take long
         begin += array.nbytes
 
 
