@@ -10,6 +10,7 @@ import json
 import math
 import os
 import reprlib
+import unicodedata
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from numbers import Integral, Real
@@ -115,6 +116,17 @@ def shown(value: object) -> str:
         an enormous integer 'aaaaaaaa [1, 1, 1, 1, 1, 1, ...]
     """
     return "an enormous integer" if is_enormous(value) else _short.repr(value)
+
+
+def named(character: str) -> str:
+    r"""Return a character for a message: itself, if it can be seen alone, and its code point.
+
+    Example:
+        >>> print(named("龘"), named("\u0301"), named("\n"), named("\ud800"))
+        龘 (U+9F98) ◌́ (U+0301) '\n' (U+000A) '\ud800' (U+D800)
+    """
+    alone = f"◌{character}" if unicodedata.combining(character) else character
+    return f"{alone if alone.isprintable() and not alone.isspace() else repr(character)} (U+{ord(character):04X})"
 
 
 def written(value: object) -> str:

@@ -13,7 +13,7 @@ from transformer_xl.errors import CheckpointError, CorpusError, one_line
 
 REMEDY = "restore it from a copy"
 
-CONVERT = "convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8)"
+CONVERT = "convert it (Latin-1: iconv -f LATIN1 -t UTF-8; Chinese: iconv -f GB18030 -t UTF-8)"
 """The remedy for text in another encoding than UTF-8."""
 
 _LOOKED_AT = 1 << 12  # bytes that show what a file is
@@ -108,10 +108,29 @@ def kind_of_bytes(data: bytes) -> Literal["UTF-8", "another encoding", "binary"]
     return "UTF-8"
 
 
+def where_cut(data: bytes) -> Literal["begins", "ends", ""]:
+    r"""Return whether a text in UTF-8 begins or ends inside a character, of which it then has only a part.
+
+    Example:
+        >>> [where_cut(data) for data in ("龘龘".encode(), "龘龘".encode()[1:], "龘龘".encode()[:-1], b"caf\xe9 noir")]
+        ['', 'begins', 'ends', '']
+    """
+    whole = data[:4].lstrip(bytes(range(0x80, 0xC0))) + data[4:]
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        decoder.decode(whole)
+    except UnicodeDecodeError:
+        return ""
+    return "begins" if len(whole) < len(data) else "ends" if decoder.getstate()[0] else ""
+
+
 def not_utf8(error: UnicodeDecodeError, *, offset: int = 0) -> str:
     """Return where bytes are not UTF-8, and what to do about it; `offset` bytes stand before them."""
     data = error.object[error.start :]
     remedy = "it is binary, not text: give another file" if kind_of_bytes(data) == "binary" else CONVERT
+    others = error.object[: error.start] + error.object[error.start + 1 :]  # one such byte alone is more likely Latin-1
+    if not others.isascii() and (where := where_cut(error.object)):
+        remedy = f"the text {where} inside a character; cut it between two"
     return f"byte {offset + error.start} (0x{data[0]:02x}) is not UTF-8; {remedy}"
 
 

@@ -75,6 +75,36 @@ def test_training_says_what_is_not_scored(txl: Txl) -> None:
     assert "same vocabulary only" in note
 
 
+UNDIVIDED = {
+    "Chinese": "话说天下大势，分久必合，合久必分；第{}回便从这里讲起。\n",
+    "Japanese": "吾輩は猫である。名前はまだ無い。これは{}番目の行である。\n",
+    "Thai": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์ ต่างมีเหตุผลและมโนธรรมข้อที่{}\n",
+}
+
+
+@pytest.mark.parametrize("language", UNDIVIDED)
+def test_words_that_are_lines_are_no_words(language: str, txl: Txl, workbench: Path) -> None:
+    """Training, preparing, scoring and explaining say so, and none gives bits per character of lines learned by heart."""
+    (workbench / "undivided.txt").write_text("".join(UNDIVIDED[language].format(n) for n in range(300)), encoding="utf-8")
+    options = ("--corpus", "undivided.txt", "--set", "train.max_steps=2", "--set", "tokenizer.kind=word")
+    outputs = [txl("train", "tiny.toml", "--out", "new", *options)]
+    outputs += [txl("eval", "new", "--compare-memory"), txl("corpus", "prepare", "undivided.txt", "--tokenizer", "word")]
+    for output in outputs:
+        assert "words of this vocabulary are whole lines" in output.out + output.err
+        assert "tokenizer.kind=char, unigram or byte" in output.out + output.err
+    outputs += [txl("explain", "new", "undivided.txt"), txl("info", "new")]
+    assert [output.status for output in outputs] == [0] * 5
+    assert not any("per character" in output.out + output.err or "byte\n" in output.out for output in outputs)
+    assert "bits per word" in outputs[1].out and "bits per word" in outputs[3].out
+
+
+def test_words_of_a_divided_text_are_words(txl: Txl, workbench: Path) -> None:
+    (workbench / "divided.txt").write_text("话 说 天下 大势 ， 分 久 必 合 ， 合 久 必 分 。\n" * 300, encoding="utf-8")
+    options = ("--corpus", "divided.txt", "--set", "train.max_steps=2", "--set", "tokenizer.kind=word")
+    trained = txl("train", "tiny.toml", "--out", "new", *options).err
+    assert "whole lines" not in trained and "bits per character" in trained
+
+
 def test_eval_prints_every_unit_and_its_progress_unless_quiet(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = txl("eval", "run")
     assert (answer.status, answer.err) == (0, "")

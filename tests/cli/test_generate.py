@@ -378,7 +378,7 @@ def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbe
         ("run --prompt-file empty.txt", "the prompt is empty; give at least one token"),
         ("run --prompt-file gone.txt", "'gone.txt': No such file"),
         ("run --prompts empty.txt", "'empty.txt' holds no prompt; write one a line"),
-        ("run --prompts latin.txt", "'latin.txt': byte 3 (0xe9) is not UTF-8; convert it (if it is Latin-1: iconv"),
+        ("run --prompts latin.txt", "'latin.txt': byte 3 (0xe9) is not UTF-8; convert it (Latin-1: iconv"),
         ("run --prompts bad1.txt", "bad1.txt', line 1: it is not JSON: "),
         ("run --prompts bad2.jsonl", "'bad2.jsonl', line 3: 'sed' is not known; did you mean 'seed'?"),
         ("run --prompts bad3.jsonl", "'bad3.jsonl', line 1: it has no \"prompt\" that is text"),
@@ -590,10 +590,29 @@ def test_ctrl_c_while_a_prompt_is_read_leaves_a_memory_as_it_was(txl: Txl, monke
 
 def test_a_character_the_model_does_not_know(txl: Txl, char_run: Path, workbench: Path) -> None:
     (workbench / "cats.txt").write_text("the\n5 cats")
-    not_there = "character '5' (U+0035) is not in the tokenizer's"
+    not_there = "character 5 (U+0035) is not in the tokenizer's"
     assert f"'cats.txt', line 2: {not_there}" in txl("generate", str(char_run), "--prompts", "cats.txt").complaint
     assert "'cats.txt': character" in txl("generate", str(char_run), "--prompt-file", "cats.txt").complaint
     assert f"--bias '5x': {not_there}" in txl("generate", str(char_run), "--bias", "5x=1").complaint
+
+
+def test_a_prompt_that_is_cut_inside_a_character_says_so(txl: Txl, char_run: Path, workbench: Path) -> None:
+    """What a shell passes on of it, lone surrogates, are its bytes again; a model of bytes reads them, others cannot."""
+    parts = {"ends": "the 龘".encode()[:-1], "begins": "龘 the".encode()[1:]}
+    for where, part in parts.items():
+        (workbench / "part.txt").write_bytes(part)
+        typed = os.fsdecode(part)
+        for source in (("--prompt-file", "part.txt"), ("--prompt", typed)):
+            answer = txl("generate", "run", *source, "--tokens", "0", "--no-echo", "--json")
+            assert answer.status == 0
+            assert f"warning: the prompt {where} inside a character in UTF-8; the model reads the part" in answer.err
+            assert lines(answer.out)[0]["prompt_tokens"] == len(part)
+            assert "warning" not in txl("generate", "run", *source[:1], "text.txt", "--tokens", "0").err
+            refused = txl("generate", str(char_run), *source)
+            assert f" is not UTF-8; the text {where} inside a character; cut it between two" in refused.complaint
+            assert refused.complaint.startswith("--prompt: byte ") == (source[0] == "--prompt")
+    half = "--prompt: it has half of a character (a lone surrogate); give the whole one"
+    assert txl("generate", "run", "--prompt", "the \ud800").complaint == half
 
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "generating.md"

@@ -135,7 +135,7 @@ def test_rows_before_a_character_that_the_vocabulary_lacks_are_written(txl: Txl,
     assert [line["text"] for line in found] == ["cat", "dog", "sat on"] and answer.status == 1
     for line, other in zip(found, right, strict=True):
         assert list(line["probabilities"].values()) == pytest.approx(list(other["probabilities"].values()), abs=1e-4)
-    assert answer.complaint.startswith("'texts.tsv' line 5: character '\u6df1' (U+6DF1) is not in the tokenizer's alphabet of")
+    assert answer.complaint.startswith("'texts.tsv' line 5: character 深 (U+6DF1) is not in the tokenizer's alphabet of")
     assert "add it by txl train TEXT --from RUN --grow" in answer.complaint
 
 

@@ -333,7 +333,7 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
         "one.tsv --spans empty.txt": "'empty.txt' has no spans; give another",
         "latin.txt": "'latin.txt': byte 12 (0xe9) is not UTF-8; convert it",
         "latin.txt --memory reset": "'latin.txt': byte 12 (0xe9) is not UTF-8; convert it",
-        "strange.txt --memory reset": "'strange.txt', from byte 8 on: character 'z' (U+007A) is not in the tokenizer's",
+        "strange.txt --memory reset": "'strange.txt', from byte 8 on: character z (U+007A) is not in the tokenizer's",
         "empty.txt --pairs": "'empty.txt' has no text; give another",
         "three.tsv --pairs": f"{which.format('three.tsv')} 'a', 'b', 'c'; give two sentences a line, the better first",
         "qqp.jsonl --pairs": f"{which.format('qqp.jsonl')} 'sentence1', 'sentence2'",

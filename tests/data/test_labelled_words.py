@@ -71,7 +71,7 @@ def test_what_cannot_be_read_is_said_with_its_place():
     with pytest.raises(CorpusError, match=r"^'a' line 7: this sentence of 2 words has 11 tokens, but 10 are read at most"):
         Layout(ByteTokenizer(), "lstm", max_len=10).row_of_words(example)
     assert len(Layout(ByteTokenizer(), "lstm", max_len=11).row_of_words(example).ids) == 11
-    with pytest.raises(TokenizerError, match=r"^'a' line 7: character 's'"):
+    with pytest.raises(TokenizerError, match=r"^'a' line 7: character s \(U\+0073\)"):
         Layout(CharTokenizer("abc "), "lstm").row_of_words(example)
     with pytest.raises(CorpusError, match=r"^'a' line 7: nothing of .* can be encoded; leave it out"):
         XLNET.row_of_words(Example("", words=("\u0301",), place="'a' line 7"))

@@ -82,7 +82,7 @@ def test_second_run_only_opens(text: Path, monkeypatch) -> None:
 def test_a_trained_tokenizer_can_be_given(text: Path) -> None:
     tokenizer = CharTokenizer(set(TEXT) | {"z"})
     assert _prepare(text, tokenizer=tokenizer).tokenizer.fingerprint == tokenizer.fingerprint
-    with pytest.raises(CorpusError, match=r"text.txt', from byte 0 on: character 'T' \(U\+0054\) is not in the tokenizer's"):
+    with pytest.raises(CorpusError, match=r"text.txt', from byte 0 on: character T \(U\+0054\) is not in the tokenizer's"):
         _prepare(text, tokenizer=CharTokenizer("a"))
 
 

@@ -23,7 +23,7 @@ def test_alphabet_is_sorted_and_unseen_characters_are_named() -> None:
     tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["né", "an"])
     assert tokenizer.to_dict()["alphabet"] == "ané"
     message = (
-        r"^character '東' \(U\+6771\) is not in the tokenizer's alphabet of 3 characters; add it by txl train TEXT --from RUN "
+        r"^character 東 \(U\+6771\) is not in the tokenizer's alphabet of 3 characters; add it by txl train TEXT --from RUN "
         r"--grow, or train with tokenizer.byte_fallback=true"
     )
     with pytest.raises(TokenizerError, match=message):

@@ -29,10 +29,11 @@ def test_what_a_vocabulary_lacks_is_counted(name: str, expected: dict[str, int])
 def test_what_is_lacking_in_words() -> None:
     many = Counter({chr(ord("a") + i): i + 1 for i in range(12)})
     expected = (
-        "12 characters: 'l' (12 times), 'k' (11), 'j' (10), 'i' (9), 'h' (8), 'g' (7), 'f' (6), 'e' (5), 'd' (4), 'c' (3), …"
+        "12 characters: l (U+006C) 12 times, k (U+006B) 11, j (U+006A) 10, i (U+0069) 9, h (U+0068) 8, g (U+0067) 7, "
+        "f (U+0066) 6, e (U+0065) 5, d (U+0064) 4, c (U+0063) 3, …"
     )
     assert in_words(CharTokenizer("x"), many) == expected
-    assert in_words(WordTokenizer(WORDS), Counter(cat=1)) == "1 word: 'cat' (1 time)"
+    assert in_words(WordTokenizer(WORDS), Counter(cat=1)) == "1 word: 'cat' 1 time"
 
 
 @pytest.mark.parametrize("byte_fallback", [False, True])

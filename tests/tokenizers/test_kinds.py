@@ -182,9 +182,9 @@ def test_any_json_makes_a_tokenizer_or_its_error(base: dict, changes: dict) -> N
 @pytest.mark.parametrize(
     ("tokenizer", "text", "message"),
     [
-        (WordTokenizer(["a"], line_end=None, unknown=None), "a b" + "c" * 99, r"word 'bc{39}' is not in the vocabulary"),
+        (WordTokenizer(["a"], line_end=None, unknown=None), "a b" + "c" * 99, r"word 'bc+\.\.\.c+' is not in the vocabulary"),
         (SymbolTokenizer(["97"], unit="byte"), "aé", r"byte 195 \(0xc3\) is not among"),
-        (SymbolTokenizer(["a"], unit="char"), "aé\n東", r"character '\\xe9' \(U\+00E9\) is not among"),
+        (SymbolTokenizer(["a"], unit="char"), "aé\n東", r"character é \(U\+00E9\) is not among"),
     ],
 )
 def test_unknown_without_a_word_for_it(tokenizer: Tokenizer, text: str, message: str) -> None:

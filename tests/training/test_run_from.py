@@ -172,7 +172,7 @@ def greek(base: Path, folder: Path) -> Path:
 
 def test_characters_that_the_vocabulary_lacks_are_named(start: Start, base: Path, tmp_path: Path) -> None:
     text = greek(base, tmp_path)
-    lacks = rf"^the vocabulary of '{base}' lacks 2 characters: '\u03b2' \(800 times\), '\u03b1' \(400\)"
+    lacks = rf"^the vocabulary of '{base}' lacks 2 characters: β \(U\+03B2\) 800 times, α \(U\+03B1\) 400"
     refuse(start, TokenizerError, rf"{lacks}, which '{text}' has; add them by --grow, or", base=base, corpus=str(text))
 
 
@@ -182,7 +182,7 @@ def test_a_vocabulary_grows(start: Start, base: Path, tmp_path: Path) -> None:
     arguments: dict[str, Any] = {"base": base, "grow": True, "corpus": str(text)}
     overrides = ("train.max_steps=8", "train.keep_checkpoints=9", "train.checkpoint_interval=2")
     start("whole", *overrides, **arguments, display=(display := Lines()))
-    assert any(note.endswith("'\u03b2' (800 times), '\u03b1' (400); it grows by 2") for note in display.said)
+    assert any(note.endswith("β (U+03B2) 800 times, α (U+03B1) 400; it grows by 2") for note in display.said)
     (old, known), (new, tokenizer) = load(base), load(tmp_path / "whole")
     assert isinstance(known, CharTokenizer) and isinstance(tokenizer, CharTokenizer)
     assert set(tokenizer.alphabet) == {*known.alphabet, "\u03b1", "\u03b2"}

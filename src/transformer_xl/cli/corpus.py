@@ -7,7 +7,7 @@ from typing import Literal
 from cyclopts import App
 
 from transformer_xl.cli.options import Json, Positive
-from transformer_xl.console import fitted, table
+from transformer_xl.console import fitted, table, warn
 
 app = App(name="corpus", help="Find, download and encode texts.", help_format="plaintext")
 
@@ -84,6 +84,7 @@ def prepare(
     from transformer_xl.config.run import DataConfig, RunConfig, TokenizerConfig
     from transformer_xl.data.corpora import absolute_corpus, switch_to_ids
     from transformer_xl.data.prepare import prepare as encode
+    from transformer_xl.data.text import undivided
 
     # the corpus has the name that training gives it, so that training finds what is prepared here
     data = DataConfig(corpus=absolute_corpus(corpus), documents=documents, directory=str(search) if search else None)
@@ -103,6 +104,8 @@ def prepare(
     print(f"'{corpus}' is prepared in {prepared.directory}, with a vocabulary of {vocab_size:,} ({settings.kind})")
     if prepared.tokenizer.loses:
         print(f"not kept of a text: {prepared.tokenizer.loses}")
+    if warning := undivided(prepared.tokenizer):
+        warn(warning)
     for name, count in counts.items():
         if settings.kind == "ids":
             del count["characters"], count["bytes"]

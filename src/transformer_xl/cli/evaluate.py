@@ -406,7 +406,7 @@ def _print_stream(job: _Job, text: "Text", reading: "Reading", score: "Score", c
     rows = [
         ("loss", f"{score.loss:.4f}", "nats per token"),
         ("ppl", f"{score.ppl:.2f}", "perplexity per token"),
-        ("bits" if unit == "id" else "bpc", f"{score.bpc:.4f}", f"bits per {unit}"),
+        ("bpc" if unit == "character" else "bits", f"{score.bpc:.4f}", f"bits per {unit}"),
         *([] if score.bpb is None else [("bpb", f"{score.bpb:.4f}", "bits per UTF-8 byte")]),
         ("nats", f"{score.nats:,.1f}", "in total"),
     ]

@@ -58,11 +58,14 @@ class PromptSource:
         if self.prompts is not None:
             return many(self.prompts, tokenizer)
         if self.prompt is not None:
-            prompt = typed(self.prompt, tokenizer)
+            try:
+                prompt = typed(self.prompt, tokenizer)
+            except TokenizerError as error:
+                raise ConfigError(f"--prompt: {error}") from None
             if len(prompt.ids) == 0 and not continues:
                 is_lost = " holds nothing that this model's tokenizer keeps" if self.prompt else " is empty"
                 raise ConfigError(
-                    f"--prompt {self.prompt!a}{is_lost}; give some text, or leave --prompt out to begin a new one"
+                    f"--prompt {self.prompt!r}{is_lost}; give some text, or leave --prompt out to begin a new one"
                 )
             return [prompt]
         if self.prompt_file is not None:
@@ -341,7 +344,7 @@ def _token(text: str, tokenizer: "Tokenizer", option: str) -> int:
     try:
         ids = tokenizer.encode(text).tolist()
     except TokenizerError as error:
-        raise ConfigError(f"{option} {typed!a}: {error}") from None
+        raise ConfigError(f"{option} {typed!r}: {error}") from None
     if len(ids) != 1:
-        raise ConfigError(f"{option} {typed!a} is {len(ids)} tokens ({ids[:8]}) for this model, not one; give the token's id")
+        raise ConfigError(f"{option} {typed!r} is {len(ids)} tokens ({ids[:8]}) for this model, not one; give the token's id")
     return ids[0]

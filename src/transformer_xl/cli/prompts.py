@@ -12,7 +12,7 @@ from transformer_xl.cli.lines import STDIN, open_pipe
 from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
 from transformer_xl.generation.seeds import check_seed
-from transformer_xl.untrusted import parse_texts
+from transformer_xl.untrusted import parse_texts, where_cut
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,11 @@ class Prompt:
 
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
     """Return a prompt from the command line."""
-    return Prompt(tokenizer.encode(text), {"prompt": text}, shown=True)
+    try:
+        data = text.encode("utf-8", "surrogateescape")  # the bytes that were typed, which a shell may have cut anywhere
+    except UnicodeEncodeError:
+        raise TokenizerError("it has half of a character (a lone surrogate); give the whole one") from None
+    return Prompt(_ids(data, tokenizer), {"prompt": text}, shown=True)
 
 
 def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
@@ -52,9 +56,16 @@ def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
         return Prompt(np.frombuffer(packed, PACKED).astype(np.int64), {"prompt_file": str(path)})
     data = _content(path)
     try:
-        return Prompt(tokenizer.encode_bytes(data), {"prompt_file": str(path)})
+        return Prompt(_ids(data, tokenizer), {"prompt_file": str(path)})
     except TokenizerError as error:
         raise CorpusError(f"{_name(path)}: {error}") from None
+
+
+def _ids(data: bytes, tokenizer: "Tokenizer") -> "np.ndarray":
+    """Return the ids of a prompt in UTF-8; a tokenizer of bytes reads any, and one warns of a part of a character."""
+    if tokenizer.reads_bytes and (where := where_cut(data)):
+        warn(f"the prompt {where} inside a character in UTF-8; the model reads the part of it that is there")
+    return tokenizer.encode_bytes(data)
 
 
 def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
@@ -99,7 +110,7 @@ def beginning(tokenizer: "Tokenizer") -> Prompt:
         return Prompt(tokenizer.encode("\n"), {"prompt": "\n"})
     ids = tokenizer.encode(separator) if separator else np.zeros(1, np.int64)
     text = tokenizer.decode(ids.tolist())
-    warn(f"this vocabulary has no line end, so the text begins after {text!a}; choose another beginning with --prompt")
+    warn(f"this vocabulary has no line end, so the text begins after {text!r}; choose another beginning with --prompt")
     return Prompt(ids, {"prompt": text})
 
 
@@ -140,10 +151,10 @@ def _fields(fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
         raise CorpusError('it has no "prompt" that is text; write {"prompt": "text"}')
     for name in fields.keys() - {"prompt", "seed"}:
-        raise CorpusError(f"{name!a} is not known; {did_you_mean(name, ['prompt', 'seed'])}")
+        raise CorpusError(f"{name!r} is not known; {did_you_mean(name, ['prompt', 'seed'])}")
     seed = fields.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise CorpusError(f"seed ({seed!a}) must be a whole number")
+        raise CorpusError(f"seed ({seed!r}) must be a whole number")
     try:
         return fields | {"seed": None if seed is None else check_seed(seed)}
     except ConfigError as error:

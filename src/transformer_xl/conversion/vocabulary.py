@@ -200,7 +200,7 @@ def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, mo
     unknown = _unknown(state, words)
     if delimiter not in (None, ""):
         raise TokenizerError(
-            f"a vocabulary whose words are separated by {delimiter!a} is not supported; only white space (None) and '' are"
+            f"a vocabulary whose words are separated by {delimiter!r} is not supported; only white space (None) and '' are"
         )
     if delimiter == "":
         return SymbolTokenizer(words, unit="char", lower_case=lower_case, unknown=unknown)
@@ -328,7 +328,7 @@ def _unknown(state: Mapping[str, Any], words: Sequence[str]) -> str | None:
     if index is None:
         return next((word for word in _UNKNOWN if word in words), None)
     if not 0 <= index < len(words):
-        raise TokenizerError(f"unk_idx ({index!a}) is not one of the {len(words):,} ids; convert the original file")
+        raise TokenizerError(f"unk_idx ({index!r}) is not one of the {len(words):,} ids; convert the original file")
     return words[index]
 
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.columns import ColumnFinder, counted
 from transformer_xl.data.labels import Example
-from transformer_xl.data.spaceless import join_words
 from transformer_xl.errors import CorpusError
+from transformer_xl.tokenizers.spaceless import join_words
 
 DOCUMENT = "-DOCSTART-"
 """Begins a document, in a line of its own."""

@@ -20,10 +20,10 @@ from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.columns import FILES, ColumnFinder, Columns, counted
 from transformer_xl.data.conll import DOCUMENT, read_sentences
 from transformer_xl.data.labels import Example, Label, label_number, whole_documents
-from transformer_xl.data.spaceless import join_words
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, MAX_LINE_BYTES, FileRange, numbered_lines, read_blocks
 from transformer_xl.errors import CorpusError, shown
 from transformer_xl.files import files_below
+from transformer_xl.tokenizers.spaceless import join_words
 from transformer_xl.untrusted import is_unicode, not_utf8, parse_texts
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".ndjson", ".txt")

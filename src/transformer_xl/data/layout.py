@@ -12,9 +12,9 @@ from transformer_xl.batch import Batch, Rows, TaskRows
 from transformer_xl.config.model import ModelConfig, XLNetConfig
 from transformer_xl.data.labels import Example
 from transformer_xl.data.pairs import shortened
-from transformer_xl.data.spaceless import join_words
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, shown
 from transformer_xl.tokenizers.kinds import SentencePieceTokenizer, Tokenizer
+from transformer_xl.tokenizers.spaceless import join_words
 
 CHOICE_LEN = 128
 """Of a choice, the last so many tokens are read: the end of a question and its answer. XLNet's `run_race.py` has the same."""

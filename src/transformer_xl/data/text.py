@@ -72,16 +72,15 @@ def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None,
     if tokenizer.counts == "id":
         part = "" if len(ids) == n_id else f"first {len(ids) - 1:,} ids of the "
         return Text(f"{part}{what}", ids, len(ids) - 1, None, is_whole=not part)
-    first = tokenizer.decode([int(ids[0])])
     if len(ids) == n_id:
-        sizes = _predicted(first, split.n_characters, split.n_bytes)
+        sizes = _predicted(tokenizer, ids, split.n_characters, split.n_bytes)
         return Text(what, ids, *sizes, document_starts=split.document_starts)
     what = f"first {len(ids) - 1:,} tokens of the {what}"
     if tokenizer.loses:
         sizes = (round(size * len(ids) / n_id) for size in (split.n_characters, split.n_bytes))
-        return Text(what, ids, *_predicted(first, *sizes), is_whole=False)
+        return Text(what, ids, *_predicted(tokenizer, ids, *sizes), is_whole=False)
     text = tokenizer.decode(ids.tolist())
-    return Text(what, ids, *_predicted(first, len(text), _n_bytes(text)), is_whole=False)
+    return Text(what, ids, *_predicted(tokenizer, ids, len(text), _n_bytes(text)), is_whole=False)
 
 
 def file_text(file: Path, tokenizer: Tokenizer, *, separator: str | None = None) -> Text:
@@ -114,8 +113,7 @@ def _text_of(file: Path, chunks: Iterable[Chunk], tokenizer: Tokenizer) -> Text:
         raise CorpusError(f"'{file}' has {has}; at least 2 are needed, because the first one is not predicted")
     if tokenizer.counts == "id":
         return Text(f"file {file}", ids, len(ids) - 1, None)
-    first = tokenizer.decode([int(ids[0])])
-    sizes = _predicted(first, n_characters, n_bytes)
+    sizes = _predicted(tokenizer, ids, n_characters, n_bytes)
     return Text(f"file {file}", ids, *sizes, document_starts=np.concatenate(starts))
 
 
@@ -129,7 +127,16 @@ def not_scored(tokenizer: Tokenizer) -> str:
     """Return what a score leaves out of a text, and what follows from that, as sentences; empty if it leaves nothing out."""
     if not tokenizer.loses:
         return ""
-    return f"Not scored: {tokenizer.loses} Compare bits per character and byte with the same vocabulary only."
+    what_follows = undivided(tokenizer) or "Compare bits per character and byte with the same vocabulary only."
+    return f"Not scored: {tokenizer.loses} {what_follows}"
+
+
+def undivided(tokenizer: Tokenizer) -> str:
+    """Return a warning if the words of a vocabulary are whole lines, else nothing."""
+    if tokenizer.counts != "word":
+        return ""
+    why = "Most words of this vocabulary are whole lines or phrases, because its text has no spaces between words"
+    return f"{why}: the model learns them by heart and cannot read others; train with tokenizer.kind=char, unigram or byte."
 
 
 def text_difference(one: DataConfig, other: DataConfig) -> tuple[str, object, object] | None:
@@ -145,8 +152,11 @@ def text_difference(one: DataConfig, other: DataConfig) -> tuple[str, object, ob
     return None
 
 
-def _predicted(first: str, n_characters: int, n_bytes: int) -> tuple[int, int]:
-    """Return characters and bytes of a text without its first token, which is not predicted."""
+def _predicted(tokenizer: Tokenizer, ids: np.ndarray, n_characters: int, n_bytes: int) -> tuple[int, int | None]:
+    """Return what a tokenizer counts, and bytes, of a text without its first token, which is not predicted."""
+    if tokenizer.counts != "character":
+        return len(ids) - 1, None
+    first = tokenizer.decode([int(ids[0])])
     return max(1, n_characters - len(first)), max(1, n_bytes - _n_bytes(first))
 
 

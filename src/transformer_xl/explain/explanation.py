@@ -81,7 +81,7 @@ class Explanation:
     def totals(self) -> dict[str, Any]:
         """Sums and means over all predicted tokens, as JSON values."""
         facts, n_token = self.facts, len(self.facts.nats)
-        n_characters = n_token if self.tokenizer.counts == "id" else self.n_characters
+        n_characters = n_token if self.tokenizer.counts != "character" else self.n_characters
         if not n_characters:
             text, first = (text_of(self.tokenizer, ids)[0] for ids in (self.ids, self.ids[:1]))
             n_characters = max(1, len(text) - len(first))

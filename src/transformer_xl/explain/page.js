@@ -170,9 +170,9 @@ function showHeader() {
   const cards = [
     card(t`Tokens`, count(nTokens()), t`of ${count(about.vocabulary)} kinds`),
     card(t`Nats per token`, totals.loss.toFixed(3), instead("loss_without_memory")),
-    card(about.unit === "id" ? t`Bits per id` : t`Bits per character`, totals.bpc.toFixed(3), instead("bpc_without_memory")),
+    card({ character: t`Bits per character`, word: t`Bits per word`, id: t`Bits per id` }[about.unit], totals.bpc.toFixed(3), instead("bpc_without_memory")),
   ];
-  if (about.remembers) cards.push(card(t`Memory is worth`, totals.memory_is_worth_bpc.toFixed(3), about.unit === "id" ? t`bits per id` : t`bits per character`));
+  if (about.remembers) cards.push(card(t`Memory is worth`, totals.memory_is_worth_bpc.toFixed(3), { character: t`bits per character`, word: t`bits per word`, id: t`bits per id` }[about.unit]));
   $("totals").replaceChildren(...cards);
 }
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from transformer_xl.data.spaceless import SPACELESS
+from transformer_xl.tokenizers.spaceless import SPACELESS
 
 Version = Literal["1.1", "2.0"]
 

@@ -26,7 +26,6 @@ from transformer_xl.data.entities import as_bio, name_entities, scheme_of
 from transformer_xl.data.examples import read_examples, suffix_of
 from transformer_xl.data.labels import Example, labels_of, whole_documents
 from transformer_xl.data.layout import Layout, Row, batch_of
-from transformer_xl.data.spaceless import join_words, words_of
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import FileRange, read_blocks
 from transformer_xl.errors import ConfigError, CorpusError, NotFiniteError, TokenizerError, shown
@@ -39,6 +38,7 @@ from transformer_xl.reading.texts import n_characters, windows
 from transformer_xl.tasks.answers import SpanPredictor
 from transformer_xl.tasks.metrics import Prediction
 from transformer_xl.tokenizers.base import Tokenizer
+from transformer_xl.tokenizers.spaceless import join_words, words_of
 
 _FLOATS = ("auto", "fp32", "bf16", "fp16")
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.errors import TokenizerError
+from transformer_xl.errors import TokenizerError, shown
 from transformer_xl.files import json_sha256, whole_file
 from transformer_xl.untrusted import not_utf8
 
@@ -73,12 +73,10 @@ class Tokenizer(ABC):
 
     Attributes:
         kind: the kind's name in configurations and files.
-        counts: what a score counts besides tokens: characters of the text, but ids where the ids are the text.
         reads_bytes: whether `encode_bytes` takes bytes that are not UTF-8.
     """
 
     kind: ClassVar[str]
-    counts: ClassVar[str] = "character"
     reads_bytes: bool = False
 
     @property
@@ -90,6 +88,11 @@ class Tokenizer(ABC):
     def loses(self) -> str:
         """What `decode(encode(text))` loses, as a sentence; empty if nothing."""
         return ""
+
+    @cached_property
+    def counts(self) -> str:
+        """What a score counts besides tokens: characters, but ids where these are the text, or words that are lines."""
+        return "character"
 
     @property
     def unknown_id(self) -> int | None:
@@ -296,7 +299,7 @@ def ids_of(words: Sequence[str]) -> dict[str, int]:
 def require_members(ids: dict[str, int], **special: str | None) -> None:
     """Raise a `TokenizerError` unless each special word is None or has an id."""
     for name, word in special.items():
-        require(word is None or word in ids, f"{name} ({str(word)[:40]!a}) is not one of its words")
+        require(word is None or word in ids, f"{name} ({shown(word)}) is not one of its words")
 
 
 def require(condition: object, complaint: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.errors import TokenizerError, shown
+from transformer_xl.errors import TokenizerError, named
 from transformer_xl.tokenizers.base import (
     BYTES,
     PieceTokenizer,
@@ -76,9 +76,8 @@ class CharTokenizer(PieceTokenizer):
         if not unseen.size:
             return ids
         if not self.byte_fallback:
-            character = text[unseen[0]]
             raise TokenizerError(
-                f"character {shown(character)} (U+{ord(character):04X}) is not in the tokenizer's alphabet of "
+                f"character {named(text[unseen[0]])} is not in the tokenizer's alphabet of "
                 f"{len(self.alphabet)} characters; add it by txl train TEXT --from RUN --grow, or train with "
                 "tokenizer.byte_fallback=true or tokenizer.kind=byte"
             )
@@ -177,8 +176,7 @@ class SymbolTokenizer(PieceTokenizer):
         table = {character: self._of_character(character) for character in set(text)}
         unseen = [character for character, index in table.items() if index == _UNSEEN]
         if unseen:
-            first = min(unseen, key=text.index)
-            raise TokenizerError(f"character {first!a} (U+{ord(first):04X}) {self._not_there()}")
+            raise TokenizerError(f"character {named(min(unseen, key=text.index))} {self._not_there()}")
         ids = np.fromiter(map(table.__getitem__, text), np.int64, len(text))
         return ids[ids != _LEFT_OUT]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from transformer_xl.errors import ConfigError, TokenizerError, shown
+from transformer_xl.errors import ConfigError, TokenizerError, named, shown
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.tokenizers.characters import CharTokenizer
 from transformer_xl.tokenizers.kinds import tokenizer_from_dict
@@ -67,14 +67,15 @@ def in_words(tokenizer: Tokenizer, counts: Counter[str]) -> str:
 
     Example:
         >>> in_words(CharTokenizer("ab"), Counter({"é": 31, "x": 1}))
-        "2 characters: 'é' (31 times), 'x' (1)"
+        '2 characters: é (U+00E9) 31 times, x (U+0078) 1'
     """
     unit = "word" if isinstance(tokenizer, WordTokenizer) else "character"
     (first, n), *others = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    named = [f"{shown(first)} ({n:,} time{'s' * (n > 1)})"]
-    named += [f"{shown(each)} ({n:,})" for each, n in others[: _MOST_NAMED - 1]]
+    name = shown if unit == "word" else named
+    parts = [f"{name(first)} {n:,} time{'s' * (n > 1)}"]
+    parts += [f"{name(each)} {n:,}" for each, n in others[: _MOST_NAMED - 1]]
     more = ", …" if len(counts) > _MOST_NAMED else ""
-    return f"{len(counts):,} {unit}{'s' * (len(counts) > 1)}: {', '.join(named)}{more}"
+    return f"{len(counts):,} {unit}{'s' * (len(counts) > 1)}: {', '.join(parts)}{more}"
 
 
 def grown(tokenizer: Tokenizer, counts: Counter[str]) -> Tokenizer:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,6 @@ class IdTokenizer(PieceTokenizer):
     """
 
     kind = "ids"
-    counts = "id"
 
     def __init__(self, vocab_size: int, pad_id: int | None = None) -> None:
         require(pad_id is None or type(pad_id) is int, "pad_id is no integer")
@@ -50,6 +50,10 @@ class IdTokenizer(PieceTokenizer):
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in super().to_dict().items() if value is not None}
+
+    @cached_property
+    def counts(self) -> str:
+        return "id"
 
     def begins_word(self) -> np.ndarray:
         return np.ones(self.vocab_size, bool)

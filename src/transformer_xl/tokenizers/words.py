@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.config.run import TokenizerConfig
-from transformer_xl.errors import TokenizerError
+from transformer_xl.errors import TokenizerError, shown
 from transformer_xl.tokenizers.base import (
     StreamDecoder,
     Tokenizer,
@@ -25,6 +25,7 @@ from transformer_xl.tokenizers.base import (
     with_line_feeds,
 )
 from transformer_xl.tokenizers.moses import MosesSpacing, PlainSpacing, moses_splitter
+from transformer_xl.tokenizers.spaceless import are_lines
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 
@@ -116,6 +117,10 @@ class WordTokenizer(Tokenizer):
         joins = "; @-@, @,@ and @.@ are written as -, comma and dot without space" if self.moses or self.undo_joins else ""
         return f"{join_as_sentence(lost)}{joins}."
 
+    @cached_property
+    def counts(self) -> str:
+        return "word" if are_lines(self.words) else "character"
+
     @property
     def unknown_id(self) -> int | None:
         return None if self.unknown is None else self._ids[self.unknown]
@@ -145,7 +150,7 @@ class WordTokenizer(Tokenizer):
             ids = list(map(self._ids.get, words))
             if None in ids:
                 raise TokenizerError(
-                    f"word {words[ids.index(None)][:40]!a} is not in the vocabulary of {len(self.words):,} words, which "
+                    f"word {shown(words[ids.index(None)])} is not in the vocabulary of {len(self.words):,} words, which "
                     "has none for unknown ones; leave it out, or set unknown to a word of the vocabulary"
                 )
             return np.array(ids, np.int64)

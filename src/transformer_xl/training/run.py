@@ -18,7 +18,7 @@ from transformer_xl.data.corpora import choose_corpus, switch_to_ids
 from transformer_xl.data.named import SPLITS
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare, texts_of
 from transformer_xl.data.streams import EndlessStream, SegmentStream
-from transformer_xl.data.text import not_scored
+from transformer_xl.data.text import not_scored, undivided
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError
 from transformer_xl.generation.generate import generate
 from transformer_xl.generation.sampling import Sampling
@@ -222,6 +222,8 @@ class Pretraining(Objective[Outcome]):
             yield self.compared
         if self.vocabulary_note:
             yield self.vocabulary_note
+        if warning := undivided(self.tokenizer):
+            yield warning
         if config.tokenizer.kind == "ids":
             yield f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids)"
         if config.eval.tgt_len not in (None, config.train.tgt_len) and config.model.remembers != "state":
@@ -236,11 +238,12 @@ class Pretraining(Objective[Outcome]):
             return []
         self.validated = score_split(run, split, "validation", limit=config.eval.max_tokens)
         score, averaged = self.validated.plain, self.validated.average
-        figures: dict[str, Any] = {"bpc": score.bpc if predicts == "token" else None, "nats": score.nats}
+        has_bpc = predicts == "token" and self.tokenizer.counts != "word"
+        figures: dict[str, Any] = {"bpc": score.bpc if has_bpc else None, "nats": score.nats}
         figures |= extent(run, split, score) | ({"average_loss": averaged.loss} if averaged else {})
         run.note("valid", loss=score.loss, ppl=score.ppl, **figures)
         of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""
-        per_character = f", {score.bpc:.3f} bits per {self.tokenizer.counts}" if predicts == "token" else ""
+        per_character = f", {score.bpc:.3f} bits per {self.tokenizer.counts}" if has_bpc else ""
         where = f"step {run.trainer.step:,}"
         run.display.say(f"{where}: validation {score.loss:.4f} nats per {predicts}{per_character}{of_average}")
         if config.train.sample_tokens and math.isfinite(score.loss) and run.world.first and not run.trainer.model.is_sharded:

@@ -139,5 +139,5 @@ def as_entry(run: Run[Any], scores: TextScores) -> dict[str, float | int | None]
     plain = scores.plain
     losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}
     sizes = {"characters": plain.n_characters, "bytes": plain.n_bytes}
-    bpc = plain.bpc if run.config.predicts == "token" else None
+    bpc = plain.bpc if run.config.predicts == "token" and run.objective.tokenizer.counts != "word" else None
     return {name: score.loss for name, score in losses.items() if score} | {"bpc": bpc} | sizes
