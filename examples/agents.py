@@ -7,6 +7,8 @@ python examples/agents.py --task recall --seeds 3          # an endless memory t
 An agent acts step by step with the memory of its episode. It learns from windows of steps. Each window starts with the
 memory it had when it was played, and clears it wherever an episode begins inside. With `same_length`, a step sees as many
 earlier steps in a window as it saw while acting, so the first update starts from ratios of exactly 1.
+
+An episode that a time limit cuts has not ended: what would have followed is worth the value of its last observation.
 """
 
 import argparse
@@ -25,6 +27,9 @@ N_ENV, WINDOW, EPOCHS, GROUPS = 16, 64, 4, 4
 MEMORIES = ["transformer-xl", "gru", "none"]
 GAMMA, LAMBDA, CLIP, ENTROPY = 0.99, 0.95, 0.2, 0.01
 
+Step = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Observations, of a new episode where one is over; rewards; whether the old one ended, or was cut; its last observations."""
+
 
 class CartPole:
     """CartPole-v1 of gymnasium without velocities: an agent sees where cart and pole are, but not how fast they move."""
@@ -39,9 +44,12 @@ class CartPole:
         self.envs = gymnasium.make_vec("CartPole-v1", N_ENV, "sync", vector_kwargs={"autoreset_mode": mode})
         self.first = self.envs.reset(seed=seed)[0][:, ::2] / self.scale
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        seen, reward, ended, cut, _ = self.envs.step(actions)
-        return seen[:, ::2] / self.scale, np.asarray(reward), ended | cut
+    def step(self, actions: np.ndarray) -> Step:
+        seen, reward, ended, cut, facts = self.envs.step(actions)
+        last = seen.copy()
+        for i in np.flatnonzero(ended | cut):
+            last[i] = facts["final_obs"][i]
+        return seen[:, ::2] / self.scale, np.asarray(reward), ended, cut, last[:, ::2] / self.scale
 
 
 class Recall:
@@ -60,7 +68,7 @@ class Recall:
         self.given[i] = -1
         return np.eye(self.width)[self.lists[i][-1]]
 
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, actions: np.ndarray) -> Step:
         seen, reward, ended = np.zeros((N_ENV, self.width)), np.zeros(N_ENV), np.zeros(N_ENV, bool)
         for i, action in enumerate(actions):
             if self.given[i] >= 0:  # otherwise the agent was only shown a sign
@@ -73,7 +81,7 @@ class Recall:
                 seen[i] = self.show(i)
             else:
                 seen[i, 4:] = 1, self.given[i] > 0
-        return seen, reward, ended
+        return seen, reward, ended, np.zeros(N_ENV, bool), seen
 
 
 class Agent(nn.Module):
@@ -113,14 +121,14 @@ def rows_of(state: Any, rows: Tensor) -> Any:
     return state[rows] if isinstance(state, Tensor) else state.select(rows)
 
 
-def train(memory: str, make_task: Callable[[int], Any], *, seed: int, n_step: int) -> list[float]:
-    """Return the mean return of the episodes that ended in each tenth of training."""
+def train(memory: str, make_task: Callable[[int], Any], *, seed: int, n_step: int) -> list[float | None]:
+    """Return the mean return of the episodes that were over in each tenth of training; None: none was."""
     torch.manual_seed(seed)
     task = make_task(seed)
     agent = Agent(memory, task)
     optimizer = torch.optim.Adam(agent.parameters(), lr=1e-3, eps=1e-5)
     seen, starts, state = torch.as_tensor(task.first).float(), torch.ones(N_ENV, dtype=torch.bool), agent.begin()
-    returns, running, n_window = [], np.zeros(N_ENV), n_step // (N_ENV * WINDOW)
+    returns, running, n_window = [], np.zeros(N_ENV), max(1, n_step // (N_ENV * WINDOW))
     for window in range(n_window):
         for group in optimizer.param_groups:
             group["lr"] = 1e-3 * (1 - window / n_window)
@@ -129,16 +137,19 @@ def train(memory: str, make_task: Callable[[int], Any], *, seed: int, n_step: in
             for _ in range(WINDOW):
                 scores, value, state = agent(seen[:, None], state, starts[:, None])
                 action = torch.multinomial(scores[:, 0].exp(), 1)[:, 0]
-                after, reward, ended = task.step(action.numpy())
+                after, reward, ended, cut, last = task.step(action.numpy())
+                running += reward
+                returns += [(window, each) for each in running[ended | cut]]
+                running[ended | cut] = 0
+                if cut.any():  # the memory is still that of the old episode
+                    _, beyond, _ = agent(torch.as_tensor(last).float()[:, None], state, torch.zeros(N_ENV, 1, dtype=torch.bool))
+                    reward = reward + GAMMA * beyond[:, 0].numpy() * (cut & ~ended)
                 chosen = scores[torch.arange(N_ENV), 0, action]
                 played.append((seen, starts, action, chosen, value[:, 0], torch.as_tensor(reward)))
-                running += reward
-                returns += [(window, each) for each in running[ended]]
-                running[ended] = 0
-                seen, starts = torch.as_tensor(after).float(), torch.as_tensor(ended)
+                seen, starts = torch.as_tensor(after).float(), torch.as_tensor(ended | cut)
             _, last, _ = agent(seen[:, None], state, starts[:, None])
         seen_BTF, starts_BT, action_BT, old_BT, value_BT, reward_BT = (torch.stack(x, dim=1) for x in zip(*played, strict=True))
-        # generalized advantage estimation; no value follows the last step of an episode
+        # generalized advantage estimation; no value follows the last step of an episode, unless its reward has it already
         ends_BT = torch.cat([starts_BT[:, 1:], starts[:, None]], dim=1)
         gain, advantage_BT = torch.zeros(N_ENV), torch.zeros(N_ENV, WINDOW)
         following = torch.cat([value_BT[:, 1:], last], dim=1)
@@ -160,25 +171,27 @@ def train(memory: str, make_task: Callable[[int], Any], *, seed: int, n_step: in
                 loss.backward()
                 nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
                 optimizer.step()
-    tenth = [[gain for at, gain in returns if at * 10 // n_window == i] for i in range(10)]
-    return [float(np.mean(gains)) if gains else float("nan") for gains in tenth]
+    n_part = min(10, n_window)
+    parts = [[gain for at, gain in returns if at * n_part // n_window == i] for i in range(n_part)]
+    return [float(np.mean(gains)) if gains else None for gains in parts]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=["cartpole", "recall"], default="cartpole")
     parser.add_argument("--memory", nargs="+", choices=MEMORIES, default=MEMORIES)
-    parser.add_argument("--steps", type=int, default=300_000)
+    parser.add_argument("--steps", type=int, default=300_000, help="of all environments together (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=1)
     asked = parser.parse_args()
     make_task = {"cartpole": CartPole, "recall": Recall}[asked.task]
+    print("mean return in each tenth of training; -: no episode was over")
     for memory in asked.memory:
         for seed in range(asked.seeds):
             begin = time.perf_counter()
             tenths = train(memory, make_task, seed=seed, n_step=asked.steps)
-            told = " ".join(f"{gain:6.1f}" for gain in tenths)
+            told = " ".join(f"{'-' if gain is None else f'{gain:.1f}':>6}" for gain in tenths)
             took = time.perf_counter() - begin
-            print(f"{asked.task}, {memory:14}, seed {seed}: mean return by tenths {told}  ({took:.0f} s)", flush=True)
+            print(f"{asked.task}, {memory:14}, seed {seed}: {told}  ({took:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import itertools
 import pkgutil
 import re
 import runpy
-import sys
 from dataclasses import is_dataclass
 from pathlib import Path
 
@@ -120,23 +119,6 @@ def test_relative_links_of_documents_lead_somewhere():
             if "://" not in link:
                 assert page.exists(), f"{document.name}: {link}"
                 assert not part or page.suffix != ".md" or part in headings(page), f"{document.name}: {link}"
-
-
-@pytest.mark.parametrize("missing", ["transformers", "accelerate"])
-def test_an_example_without_its_packages_ends_in_one_line(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(SystemExit, match=r"^this example needs transformers 5 and accelerate .*; in a clone: pip install -e "):
-        runpy.run_path(str(ROOT / "examples" / "huggingface.py"))
-
-
-def test_the_example_of_agents_runs_with_each_memory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["agents.py", "--task", "recall", "--steps", "2048"])
-    runpy.run_path(str(ROOT / "examples" / "agents.py"), run_name="__main__")
-    told = capsys.readouterr().out.splitlines()
-    assert [line.split(",")[1].strip() for line in told] == ["transformer-xl", "gru", "none"]
-    assert all(re.search(r"tenths +nan|tenths +0\.\d", line) for line in told)
 
 
 def test_the_site_has_every_page():
