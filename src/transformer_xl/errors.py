@@ -139,6 +139,16 @@ def written(value: object) -> str:
     return "none" if value is None else json.dumps(value) if isinstance(value, bool | tuple | list) else repr(value)
 
 
+def counted(n: int, noun: str) -> str:
+    """Return a number of things.
+
+    Example:
+        >>> counted(1, "token"), counted(1024, "token")
+        ('1 token', '1,024 tokens')
+    """
+    return f"{n:,} {noun}{'s' * (n != 1)}"
+
+
 def is_enormous(value: object) -> bool:
     """Return whether a value is an integer of more than 64 bits."""
     return isinstance(value, int) and not -(2**63) <= value < 2**63

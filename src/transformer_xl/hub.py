@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, counted
 
 CARD_FILE = "README.md"
 
@@ -15,7 +15,7 @@ library_name: {library}
 ---
 # {name}
 
-A model of kind `{config.kind}` with {n_parameter:,} parameters: {config.n_layer} layers of width {config.d_model},
+A model of kind `{config.kind}` with {n_parameter:,} parameters: {layers} of width {config.d_model},
 mem_len {config.mem_len:,}, {config.vocab_size:,} tokens.
 
 ```python
@@ -28,9 +28,8 @@ def model_card(model: Any, *, name: str, load: str, library: str = "transformer_
     """Return the README.md of a model: `load` is Python code, `training` Markdown that says what it has learned from."""
     config, n_parameter = model.config, sum(parameter.numel() for parameter in model.parameters())
     task = "pipeline_tag: text-generation\n" if config.predicts == "token" and config.head is None else ""
-    return _CARD.format(
-        library=library, task=task, name=name, config=config, n_parameter=n_parameter, load=load, training=training
-    )
+    fields = {"library": library, "task": task, "name": name, "config": config, "n_parameter": n_parameter, "load": load}
+    return _CARD.format(**fields, layers=counted(config.n_layer, "layer"), training=training)
 
 
 def download(repo_id: str, files: Sequence[str], *, revision: str | None, token: str | None) -> Path:

@@ -26,6 +26,7 @@ from transformer_xl.errors import (
     ToldElsewhereError,
     TrainingError,
     TxlError,
+    counted,
     message_of,
     one_line,
 )
@@ -130,7 +131,7 @@ class World:
         if self.alone or device.type != "cuda" or (own < n_gpu and device.index in (None, own)):
             return
         raise ConfigError(
-            f"process {own} cannot use {device}: this machine has {n_gpu} GPUs, and each process needs one of "
+            f"process {own} cannot use {device}: this machine has {counted(n_gpu, 'GPU')}, and each process needs one of "
             "its own; use train.device=cuda and --nproc-per-node of as many at most, or train.device=cpu"
         )
 

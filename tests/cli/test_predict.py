@@ -188,7 +188,7 @@ class TestProcess:
             assert child.wait() == 130, err
         n = out.read_bytes().count(b"\n")
         assert 0 < n < 4 * N
-        last = f"interrupted; {n:,} lines are in 'found.tsv'; go on with the same command and --resume"
+        last = f"interrupted; 'found.tsv' has {n:,} line{'s' * (n != 1)}; go on with the same command and --resume"
         assert err.decode().splitlines()[-1] == last
         assert txl(*command, "found.tsv", "--resume").status == txl(*command, "whole.tsv").status == 0
         assert out.read_bytes() == Path("whole.tsv").read_bytes()

@@ -181,7 +181,7 @@ def test_pairs_count_ties_half(txl: Txl, workbench: Path) -> None:
     Path("plain.csv").write_text("".join(f"{good},{bad}\n" for good, bad in pairs))
     for name in ("beside.jsonl", "named.tsv", "plain.tsv", "plain.csv"):
         answer = txl("score", "model", name, "--pairs", "--batch-size", "2", "--out", f"{name}.out", *EXACT)
-        assert answer.out.startswith(f"accuracy {sum(expected) / 4:.4f} (4 pairs, 1 ties counted half, fp32"), answer
+        assert answer.out.startswith(f"accuracy {sum(expected) / 4:.4f} (4 pairs, 1 tie counted half, fp32"), answer
         rows = table(Path(f"{name}.out").read_text())
         assert [float(row["credit"]) for row in rows] == expected
         assert [(row["good"], row["bad"]) for row in rows] == pairs

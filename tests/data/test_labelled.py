@@ -151,7 +151,7 @@ class TestLabelledTexts:
     def test_what_does_not_fit_together_is_refused(self):
         with pytest.raises(CorpusError, match="no texts to learn from"):
             LabelledTexts([], BYTES, NUMBER)
-        with pytest.raises(ConfigError, match="line 2: 1 texts, but 2 in line 1"):
+        with pytest.raises(ConfigError, match="line 2: 1 text, but 2 in line 1"):
             LabelledTexts(
                 [Example("a", "b", label=1.0, place="line 1"), Example("a", label=1.0, place="line 2")], BYTES, NUMBER
             )

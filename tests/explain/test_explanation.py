@@ -157,7 +157,7 @@ def test_progress_counts_every_token_of_both_readings_and_the_mode_of_the_model_
 
 def test_what_cannot_be_read():
     model = make("paper")
-    with pytest.raises(CorpusError, match="has 1 tokens; at least 2"):
+    with pytest.raises(CorpusError, match="has 1 token; at least 2"):
         facts_of(model, stream(1), reading(model))
     with pytest.raises(TokenizerError, match="99"):
         facts_of(model, np.array([1, 99]), reading(model))

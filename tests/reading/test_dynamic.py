@@ -172,7 +172,7 @@ def test_mean_squares_that_are_none_are_refused() -> None:
     nothing = {name: torch.zeros_like(x) for name, x in model.named_parameters()}
     with pytest.raises(ConfigError, match="mean squares must be numbers that are not all 0"):
         evaluate(model, some_ids(20), dynamic=Dynamic(mean_squares=nothing))
-    with pytest.raises(CorpusError, match="the training text has 1 tokens; at least 2 are needed"):
+    with pytest.raises(CorpusError, match="the training text has 1 token; at least 2 are needed"):
         mean_squares(model, some_ids(1))
     with pytest.raises(TokenizerError, match="token id 13 is outside the vocabulary"):
         mean_squares(model, np.array([1, 13]))

@@ -164,7 +164,7 @@ def test_counts_are_those_given_or_one_character_a_token() -> None:
     ("ids", "settings", "error", "match"),
     [
         ([], {}, CorpusError, "has 0 tokens; at least 2 are needed"),
-        ([3], {}, CorpusError, "has 1 tokens; at least 2 are needed"),
+        ([3], {}, CorpusError, "has 1 token; at least 2 are needed"),
         ([3, 13], {}, TokenizerError, r"token id 13 is outside the vocabulary \(13\); is this the model's tokenizer\?"),
         ([-2, 3], {}, TokenizerError, "token id -2 is outside the vocabulary"),
         ([1, 2], {"tgt_len": 0}, ConfigError, r"tgt_len \(0\) and batch_size \(1\) must be at least 1"),

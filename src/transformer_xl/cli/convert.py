@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from transformer_xl.cli.options import Json, Overrides, Positive
 from transformer_xl.console import progress, say, warn
-from transformer_xl.errors import CheckpointError, ConfigError, shown
+from transformer_xl.errors import CheckpointError, ConfigError, counted, shown
 
 if TYPE_CHECKING:
     from transformer_xl.conversion.convert import Converted
@@ -104,7 +104,8 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
     attention = getattr(config, "attention", config.kind)
     other = "" if attention == config.kind else f", {attention}"
     print(
-        f"{converted.kind} checkpoint '{converted.weights}': {converted.n_parameters:,} parameters, {config.n_layer} layers, "
+        f"{converted.kind} checkpoint '{converted.weights}': {converted.n_parameters:,} parameters, "
+        f"{counted(config.n_layer, 'layer')}, "
         f"vocabulary {config.vocab_size:,}, memory {config.mem_len:,}{other}"
     )
     if config.head is not None:

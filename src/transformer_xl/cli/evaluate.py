@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Json, Opening, Positive, ReadingChoice, TextChoice
 from transformer_xl.console import Bar, printable, progress, table, warn
-from transformer_xl.errors import ConfigError, TrainingError
+from transformer_xl.errors import ConfigError, TrainingError, counted
 from transformer_xl.files import check_file
 
 if TYPE_CHECKING:
@@ -402,7 +402,7 @@ def _print_stream(job: _Job, text: "Text", reading: "Reading", score: "Score", c
         return
     unit, heading = job.opened.tokenizer.counts, [line for each in comparisons for line in each.heading]
     what = ", ".join([text.what, reading.in_words(job.opened.model.config), *heading, reading.precision])
-    print(f"{what}: {score.tokens:,} tokens in {score.seconds:.1f} s ({score.tokens_per_second:,.0f} tokens/s)")
+    print(f"{what}: {counted(score.tokens, 'token')} in {score.seconds:.1f} s ({score.tokens_per_second:,.0f} tokens/s)")
     rows = [
         ("loss", f"{score.loss:.4f}", "nats per token"),
         ("ppl", f"{score.ppl:.2f}", "perplexity per token"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformer_xl.cli.generate_options import Options, refuse
 from transformer_xl.cli.prompts import Prompt
 from transformer_xl.console import progress, say, warn
+from transformer_xl.errors import counted
 from transformer_xl.generation.seeds import fresh_seed
 from transformer_xl.process import interrupts
 
@@ -202,8 +203,8 @@ def _search(run: str, options: Options, beams: int) -> bool:
         )
     printer.end()
     seconds = time.perf_counter() - begin
-    prompt_s, beam_s = (f"{n:,} {word}{'s' if n != 1 else ''}" for n, word in ((n_found, "prompt"), (beams, "beam")))
-    line = f"searched for {prompt_s} with {beam_s} in {seconds:.2f} s ({seconds / max(n_found, 1):.3f} s each)"
+    what = f"{counted(n_found, 'prompt')} with {counted(beams, 'beam')}"
+    line = f"searched for {what} in {seconds:.2f} s ({seconds / max(n_found, 1):.3f} s each)"
     line = f"{'interrupted; ' if received else ''}{line}; {describe_decoder(decoder)}"
     say(line, quiet=output.quiet or output.json_)
     return bool(received)
@@ -249,7 +250,7 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
     if task.goes_on_drawing and job.totals.n_written:
         line += ", continued"
     if session is not None and memory is not None and not options.remembered.read_only:
-        line += f"; {session.text.n_tokens:,} tokens saved to {memory}"
+        line += f"; {counted(session.text.n_tokens, 'token')} saved to {memory}"
     say(line, quiet=output.quiet or output.json_ or not world.first)
     return interrupted
 

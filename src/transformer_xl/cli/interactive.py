@@ -14,7 +14,7 @@ from transformer_xl.cli.job import WritingJob
 from transformer_xl.cli.printers import StreamPrinter, describe_decoder, print_events
 from transformer_xl.cli.prompts import Prompt, beginning, nothing, typed
 from transformer_xl.console import say
-from transformer_xl.errors import ConfigError, TxlError, did_you_mean, message_of, one_line
+from transformer_xl.errors import ConfigError, TxlError, counted, did_you_mean, message_of, one_line
 from transformer_xl.generation.sampling import NUMBERS
 from transformer_xl.generation.seeds import check_seed, text_seed
 from transformer_xl.generation.session import TextSession
@@ -92,7 +92,7 @@ class Conversation:
                 if not argument:
                     raise ConfigError("/load needs a file: /load FILE")
                 self._session.load(Path(argument))
-                say(f"{self._session.text.n_tokens:,} tokens are remembered")
+                say(f"{counted(self._session.text.n_tokens, 'token')} remembered")
             case "quit":
                 return False
             case "reset":
@@ -123,7 +123,7 @@ class Conversation:
         self._turn += 1
         events = job.run([prompt], received, self._session)
         if print_events(events, StreamPrinter(), len(prompt.ids), hidden=self._quiet):
-            say(f"\nstopped reading; {self._session.text.n_tokens:,} tokens are remembered")
+            say(f"\nstopped reading; {counted(self._session.text.n_tokens, 'token')} remembered")
         elif received:
             say("")
         received.clear()
@@ -144,7 +144,7 @@ class Conversation:
         if path is None:
             raise ConfigError("/save needs a file: /save FILE")
         self._session.save(path)
-        say(f"{self._session.text.n_tokens:,} tokens saved to {path}", quiet=self._quiet)
+        say(f"{counted(self._session.text.n_tokens, 'token')} saved to {path}", quiet=self._quiet)
 
     def _set(self, argument: str) -> None:
         if not argument:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from transformer_xl.cli.prompts import Prompt
+from transformer_xl.errors import counted
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.draft import Draft, Ended, Event
 from transformer_xl.generation.sampling import Sampling
@@ -48,7 +49,7 @@ class Totals:
 
 
 def _figures(n: int, seconds: float) -> str:
-    return f"{n:,} token{'s' if n != 1 else ''} in {seconds:.2f} s ({n / max(seconds, 1e-9):,.0f} tokens/s)"
+    return f"{counted(n, 'token')} in {seconds:.2f} s ({n / max(seconds, 1e-9):,.0f} tokens/s)"
 
 
 @dataclass

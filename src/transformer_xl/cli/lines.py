@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from transformer_xl.cli.options import Flag, Json
 from transformer_xl.cli.printers import show
 from transformer_xl.console import Bar, Unit, progress, say
-from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.errors import ConfigError, CorpusError, counted
 from transformer_xl.files import check_file, check_new
 from transformer_xl.process import is_alone
 
@@ -104,13 +104,13 @@ class LineOutput:
                         file.flush()
                         n_done += 1
             except KeyboardInterrupt:
-                there = f"{n_kept + n_done:,} lines are in '{self.out}'"
+                there = f"'{self.out}' has {counted(n_kept + n_done, 'line')}"
                 say(f"\ninterrupted; {there}; go on with the same command and --resume", quiet=self.quiet)
                 sys.exit(130)
         seconds = time.perf_counter() - begin
         rate = f" in {seconds:.1f} s ({n_done / seconds:,.0f} lines/s)" if n_done else ""
         kept = f" after {n_kept:,} that were there" if n_kept else ""
-        say(f"{n_done:,} lines{rate} written to '{self.out}'{kept}", quiet=self.quiet)
+        say(f"{counted(n_done, 'line')}{rate} written to '{self.out}'{kept}", quiet=self.quiet)
 
 
 def arriving(file: Path | None, *, instead: str = "a file", quiet: bool = False) -> "Arriving | None":

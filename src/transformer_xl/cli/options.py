@@ -22,7 +22,7 @@ from cyclopts import (
 from cyclopts.validators import Number
 
 from transformer_xl.console import warn
-from transformer_xl.errors import ConfigError, did_you_mean, nearest, one_line, shown
+from transformer_xl.errors import ConfigError, counted, did_you_mean, nearest, one_line, shown
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
@@ -168,7 +168,7 @@ class TextChoice:
             texts = read_task(task, seed=opened.config.train.seed)
             chosen, what = (texts.train, "learned from") if self.split == "train" else (texts.valid, "held out")
             examples = (each.example if task.kind == "span" else each for each in chosen)
-            return f"the {len(chosen):,} texts of '{files.train}' that were {what}", examples
+            return f"the {counted(len(chosen), 'text')} of '{files.train}' that were {what}", examples
         wanted = (self.split,) if self.split else ("test", "valid")
         found = self.file or next((file for name in wanted if files and (file := getattr(files, name))), None)
         if found is None:

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from transformer_xl.cli.lines import STDIN, LineOutput, arriving, check_alone
 from transformer_xl.cli.options import Flag, Natural, Opening, Positive, Precision
 from transformer_xl.console import Bar, progress, say, table
-from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.errors import ConfigError, CorpusError, counted
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
@@ -127,8 +127,8 @@ def score(
         return
     _score_parts(opened, scorer, file, spans or per or "line", memory, tally, unigram=unigram)
     mean = f" ({tally.nats / tally.tokens:.4f} per token)" if tally.tokens else ""
-    what = f"{tally.n:,} spans" if spans else f"{tally.line:,} lines"
-    sums = f"{tally.tokens:,} tokens: {tally.nats:,.1f} nats{mean}"
+    what = counted(tally.n, "span") if spans else counted(tally.line, "line")
+    sums = f"{counted(tally.tokens, 'token')}: {tally.nats:,.1f} nats{mean}"
     say(f"{what}, {sums}, {chosen}, {time.perf_counter() - begin:.1f} s", quiet=output.quiet)
 
 
@@ -286,4 +286,6 @@ def _accuracy(figures: dict[str, Any], how: str) -> str:
         return f"{accuracy}, perplexity {figures['ppl']:,.1f} (the last word of {n:,} texts, {how})"
     each = table([["file", "accuracy"], *([name, f"{value:.4f}"] for name, value in files.items())]) + "\n"
     mean = f"mean of {len(files)} files, " if len(files) > 1 else ""
-    return f"{each if mean else ''}{accuracy} ({mean}{n:,} pairs, {figures['ties']:,} ties counted half, {how})"
+    return (
+        f"{each if mean else ''}{accuracy} ({mean}{counted(n, 'pair')}, {counted(figures['ties'], 'tie')} counted half, {how})"
+    )

@@ -11,7 +11,7 @@ from cyclopts.validators import Number
 
 from transformer_xl.cli.options import Flag, Natural, Opening, Positive, Precision, Repeated
 from transformer_xl.console import say
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.errors import CheckpointError, ConfigError, counted
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
@@ -187,7 +187,7 @@ def serve(
     say(_greeting(service, server, room.sessions, has_keys=bool(keys), device=str(opened.device)))
     server.run_until_ended()
     if n := service.sessions.n_unsaved:
-        raise CheckpointError(f"{n} sessions could not be saved in '{room.sessions}'; free disk space, or check it")
+        raise CheckpointError(f"{counted(n, 'session')} could not be saved in '{room.sessions}'; free disk space, or check it")
     say("ended; every session is saved" if room.sessions else "ended", quiet=quiet)
 
 

@@ -16,7 +16,7 @@ from transformer_xl.config.run import TrainConfig
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface, pytorch, xlnet_huggingface
 from transformer_xl.conversion.vocabulary import to_vocab_state
-from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
+from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, counted
 from transformer_xl.files import write_file
 from transformer_xl.hub import CARD_FILE, model_card
 from transformer_xl.model.build import make_model
@@ -133,7 +133,7 @@ def _training(source: str | Path, unit: str) -> str:
     match checkpoint.state:
         case {"tokens": int(tokens)}:
             facts.append(
-                f"training: {checkpoint.step:,} steps, {tokens:,} tokens in all, in segments of {config.train.tgt_len}"
+                f"training: {counted(checkpoint.step, 'step')}, {tokens:,} tokens in all, in segments of {config.train.tgt_len}"
             )
     match checkpoint.state:
         case {"record": {"best": {"loss": float(nats), "step": step}}} if step == checkpoint.step and not config.model.head:

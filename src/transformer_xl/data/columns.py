@@ -170,11 +170,6 @@ class ColumnFinder:
         )
 
 
-def counted(n: int, what: str = "column") -> str:
-    """Return a number of things, such as columns, in words."""
-    return f"{n} {what}{'s' if n != 1 else ''}"
-
-
 def _is_number(name: str) -> bool:
     """Return whether a column is told by its number; ٣ is a name."""
     return name.isascii() and name.isdecimal()

@@ -12,9 +12,9 @@ from itertools import chain
 from typing import NamedTuple
 
 from transformer_xl.config.run import TaskConfig
-from transformer_xl.data.columns import ColumnFinder, counted
+from transformer_xl.data.columns import ColumnFinder
 from transformer_xl.data.labels import Example
-from transformer_xl.errors import CorpusError
+from transformer_xl.errors import CorpusError, counted
 from transformer_xl.tokenizers.spaceless import join_words
 
 DOCUMENT = "-DOCSTART-"
@@ -96,7 +96,7 @@ def _words_in(rows: Sequence[_Line], form: _Format, file: str) -> Iterator[tuple
             if text.startswith("#"):
                 continue
             why = "is one missing?" if len(cells) < form.n else "is a line end missing?"
-            raise CorpusError(f"{place}: it has {counted(len(cells))}, but line {form.line} has {form.n}; {why}")
+            raise CorpusError(f"{place}: it has {counted(len(cells), 'column')}, but line {form.line} has {form.n}; {why}")
         if form.n == _N_CONLLU and _NO_WORD.fullmatch(cells[0]):
             continue
         word, label = cells[form.word], "" if form.label is None else cells[form.label].strip()

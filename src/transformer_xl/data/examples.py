@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from transformer_xl.config.run import TaskConfig
-from transformer_xl.data.columns import FILES, ColumnFinder, Columns, counted
+from transformer_xl.data.columns import FILES, ColumnFinder, Columns
 from transformer_xl.data.conll import DOCUMENT, read_sentences
 from transformer_xl.data.labels import Example, Label, label_number, whole_documents
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, MAX_LINE_BYTES, FileRange, numbered_lines, read_blocks
-from transformer_xl.errors import CorpusError, shown
+from transformer_xl.errors import CorpusError, counted, shown
 from transformer_xl.files import files_below
 from transformer_xl.tokenizers.spaceless import join_words
 from transformer_xl.untrusted import is_unicode, not_utf8, parse_texts
@@ -280,7 +280,7 @@ class _Reader:
         if n == 0:
             raise CorpusError(f"{place}: it is empty; give a text, or leave the line out")
         why = "is a tab missing?" if n < n_name else "is there a tab or comma inside of a text?"
-        raise CorpusError(f"{place}: it has {counted(n)}, but line 1 has {n_name}; {why}")
+        raise CorpusError(f"{place}: it has {counted(n, 'column')}, but line 1 has {n_name}; {why}")
 
     # JSON
 
@@ -398,7 +398,7 @@ class _Reader:
         self._n_choice = (0 if self._for_scores else self._n_choice) or len(choices)
         if len(choices) != self._n_choice or len(choices) < 2:
             least = f"; those before have {self._n_choice}" if len(choices) != self._n_choice else ", not two or more"
-            raise CorpusError(f"{place}: it has {len(choices)} choice{'s' * (len(choices) != 1)}{least}")
+            raise CorpusError(f"{place}: it has {counted(len(choices), 'choice')}{least}")
         if columns.question is not None:
             question = self._text(fields, columns.question, place)
             choices = [answered(question, choice) for choice in choices]
@@ -441,7 +441,9 @@ def _questions(value: dict[str, Any], place: str) -> Iterator[tuple[str, Fields]
         return
     options, answers = value.get("options"), value.get("answers") or [None] * len(questions)
     if not isinstance(options, list) or not isinstance(answers, list) or not len(options) == len(answers) == len(questions):
-        raise CorpusError(f"{place}: it has {len(questions)} questions, but not as many lists of options, and answers")
+        raise CorpusError(
+            f"{place}: it has {counted(len(questions), 'question')}, but not as many lists of options, and answers"
+        )
     name = str(value.get("id", ""))
     for i, (question, option, answer) in enumerate(zip(questions, options, answers, strict=True), 1):
         fields = {"article": value.get("article"), "question": question, "options": option, "answer": answer}

@@ -29,7 +29,7 @@ from transformer_xl.data.labels import Example, labels_of
 from transformer_xl.data.layout import Layout, Row, batch_of, texts_of
 from transformer_xl.data.order import ORDER, permutation
 from transformer_xl.data.streams import EndlessStream
-from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.errors import ConfigError, CorpusError, counted
 
 WINDOW = 64
 """Batches among which examples are sorted by length."""
@@ -78,7 +78,8 @@ class LabelledTexts:
             texts = texts_of(example)
             if len(texts) != n_text:
                 raise ConfigError(
-                    f"{example.place}: {len(texts)} texts, but {n_text} in {examples[0].place}; give all examples equally many"
+                    f"{example.place}: {counted(len(texts), 'text')}, but {n_text} in {examples[0].place}; "
+                    f"give all examples equally many"
                 )
             for i, text in enumerate(texts):
                 if i or last[0] != text or last[1] < 0:

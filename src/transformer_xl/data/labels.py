@@ -13,7 +13,7 @@ from transformer_xl.batch import NOT_SCORED
 from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.entities import Scheme, fault
-from transformer_xl.errors import CorpusError, did_you_mean, shown
+from transformer_xl.errors import CorpusError, counted, did_you_mean, shown
 
 Label = str | float | int | tuple[str, ...]
 """A class; a number; the index of a choice; the labels of a text, possibly none; or those of its words."""
@@ -115,12 +115,13 @@ def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...
     if not names:
         raise CorpusError(f"{file}: no text has any label; name the column of labels by --label (task.label)")
     if len(names) == 1 and task.kind != "multilabel":
-        what = "words" if task.kind == "tokens" else f"{len(examples):,} texts"
+        what = "words" if task.kind == "tokens" else counted(len(examples), "text")
         raise CorpusError(f"{file}: all {what} have the label {shown(names[0])}; give texts of two classes or more")
     if task.kind == "classification" and len(names) > max(_MOST_CLASSES, len(examples) // 2):
         some = ", ".join(map(shown, names[:_MOST_SHOWN]))
         raise CorpusError(
-            f"{file}: {len(names):,} different labels in {len(examples):,} texts ({some}, …) are no classes; name the column "
+            f"{file}: {len(names):,} different labels in {counted(len(examples), 'text')} ({some}, …) "
+            f"are no classes; name the column "
             "of the label by --label (task.label), or use --task regression for numbers"
         )
     if len(names) > MOST_LABELS:

@@ -34,7 +34,7 @@ from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.padding import find_padding
 from transformer_xl.data.splits import is_cut_inside
 from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha256, kind_of_file
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError, counted
 from transformer_xl.files import locked, make_directories, replace_file
 from transformer_xl.process import cores, is_reporter
 from transformer_xl.tokenizers.ids import MOST_IDS, IdTokenizer
@@ -187,7 +187,7 @@ def _notes(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> Iterator[s
     """Yield what may not be meant: files that are no text, and documents that are cut between splits."""
     if corpus.left_out:
         total = len(corpus.files) + len(corpus.left_out)
-        what = f"{len(corpus.left_out):,} of {total:,} files in '{corpus.name}'"
+        what = f"{len(corpus.left_out):,} of {counted(total, 'file')} in '{corpus.name}'"
         yield f"{what} are binary (NUL or control bytes) and left out: {_some(corpus.left_out)}"
     reads_bytes = tokenizer.reads_bytes if isinstance(tokenizer, Tokenizer) else tokenizer.kind == "byte"
     if reads_bytes and (foreign := [file for file in corpus.files if kind_of_file(file) != "UTF-8"]):

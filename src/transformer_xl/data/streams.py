@@ -25,7 +25,7 @@ import torch
 
 from transformer_xl.batch import NOT_SCORED, Batch, Rows
 from transformer_xl.data.order import ORDER, PlainText, Shuffle, ShuffledText
-from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.errors import ConfigError, CorpusError, counted
 
 _LOOK_BACK = 64  # tokens; a sentence usually has fewer
 
@@ -248,7 +248,7 @@ class SegmentStream(LaneStream):
         self._lane_len = (len(ids) - 1) // batch_size
         if self._lane_len < tgt_len:
             raise CorpusError(
-                f"text too short: the training split has {len(ids):,} token{'s' if len(ids) != 1 else ''}, and "
+                f"text too short: the training split has {counted(len(ids), 'token')}, and "
                 f"{batch_size * tgt_len + 1:,} are needed, for train.batch_size ({batch_size}) pieces of train.tgt_len "
                 f"({tgt_len}); give more text, or lower these two"
             )

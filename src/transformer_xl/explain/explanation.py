@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from transformer_xl.config.model import AttentionConfig, ModelConfig
-from transformer_xl.errors import CheckpointError, CorpusError
+from transformer_xl.errors import CheckpointError, CorpusError, counted
 from transformer_xl.explain.attention import AttentionWatch, Details, DistanceBins
 from transformer_xl.explain.token_text import text_of
 from transformer_xl.kernels.device import Precision, autocast
@@ -144,7 +144,9 @@ def find_facts(
 ) -> Facts:
     """Read a text and find the facts about its tokens. Each is read and reported twice if there is memory."""
     if len(ids) < 2:
-        raise CorpusError(f"the text has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
+        raise CorpusError(
+            f"the text has {counted(len(ids), 'token')}; at least 2 are needed, because nothing predicts the first"
+        )
     check_ids(ids, vocab_size=model.vocab_size)
     reading, without = replace(reading, tgt_len=min(reading.tgt_len, len(ids) - 1), precision=precision), None
     if remembers(model, reading):

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import Bounds, CheckpointError, ConfigError
+from transformer_xl.errors import Bounds, CheckpointError, ConfigError, counted
 from transformer_xl.generation.fastest import Compile, open_fastest
 from transformer_xl.generation.inputs import (
     Ids,
@@ -394,7 +394,8 @@ class Decoder:
         most = self.n_rewindable(row)
         if not 0 <= n <= most:
             raise ConfigError(
-                f"row {row} cannot go back by {n} tokens, {most} are possible; take(row) before reading, and put it back"
+                f"row {row} cannot go back by {counted(n, 'token')}, {most} are possible; "
+                f"take(row) before reading, and put it back"
             )
         self._stream.rewind(row, n)
         if n:

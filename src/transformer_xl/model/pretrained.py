@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config.model import ModelConfig, read_config
-from transformer_xl.errors import CheckpointError, ConfigError, beside, one_line, shown
+from transformer_xl.errors import CheckpointError, ConfigError, beside, counted, one_line, shown
 from transformer_xl.files import FileRecord, make_directories, record_of, replace_file, whole_file, write_file
 from transformer_xl.hub import CARD_FILE, download, model_card, upload
 from transformer_xl.manifest import MANIFEST_FILE, Manifest, encode_manifest, read_manifest
@@ -181,7 +181,8 @@ def fitting_blueprint(
     """
     if config.n_layer > len(tensors):  # even empty, a billion layers would fill the memory
         raise CheckpointError(
-            f"'{origin}' has {len(tensors)} tensors, its config asks for {config.n_layer} layers; not the same model?"
+            f"'{origin}' has {len(tensors)} tensors, its config asks for {counted(config.n_layer, 'layer')}; "
+            f"not the same model?"
         )
     try:
         model = blueprint(make, config)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.batch import NOT_SCORED, Rows
-from transformer_xl.errors import ConfigError, CorpusError, TrainingError
+from transformer_xl.errors import ConfigError, CorpusError, TrainingError, counted
 from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.call import Execution
@@ -222,7 +222,7 @@ def mean_squares(
     check_reads_on(model)
     ids, reading = np.asarray(token_ids), replace(reading, **options)
     if len(ids) < 2:
-        raise CorpusError(f"the training text has {len(ids)} tokens; at least 2 are needed for mean squares")
+        raise CorpusError(f"the training text has {counted(len(ids), 'token')}; at least 2 are needed for mean squares")
     check_ids(ids, vocab_size=model.vocab_size)
     tgt_len, chosen = min(reading.tgt_len, len(ids) - 1), precision_of_learning(reading.precision, model.device)
     with scoring(model):

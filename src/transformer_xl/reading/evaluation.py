@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from transformer_xl.batch import NOT_SCORED
-from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.errors import ConfigError, CorpusError, counted
 from transformer_xl.files import whole_file
 from transformer_xl.kernels.device import precision_of_segments
 from transformer_xl.model.base import LanguageModel, check_reads_on
@@ -205,7 +205,9 @@ def _checked(token_ids: np.ndarray | torch.Tensor, model: LanguageModel) -> np.n
     if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
         raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
     if len(ids) < 2:
-        raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
+        raise CorpusError(
+            f"the text to score has {counted(len(ids), 'token')}; at least 2 are needed, because nothing predicts the first"
+        )
     check_ids(ids, vocab_size=model.vocab_size)
     return ids
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field, model_validator
 
+from transformer_xl.errors import counted
 from transformer_xl.generation.draft import Read
 from transformer_xl.generation.session import TextState
 from transformer_xl.reading.rows import whole_characters
@@ -311,5 +312,5 @@ def _require_at(session: Session, at: int | None) -> None:
     """Refuse a call that was meant for another place of the text, such as one that is repeated."""
     session.require_free()
     if at is not None and at != session.text.n_tokens:
-        message = f"the session has {session.text.n_tokens} tokens, not {at} (at); go on from there"
+        message = f"the session has {counted(session.text.n_tokens, 'token')}, not {at} (at); go on from there"
         raise RefusalError(409, message, code="moved", extra={"n_tokens": session.text.n_tokens})

@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_xl.data.entities import entities_of, name_entities
 from transformer_xl.data.labels import Example, Label
-from transformer_xl.errors import CorpusError, shown
+from transformer_xl.errors import CorpusError, counted, shown
 from transformer_xl.tasks.answer_scores import best_threshold, exact_and_f1
 
 _FEWEST = 10  # texts that may well be alike, if nobody knows their labels
@@ -245,7 +245,7 @@ class TaskScore:
     def in_words(self) -> str:
         """Return the metrics on one line."""
         unit = "word" if self.kind == "tokens" else "text"
-        return f"{metrics_in_words(self.metrics)} ({self.n:,} {unit}{'s' * (self.n != 1)})"
+        return f"{metrics_in_words(self.metrics)} ({counted(self.n, unit)})"
 
 
 class Tally(ABC):

@@ -28,7 +28,7 @@ from transformer_xl.data.labels import Example, labels_of, whole_documents
 from transformer_xl.data.layout import Layout, Row, batch_of
 from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import FileRange, read_blocks
-from transformer_xl.errors import ConfigError, CorpusError, NotFiniteError, TokenizerError, shown
+from transformer_xl.errors import ConfigError, CorpusError, NotFiniteError, TokenizerError, counted, shown
 from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_device, choose_precision
 from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Memory
@@ -389,5 +389,6 @@ def _check_choices(examples: Iterable[Example]) -> None:
     for example in examples:
         if len(example.choices) < 2:
             raise CorpusError(
-                f"{example.where}it has {len(example.choices)} choices, and the model chooses among 2 or more; give them"
+                f"{example.where}it has {counted(len(example.choices), 'choice')}, and the model chooses among 2 or more; "
+                f"give them"
             )

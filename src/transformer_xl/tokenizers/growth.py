@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from transformer_xl.errors import ConfigError, TokenizerError, named, shown
+from transformer_xl.errors import ConfigError, TokenizerError, counted, named, shown
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.tokenizers.characters import CharTokenizer
 from transformer_xl.tokenizers.kinds import tokenizer_from_dict
@@ -72,10 +72,10 @@ def in_words(tokenizer: Tokenizer, counts: Counter[str]) -> str:
     unit = "word" if isinstance(tokenizer, WordTokenizer) else "character"
     (first, n), *others = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     name = shown if unit == "word" else named
-    parts = [f"{name(first)} {n:,} time{'s' * (n > 1)}"]
+    parts = [f"{name(first)} {counted(n, 'time')}"]
     parts += [f"{name(each)} {n:,}" for each, n in others[: _MOST_NAMED - 1]]
     more = ", …" if len(counts) > _MOST_NAMED else ""
-    return f"{len(counts):,} {unit}{'s' * (len(counts) > 1)}: {', '.join(parts)}{more}"
+    return f"{counted(len(counts), unit)}: {', '.join(parts)}{more}"
 
 
 def grown(tokenizer: Tokenizer, counts: Counter[str]) -> Tokenizer:

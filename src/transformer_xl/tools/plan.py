@@ -11,7 +11,7 @@ from transformer_xl.config.model import KINDS, ModelConfig
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import in_bytes, printable, short
 from transformer_xl.data.named import NAMED
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, counted
 from transformer_xl.model.base import LanguageModel
 from transformer_xl.model.build import completed
 from transformer_xl.model.kinds import MODELS
@@ -262,7 +262,7 @@ def plan_table(plan: Plan) -> str:
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH, subsequent_indent="  ")]
     model = plan.model
     where = plan.hardware.name if plan.gpus == 1 else f"{plan.gpus} × {plan.hardware.name}"
-    shape = f"{model.kind}, {model.n_layer} layers, width {model.d_model}, memory {model.mem_len:,}"
+    shape = f"{model.kind}, {counted(model.n_layer, 'layer')}, width {model.d_model}, memory {model.mem_len:,}"
     return "\n".join([printable(f"{plan.recipe}: {shape}; {where}, {plan.hardware.precision}"), *lines, "", *wrapped])
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from transformer_xl import console
 from transformer_xl.console import clock
 from transformer_xl.data.text import text_difference
+from transformer_xl.errors import counted
 from transformer_xl.tools.ablation import Ablation
 from transformer_xl.tools.variants import AblationPlan
 
@@ -174,7 +175,7 @@ def forecast_text(ablation: Ablation, forecast: list[dict[str, Any]]) -> str:
         budget = ["?", "?"] if row["steps"] is None else [f"{row['steps']:,}", clock(row["seconds"])]
         rows.append([row["variant"], f"{row['parameters']:,}", _share(row["more_parameters"]), *times, *budget])
     n_run, total = len(ablation.plan.trials), sum(row["seconds"] or 0 for row in forecast) * ablation.plan.seeds
-    note = f"{n_run} runs, {clock(total)} of training in all; validation and scoring come on top."
+    note = f"{counted(n_run, 'run')}, {clock(total)} of training in all; validation and scoring come on top."
     return "\n".join([console.table(rows), "", note, f"They go to {ablation.directory}."])
 
 

@@ -11,7 +11,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import progress, say
 from transformer_xl.data.prepare import PreparedCorpus, prepare
-from transformer_xl.errors import TrainingError, TxlError
+from transformer_xl.errors import TrainingError, TxlError, counted
 from transformer_xl.reading.reading import Reading
 from transformer_xl.tools.ablation import Ablation
 from transformer_xl.tools.budget import ROUNDS, Pace, budgeted, make_parts, measure_paces, n_parameters, steps_of
@@ -99,7 +99,7 @@ class Worker:
         n_run, n_done = len(plan.trials), sum(map(self.is_done, plan.trials))
         seeds = f" with {plan.seeds} seeds" if plan.seeds > 1 else ""
         done = f", {n_done} of them done" if n_done else ""
-        self._say(f"{self.ablation.directory}: {len(plan.variants)} variants{seeds}, {n_run} runs{done}")
+        self._say(f"{self.ablation.directory}: {counted(len(plan.variants), 'variant')}{seeds}, {counted(n_run, 'run')}{done}")
         paces = self.paces
         while True:
             busy, progressed = [], False

@@ -31,7 +31,7 @@ from transformer_xl.data.labels import balanced_weights, document_borders, label
 from transformer_xl.data.layout import Layout
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
-from transformer_xl.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError, shown
+from transformer_xl.errors import CheckpointError, ConfigError, NotFiniteError, TrainingError, counted, shown
 from transformer_xl.model.build import make_blueprint
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.pictures import can_draw
@@ -211,7 +211,7 @@ class FineTuning(Objective[TaskOutcome]):
         return LabelledStream(self.rows, **sizes, **process)
 
     def contents(self, config: RunConfig) -> str:
-        return f"{self.sizes['train']:,} texts to learn from, {self.sizes['valid']:,} to validate on"
+        return f"{counted(self.sizes['train'], 'text')} to learn from, {self.sizes['valid']:,} to validate on"
 
     def notes(self, config: RunConfig) -> Iterator[str]:
         task, head, rows, valid = config.task, config.model.head, self.rows, self.texts.valid
@@ -269,7 +269,7 @@ class FineTuning(Objective[TaskOutcome]):
         """Score the best weights, which `load` takes, on the validation and test texts, and draw the confusions."""
         trainer = run.trainer
         why = f", because {run.since_best} validations in a row brought nothing better" if trainer.progress < 1 else ""
-        did = f"{trainer.step:,} steps, {clock(trainer.seconds)} of training{why}"
+        did = f"{counted(trainer.step, 'step')}, {clock(trainer.seconds)} of training{why}"
         finished = trainer.step == run.began
         run.display.say(
             f"finished already: {did}; to train longer: {run.resume_command}" if finished else f"finished after {did}"

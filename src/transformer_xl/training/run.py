@@ -19,7 +19,7 @@ from transformer_xl.data.named import SPLITS
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare, texts_of
 from transformer_xl.data.streams import EndlessStream, SegmentStream
 from transformer_xl.data.text import not_scored, undivided
-from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError, counted
 from transformer_xl.generation.generate import generate
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.model.base import LanguageModel
@@ -255,7 +255,7 @@ class Pretraining(Objective[Outcome]):
     def conclude(self, run: Run[Outcome], received: list[int]) -> Outcome:
         """Score the finished model with and without memory, and report the difference."""
         split, trainer, say = self.prepared.splits["valid"], run.trainer, run.display.say
-        did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
+        did = f"{counted(trainer.step, 'step')}, {counted(trainer.tokens, 'token')} in {clock(trainer.seconds)} of training"
         if trainer.step == run.began:
             say(f"finished already: {did}; to train longer: {run.resume_command}")
         else:

@@ -17,7 +17,7 @@ from transformer_xl.config.model import read_config
 from transformer_xl.config.recipes import apply_overrides
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import in_bytes
-from transformer_xl.errors import CheckpointError, ConfigError, TrainingError, lacks_memory, no_memory, written
+from transformer_xl.errors import CheckpointError, ConfigError, TrainingError, counted, lacks_memory, no_memory, written
 from transformer_xl.kernels.device import Precision, choose_device, choose_precision
 from transformer_xl.model.adapters import add_adapters
 from transformer_xl.model.base import LanguageModel, SequenceModel
@@ -241,7 +241,7 @@ def ready_model(config: RunConfig, world: World) -> ReadyModel:
     n_row = config.train.batch_size // world.size
     memory = n_row * config.model.mem_len * config.model.numbers_per_position * _FP32
     with world.agreed():
-        parts = f"weights and gradients {in_bytes(weights)}, memory of {n_row:,} lanes {in_bytes(memory)}"
+        parts = f"weights and gradients {in_bytes(weights)}, memory of {counted(n_row, 'lane')} {in_bytes(memory)}"
         check_room(weights + memory, device, f"training ({parts})")  # activations and optimizer come on top
     torch.manual_seed(config.train.seed)
     model = make_model(config.model)
@@ -374,7 +374,9 @@ def _mishaps(directory: RunDirectory, config: RunConfig, display: Display) -> It
             raise
         steps = directory.store().steps() if directory.holds_run else ()
         goes_on = f"; step {max(steps):,} is saved, and --resume goes on from it" if steps else ""
-        lanes = f"{config.train.batch_size // config.train.accumulate:,} lanes of {config.train.tgt_len:,} tokens at once"
+        lanes = (
+            f"{counted(config.train.batch_size // config.train.accumulate, 'lane')} of {config.train.tgt_len:,} tokens at once"
+        )
         remedy = "raise train.accumulate, set train.checkpoint_layers=true, or lower train.batch_size or train.tgt_len"
         said = no_memory(error)
         remedy += ", or set train.graph=off" if " on GPU" in said else ""  # a graph keeps its memory between steps

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, counted
 from transformer_xl.tensor_file import TensorFile
 
 DTYPES = {
@@ -71,7 +71,7 @@ class TensorRef:
             file.seek(self.offset)
             n = file.readinto(data)
         if n != len(data):
-            raise CheckpointError(f"'{self.path}' ends {len(data) - n} bytes too early; copy or download it again")
+            raise CheckpointError(f"'{self.path}' ends {counted(len(data) - n, 'byte')} too early; copy or download it again")
         complaint = self.storage.verify([data]) if self.storage.verify and n == self.storage.size else None
         if complaint:
             raise CheckpointError(f"'{self.path}' is damaged: {complaint}; copy or download it again")

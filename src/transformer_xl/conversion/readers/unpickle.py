@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import torch
 
 from transformer_xl.conversion.readers.tensors import DTYPES, Storage, TensorRef, crc32, place
-from transformer_xl.errors import CheckpointError, one_line, shown
+from transformer_xl.errors import CheckpointError, counted, one_line, shown
 from transformer_xl.untrusted import open_regular
 
 MAX_DEPTH = 100
@@ -262,7 +262,7 @@ class _Reader(_Interpreter):
     def check_end(self) -> None:
         """Refuse a file that is too short, or in which something follows."""
         if n := self.end - self.file.tell():
-            what = f"ends {-n} bytes too early" if n < 0 else f"has {n} bytes too many at its end"
+            what = f"ends {counted(-n, 'byte')} too early" if n < 0 else f"has {counted(n, 'byte')} too many at its end"
             raise _RefusedError(f"{what}; copy or download it again")
 
     def count(self, n: int) -> None:
