@@ -78,11 +78,10 @@ def score(
 
     Args:
         run: directory of a run or of an exported model, or a hub id.
-        file: a text, a pipe, - (standard input), two sentences a line (with --pairs; the better one first), a text and its
-            choices a line (with --choices), blimp or lambada.
+        file: a text, a pipe, - (standard input); lines of pairs, the better first, or of a text and choices; blimp or lambada.
         per: what has a row: line, word, char or token. Default: line.
         spans: score parts of the text instead: a file of lines with start and end, in characters from 0; starts ascend.
-        memory: carried through the text, or reset before each line. Default: carried.
+        memory: carried through the text, or reset before each line. Default: carried; of an XLNet reset.
         unigram: also the nats of each line by the counts of tokens in the run's training text, as SLOR needs them.
         pairs: say how often the better sentence is more probable; ties count half.
         choices: rank what may stand in the gap _ of each text, or else at its end; accuracy, where the file has answers.
