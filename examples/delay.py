@@ -34,7 +34,7 @@ def learn(mem_len: int, n_step: int) -> float:
     body = txl.TransformerXLBody(txl.TransformerXLConfig(**sizes, pre_lnorm=True, final_norm=True), d_input=1)
     answer = nn.Linear(32, 1)
     optimizer = torch.optim.AdamW([*body.parameters(), *answer.parameters()], lr=3e-3)
-    mems, errors = body.init_mems(LANES), []
+    mems, errors, span = body.init_mems(LANES), [], max(1, n_step // 10)
     for step, (x_BTF, target_BTF) in enumerate(numbers(n_step), start=1):
         y_BTD, mems = body(x_BTF, mems=mems)  # what it returns has no gradient, so each step learns from its own segment
         error = nn.functional.mse_loss(answer(y_BTD), target_BTF)
@@ -42,10 +42,9 @@ def learn(mem_len: int, n_step: int) -> float:
         error.backward()
         optimizer.step()
         errors.append(error.item())
-        if step % max(1, n_step // 10) == 0:
-            recent = errors[-max(1, n_step // 10) :]
-            print(f"memory of {mem_len}, step {step:,}: mean squared error {sum(recent) / len(recent):.4f}", flush=True)
-    return sum(recent) / len(recent)
+        if step % span == 0:
+            print(f"memory of {mem_len}, step {step:,}: mean squared error {sum(errors[-span:]) / span:.4f}", flush=True)
+    return sum(errors[-span:]) / span
 
 
 def main() -> None:
