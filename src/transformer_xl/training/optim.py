@@ -21,7 +21,7 @@ from transformer_xl.training.parallel import own_part
 Named = dict[str, nn.Parameter]
 
 _LAYER_NAME = re.compile(r"layers\.([0-9]+)\.")
-_CLUSTER_NAME = re.compile(r"(embedding\.(tables|projections)|softmax\.(weights|biases|projections))\.[0-9]+")
+_TAIL_NAME = re.compile(r"(embedding\.(tables|projections)|softmax\.(weights|biases|projections))\.[1-9][0-9]*")
 _PLATEAU_FACTOR, _PATIENCE = 0.5, 2
 """The `plateau` schedule multiplies the rate by this after more than so many validations without improvement."""
 
@@ -34,7 +34,7 @@ class Optimizers:
         self._names = {parameter: name for name, parameter in named.items()}
         self._config = config
         self.parts = OPTIMIZERS[config.optimizer](named, config)
-        self._clusters = [p for name, p in named.items() if _CLUSTER_NAME.fullmatch(_own_name(name))]
+        self._tails = [p for name, p in named.items() if _TAIL_NAME.fullmatch(_own_name(name))]
         self._rates_on_device: list[list[Tensor]] = []  # of the parts' groups, on the device, where graphs read them
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
         n_layer, decay = _n_layer(named), config.layer_lr_decay
@@ -73,7 +73,7 @@ class Optimizers:
             if isinstance(part, torch.optim.SGD) and found_inf is not None:
                 _fuse(part)
             part.step()
-            for parameter in self._clusters:
+            for parameter in self._tails:
                 _begin(part.state.get(parameter, {}), waits=found_inf is None)
         for parameter, factors in self._stacked.items():
             parameter.copy_(before[parameter].lerp(parameter, factors))
@@ -130,7 +130,7 @@ class Optimizers:
 
 
 def _begin(state: dict[str, Tensor], *, waits: bool) -> None:
-    """Have Adam count the steps of a cluster from the first token on that it meets.
+    """Have Adam count the steps of a tail of an adaptive softmax from the first token on that it meets.
 
     Until then gradients are zeros, and would be None in the authors' loop; m and v stay zeros, only the count must go back.
     `waits`: the count can be looked at.
