@@ -233,9 +233,7 @@ def test_choices_are_ranked_as_whole_texts(txl: Txl, workbench: Path) -> None:
     assert (figures["accuracy"], figures["choices"], figures["answers"]) == (0.75, 5, 2)
     found = [json.loads(line) for line in Path("found.jsonl").read_text().splitlines()]
     assert [row["credit"] for row in found] == [*(1.0 if k == best[0] else None for k in range(3)), None, 0.5]
-    assert txl("score", "model", "race.jsonl", "--choices", *EXACT).err.startswith(
-        "accuracy 0.0000 (2 choices, 1 answers, fp32"
-    )
+    assert txl("score", "model", "race.jsonl", "--choices", *EXACT).err.startswith("accuracy 0.0000 (2 choices, 1 answer, fp32")
     Path("race.jsonl").write_text(json.dumps({**gaps[1], "text": "The _ end ."}))  # only the question has a gap
     rows = table(txl("score", "model", "race.jsonl", "--choices", *EXACT).out)
     assert [row["text"] for row in rows] == ["The _ end . dog ran", "The _ end . dog The"]
@@ -337,6 +335,7 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
         "empty.txt --pairs": "'empty.txt' has no text; give another",
         "three.tsv --pairs": f"{which.format('three.tsv')} 'a', 'b', 'c'; give two sentences a line, the better first",
         "qqp.jsonl --pairs": f"{which.format('qqp.jsonl')} 'sentence1', 'sentence2'",
+        "ids.npy": "'ids.npy' is an array of ids, not lines of text; txl eval --file scores it",
         ". --pairs": "'.' is a directory, pipe or device; give a file",
         "gap.tsv --pairs": "'gap.tsv' line 2: it has 1 column, but line 1 has 2; is a tab missing?",
         "blimp --data nowhere": "blimp: no .jsonl files in 'nowhere'; get them from https://github.com/",

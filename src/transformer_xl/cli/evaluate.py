@@ -374,9 +374,9 @@ def _worth_of_memory(score: "Score", without: "Score", unit: str) -> _Comparison
 def _worth_of_temperature(score: "Score", divisor: float, chosen_on: "Text | None") -> _Comparison:
     plain = replace(score, nats=score.nats_at[1.0])
     figures = {"temperature": divisor, "temperature_chosen_on": chosen_on and chosen_on.what, "plain": plain.as_dict()}
-    how = f"temperature {divisor:g}" + (f", the best on the {chosen_on.what}," if chosen_on else "")
+    how = f"temperature {divisor:g}" + (f", the best on the {chosen_on.what}" if chosen_on else "")
     worth = f"worth {plain.loss - score.loss:z.4f} nats per token"
-    sentence = f"with {how} {score.loss:.4f} nats per token, without {plain.loss:.4f}: {worth}"
+    sentence = f"with {how}: {score.loss:.4f} nats per token, without it {plain.loss:.4f}, {worth}"
     return _Comparison(figures, sentence, [f"temperature {divisor:g}"])
 
 

@@ -108,6 +108,8 @@ def score(
     if unigram and (spans or per not in (None, "line")):
         raise ConfigError("--unigram is for lines; leave out --per and --spans")
     check_alone("txl score")
+    if file.suffix in (".npy", ".npz"):
+        raise CorpusError(f"'{file}' is an array of ids, not lines of text; txl eval --file scores it")
     from transformer_xl.data.corpora import benchmark_files
 
     opened = opening.open(run, any_model=True)
@@ -279,10 +281,10 @@ def _cell(value: object) -> str:
 def _accuracy(figures: dict[str, Any], how: str) -> str:
     accuracy = "no accuracy" if figures["accuracy"] is None else f"accuracy {figures['accuracy']:.4f}"
     if "choices" in figures:
-        return f"{accuracy} ({figures['choices']:,} choices, {figures['answers']:,} answers, {how})"
+        return f"{accuracy} ({counted(figures['choices'], 'choice')}, {counted(figures['answers'], 'answer')}, {how})"
     files, n = figures["files"], figures["n"]
     if "ppl" in figures:
-        return f"{accuracy}, perplexity {figures['ppl']:,.1f} (the last word of {n:,} texts, {how})"
+        return f"{accuracy}, perplexity {figures['ppl']:,.1f} (the last word of {counted(n, 'text')}, {how})"
     each = table([["file", "accuracy"], *([name, f"{value:.4f}"] for name, value in files.items())]) + "\n"
     mean = f"mean of {len(files)} files, " if len(files) > 1 else ""
     return (

@@ -174,7 +174,8 @@ def _arrays(path: Path) -> Iterator[tuple[str, int, np.ndarray]]:
         except StopIteration:
             return
         except Exception as error:  # what is no array can raise nearly anything
-            raise CorpusError(f"numpy cannot read '{path}' ({one_line(error)}); copy it or save it again") from None
+            reason = one_line(error).partition(". ")[0]  # what numpy advises then, to trust the file, is no advice here
+            raise CorpusError(f"numpy cannot read '{path}' ({reason}); copy it or save it again") from None
         what = f"'{path}'{name and f', array {name}'}"
         if array.dtype.kind not in "iu":
             raise CorpusError(f"{what} holds {array.dtype}, not integers; save ids with a type such as np.int32")
