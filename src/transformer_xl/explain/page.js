@@ -723,7 +723,7 @@ function listen() {
   const tokenAt = (event) => event.target.token;
   box.addEventListener("pointerover", (event) => {
     const token = tokenAt(event);
-    if (token !== undefined && !state.held && token !== state.at) inspect(token);
+    if (event.pointerType !== "touch" && token !== undefined && !state.held && token !== state.at) inspect(token); // a finger taps
   });
   box.addEventListener("click", (event) => {
     const token = tokenAt(event);
