@@ -15,6 +15,9 @@ Unit = Literal["tokens", "bytes", "texts"]
 LINE_SECONDS = 10.0
 """Time between two lines of progress where there is no terminal, and before the first."""
 
+_ENDLESS = 1_000_000
+"""Columns where there is no terminal."""
+
 _LEAST_ROOM = 30
 """Columns of a terminal that the last column of a table needs beside the others."""
 
@@ -65,13 +68,7 @@ def broken(text: str, width: int) -> str:
 
 def fitted(text: str) -> str:
     """Return a text broken as `table` breaks: for the terminal, or the width that COLUMNS says, if any."""
-    width = _columns()
-    return broken(text, width) if width else text
-
-
-def _columns() -> int:
-    """Return the width of the terminal that standard output is, or that COLUMNS says; 0: there is none."""
-    return shutil.get_terminal_size((0, 0)).columns
+    return broken(text, shutil.get_terminal_size((_ENDLESS, 0)).columns)
 
 
 def warn(message: str, *, quiet: bool = False) -> None:
@@ -109,8 +106,8 @@ def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
         bcdef   3
     """
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-    width = _columns()
-    if n_left == len(widths) and 0 < width < sum(widths) + 2 * len(widths) - 2:
+    width = shutil.get_terminal_size((_ENDLESS, 0)).columns
+    if n_left == len(widths) and width < sum(widths) + 2 * len(widths) - 2:
         return "\n".join(_narrow(rows, widths, width))
     lines = []
     for row in rows:

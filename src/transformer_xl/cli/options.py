@@ -9,16 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from cyclopts import (
-    UNSET,
-    App,
-    ArgumentCollection,
-    CycloptsError,
-    MissingArgumentError,
-    Parameter,
-    UnknownOptionError,
-    ValidationError,
-)
+from cyclopts import UNSET, App, ArgumentCollection, Parameter
+from cyclopts.exceptions import CycloptsError, MissingArgumentError, UnknownOptionError, ValidationError
 from cyclopts.validators import Number
 
 from transformer_xl.console import warn

@@ -12,15 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from transformer_xl.data.text_files import (
-    BLOCK_BYTES,
-    COMPRESSED,
-    Chunk,
-    FileRange,
-    content_size,
-    numbered_lines,
-    read_blocks,
-)
+from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, Chunk, FileRange, content_size, numbered_lines, read_blocks
 from transformer_xl.errors import CorpusError, one_line, shown
 from transformer_xl.tokenizers.ids import MOST_IDS, IdTokenizer
 from transformer_xl.untrusted import parse_json

@@ -9,16 +9,7 @@ from torch import Tensor
 
 from transformer_xl.errors import Bounds, CheckpointError, ConfigError, counted
 from transformer_xl.generation.fastest import Compile, open_fastest
-from transformer_xl.generation.inputs import (
-    Ids,
-    Mask,
-    RowIds,
-    batch_ids,
-    integers,
-    one_id_per_row,
-    ragged_ids,
-    row_mask,
-)
+from transformer_xl.generation.inputs import Ids, Mask, RowIds, batch_ids, integers, one_id_per_row, ragged_ids, row_mask
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.session_file import LAST, Origin, RowState, SessionFormat, check_origin, model_sha256
 from transformer_xl.kernels.device import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
