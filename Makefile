@@ -112,6 +112,7 @@ format: $(BIN)/.lint  ## apply the style
 bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against Hugging Face 4.35.2
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/xlnet.py
+	$(BIN)/python benchmarks/attribution.py
 	$(BIN)/python benchmarks/document_labels.py
 	$(BIN)/python benchmarks/processes.py
 	$(BIN)/python benchmarks/attention.py

@@ -6,6 +6,8 @@ import shutil
 import pytest
 
 from tests.explain.test_page import stored
+from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.explain.attribution import attribute
 
 
 def test_a_file_is_explained(txl, workbench):
@@ -57,6 +59,25 @@ def test_options_say_how_it_is_read(txl, workbench):
     assert not (workbench / "out" / "gain.png").exists()  # of the explanation before
 
 
+@pytest.mark.usefixtures("nothing_drawn")
+def test_a_token_is_attributed_in_full(txl, workbench):
+    asked = ("--tgt-len", "8", "--token", "21", "--contrast", "e", "--attributed", "1", "--precision", "fp32", "--out", "out")
+    (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:250])
+    answer = txl("explain", "run", "short.txt", *asked, "--json")
+    assert answer.status == 0, answer.err
+    found = json.loads(answer.out)["attribution"]
+    model, tokenizer = load(workbench / "run")
+    ids, (contrast,) = tokenizer.encode((workbench / "short.txt").read_text(encoding="utf-8")), tokenizer.encode("e")
+    for method in ("leave-out", "gradient"):
+        expected = attribute(model, ids, 20, contrast=int(contrast), method=method, tgt_len=8)
+        assert found["tokens"] == (expected.places + 1).tolist()
+        assert found[method] == pytest.approx(expected.nats.tolist(), abs=1e-6)
+    assert (found["token"], found["contrast"], found["log_p"]) == (21, int(contrast), pytest.approx(expected.log_p, abs=1e-6))
+    _, arrays = stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))
+    assert 20 in arrays["explained"] and len(arrays["explained"]) <= 16  # of two segments
+    assert txl("explain", "run", "short.txt", *asked).out.splitlines()[-1] == "open out/index.html#t21"
+
+
 def test_what_cannot_be_explained_is_one_line(txl, workbench):
     """What lies in the way is left alone."""
     shutil.copytree("run", "empty", ignore=shutil.ignore_patterns("step-*"))
@@ -69,6 +90,9 @@ def test_what_cannot_be_explained_is_one_line(txl, workbench):
         "empty text.txt --out out": "checkpoint",
         "run text.txt --out mine": "--out 'mine' holds something that txl explain has not written",
         "run text.txt --out text.txt": "'text.txt': Not a directory; name a directory",
+        "run text.txt --token 1": "token (1) must be from 2 to",
+        "run text.txt --token 99999": "token (99999) must be from 2 to",
+        "run text.txt --contrast ab": "--contrast 'ab' is 2 tokens of this vocabulary; give the text of one",
         "run text.txt --top 101": 'Invalid value "101" for --top. Must be <= 100',
     }.items():
         assert complaint in txl("explain", *arguments.split()).complaint

@@ -339,6 +339,15 @@ def test_finetuning(measured, tmp_path):
 
 
 @pytest.mark.benchmarks
+def test_attribution(measured, tmp_path):
+    run_on = ["--set", "train.max_steps=2", "--set", "train.max_minutes=none", "--tokens", 2]
+    text, missing = write_text(tmp_path / "text.txt", 9000), tmp_path / "missing.txt"
+    found = measured("attribution.py", "--corpora", text, missing, *run_on)
+    assert found[str(missing)] is None
+    assert found[str(text)].keys() > {"gradient", "integrated", "attention", "state"}
+
+
+@pytest.mark.benchmarks
 def test_document_labels_are_learned_with_and_without_memory(measured):
     found = measured("document_labels.py", "--documents", 4, "--epochs", 1, "--seeds", 1)
     assert {kind: len(runs) for kind, runs in found.items()} == {"transformer_xl": 1, "xlnet": 1}

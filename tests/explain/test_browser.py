@@ -71,6 +71,34 @@ def test_the_page_follows_the_language_of_the_browser_and_the_one_that_is_chosen
         assert not faults, faults
 
 
+@pytest.mark.parametrize("kind", ["paper", "lstm"])
+def test_causes_are_listed_and_colored_alone_and_against_the_rival(browser, kind, tmp_path):
+    text, path = "some text, and some text again\n" * 3, tmp_path / "index.html"
+    found = explained(text, kind, attributed=1, token=41)
+    path.write_text(page(found), encoding="utf-8")
+    causes, row = found.facts.causes, found.facts.causes.places.tolist().index(40)
+    with opened(browser, path.as_uri(), "#t41") as (shown, faults):
+        shown.locator("html[data-ready]").wait_for()
+        for kept, button in enumerate(["this token", "this and not"] if kind == "paper" else [""]):
+            if button:
+                shown.locator("#inspector button", has_text=button).click()
+            strong = [
+                (d, x) for d, x in zip(causes.distances[row, kept], causes.nats[row, kept], strict=True) if abs(x) >= 0.006
+            ]
+            cells = shown.locator("#inspector td.raised, #inspector td.lowered").all_inner_texts()
+            expected = [f"{'−' if x < 0 else '+'}{abs(x):.2f}" for _, x in strong]
+            assert strong and [float(cell.replace("−", "-")) for cell in cells[: len(strong)]] == pytest.approx(
+                [float(x.replace("−", "-")) for x in expected], abs=0.0101
+            )
+            marks = shown.evaluate("[...document.querySelectorAll('#text .raised, #text .lowered')].map((e) => e.token)")
+            assert {40 - int(d) for d, _ in strong} <= set(marks)
+        if kind == "paper":
+            shown.locator(".heads button").first.click()  # what a head looked at is underlined instead
+            assert shown.locator("#text .raised, #text .lowered").count() == 0 and shown.locator("#text .key").count()
+            assert "rank correlation" in shown.inner_text("#inspector") or not (causes.nats[row, 2] > 0.005).any()
+        assert not faults, faults
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_is_seen_whole_on_a_telephone_and_a_desk(browser: "Browser", url: str, width: int, scheme: str) -> None:

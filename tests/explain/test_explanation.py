@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from tests.explain.models import make, reading
-from transformer_xl.errors import CheckpointError, CorpusError, TokenizerError
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.explain import attention
-from transformer_xl.explain.explanation import best_passages, find_facts, remembers
+from transformer_xl.explain.attribution import attribute
+from transformer_xl.explain.causes import FOLLOWED, affordable
+from transformer_xl.explain.explanation import best_passages, explain, find_facts, remembers
 from transformer_xl.reading.evaluation import evaluate
+from transformer_xl.tokenizers.ids import IdTokenizer
 
 
 def facts_of(*arguments: Any, **options: Any) -> Any:
@@ -175,3 +178,43 @@ def test_passages_lie_inside_segments_and_the_best_come_first():
     assert (second.begin, second.end, second.score, second.best) == (1, 65, 3.0, 6)
     assert best_passages(-np.ones(5), tgt_len=2) == []
     assert [p.end - p.begin for p in best_passages(np.ones(100), tgt_len=100, n=9)] == [50, 50]
+
+
+@pytest.mark.parametrize("kind", ["paper", "lstm", "vanilla"])
+def test_causes_are_those_that_attribute_finds(kind):
+    model, ids = make(kind), stream(42)
+    how = reading(model, tgt_len=4)
+    found: Any = explain(model, IdTokenizer(13), ids, how, attributed=2, token=42)
+    facts, causes = found.facts, found.facts.causes
+    gains = (facts.nats if facts.gain is None else facts.gain)[:40].reshape(10, 4).sum(1)
+    chosen = sorted({*np.argsort(-gains)[:2].tolist(), 10})
+    assert causes.places.tolist() == [place + 1 for i in chosen for place in range(4 * i, min(4 * i + 4, 41))]
+    methods = ("leave-out", "leave-out", "gradient") if kind != "lstm" else ("gradient",) * 3
+    for place, rival, distances, nats in zip(causes.places, causes.rivals, causes.distances, causes.nats, strict=True):
+        assert rival == next(token for token in facts.top_ids[place - 1] if token != ids[place])
+        for kept, method in enumerate(methods):
+            against = int(rival) if kept == 1 and kind != "lstm" else None
+            n_segment = FOLLOWED if method == "gradient" else 1
+            whole = attribute(how.view(model), ids, int(place), method=method, contrast=against, tgt_len=4, segments=n_segment)
+            all_nats = dict(zip(whole.places.tolist(), whole.nats.tolist(), strict=True))
+            if kept == 2 and kind != "lstm":  # from before the memory
+                all_nats = {cause: x for cause, x in all_nats.items() if cause < (place - 1) // 4 * 4 - model.mem_len}
+            told = {int(place - d): x for d, x in zip(distances[kept], nats[kept], strict=True) if x}
+            assert told.keys() <= all_nats.keys()
+            np.testing.assert_allclose(list(told.values()), [all_nats[cause] for cause in told], atol=1e-5)
+            least = min(map(abs, told.values()), default=0.0) if len(told) == nats.shape[1] else 0.0
+            assert all(abs(x) <= least + 1e-5 for cause, x in all_nats.items() if cause not in told)
+    assert (causes.trust is None) == (kind == "lstm") and np.abs(causes.nats).max() > 1e-3
+
+
+def test_a_text_says_no_causes_unless_asked_and_refuses_a_token_that_nothing_predicts():
+    model = make("paper")
+    assert explain(model, IdTokenizer(13), stream(9), reading(model)).facts.causes is None
+    for token in (1, 10):
+        with pytest.raises(ConfigError, match=rf"token \({token}\) must be from 2 to 9"):
+            explain(model, IdTokenizer(13), stream(9), reading(model), token=token)
+
+
+def test_a_larger_model_gets_causes_of_fewer_segments():
+    sizes = [affordable(make("paper"), reading(make("paper"), tgt_len=n)) for n in (4, 64, 10**6)]
+    assert sizes[0] > sizes[1] > sizes[2] == 1

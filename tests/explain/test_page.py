@@ -53,7 +53,8 @@ class Elements(HTMLParser):
 def explained(text: str, kind: str = "paper", name: str = "a text", **how: Any) -> Any:
     model = make(kind, vocab_size=256)
     tokenizer = ByteTokenizer()
-    return explain(model, tokenizer, tokenizer.encode(text), reading(model, **how), name=name, run="run")
+    asked = {name: how.pop(name) for name in ("attributed", "token") if name in how}
+    return explain(model, tokenizer, tokenizer.encode(text), reading(model, **how), name=name, run="run", **asked)
 
 
 def stored(text):
@@ -71,7 +72,7 @@ def stored(text):
 
 def test_what_is_stored_is_what_was_found(tmp_path):
     text = "naïve text, twice: naïve text, twice\n" * 3
-    found = explained(text)
+    found = explained(text, attributed=3)
     facts, (about, arrays) = found.facts, stored(page(found))
     n, k = facts.top_ids.shape
     labels = json.loads(arrays["labels"].tobytes())
@@ -84,6 +85,12 @@ def test_what_is_stored_is_what_was_found(tmp_path):
     chance = (arrays["chance"].reshape(n, k) / 255.0) ** 2
     np.testing.assert_allclose(chance, facts.top_probabilities, atol=0.004)
     assert [labels[i] for i in arrays["top"]] == [chr(i) if i < 128 else f"\\x{i:02x}" for i in facts.top_ids.ravel().tolist()]
+    causes = facts.causes
+    np.testing.assert_array_equal(arrays["explained"], causes.places)
+    assert [labels[i] for i in arrays["rivals"]] == [chr(i) if i < 128 else f"\\x{i:02x}" for i in causes.rivals.tolist()]
+    np.testing.assert_array_equal(arrays["causes"].reshape(causes.distances.shape), causes.distances)
+    np.testing.assert_allclose(arrays["effects"].reshape(causes.nats.shape) * about["nats_step"], causes.nats, atol=0.0005)
+    assert about["causes"] == causes.nats.shape[2] and about["trust"] == list(causes.trust)
     np.testing.assert_array_equal(arrays["places"], facts.details.places)
     shape = facts.details.weights.shape
     np.testing.assert_array_equal(arrays["distances"].reshape(shape), facts.details.distances)
@@ -91,7 +98,8 @@ def test_what_is_stored_is_what_was_found(tmp_path):
     np.testing.assert_allclose(arrays["mass"].reshape(facts.distances.mass.shape), facts.distances.mass, atol=1e-6)
     np.testing.assert_allclose(arrays["share"].reshape(2, 3), facts.distances.memory_share, atol=1e-6)
     of_text = [array for name, array in arrays.items() if name not in ("distances", "weights", "memory", "mass", "far")]
-    assert sum(array.nbytes for array in of_text) < 30 * n  # before they are compressed; attention has a room of its own
+    of_causes = 36 * (1 + 2) + 4 + 1  # of each token that has them
+    assert sum(array.nbytes for array in of_text) < 30 * n + of_causes * len(causes.places)  # attention has a room of its own
     written = write_explanation(found, tmp_path / "out")
     assert written.read_text(encoding="utf-8") == page(found)
     assert (about["keys"], about["top"], about["tgt_len"], about["mem_len"]) == (shape[2], k, 4, 5)

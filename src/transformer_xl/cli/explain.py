@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from transformer_xl.cli.options import FloatPrecision, Json, Natural, Opening, Positive
 from transformer_xl.console import progress, say, warn
+from transformer_xl.errors import ConfigError
 
 _Top = Annotated[int, Parameter(validator=Number(gte=1, lte=100))]
 """Likely tokens that a page shows of each token: it stores them all."""
@@ -24,6 +25,9 @@ def explain(
     tgt_len: Positive | None = None,
     mem_len: Natural | None = None,
     most: Positive = 2_000_000,
+    token: Positive | None = None,
+    contrast: str | None = None,
+    attributed: Natural | None = None,
     precision: FloatPrecision = "auto",
     opening: Opening = Opening(),
     json_: Json = False,
@@ -36,6 +40,7 @@ def explain(
         txl explain runs/mine letter.txt
         txl explain runs/mine book.txt.xz --out book --mem-len 512
         txl explain runs/mine letter.txt --top 10 --json
+        txl explain runs/mine letter.txt --token 1204 --contrast he --json
 
     Args:
         run: directory of a run or of an exported model.
@@ -45,10 +50,15 @@ def explain(
         tgt_len: tokens per segment. Default: as txl eval reads.
         mem_len: positions of memory. Default: as txl eval reads.
         most: tokens read from the beginning of the file, at most.
+        token: number of a token, as the page counts, to say what raised or lowered its prediction; with --json all nats.
+        contrast: text of one token; with --token and --json, why the token and not this one.
+        attributed: segments for whose tokens the page says what raised or lowered them, those that gain most from memory.
+            Default: as many as take about half a minute on two cores.
         precision: of the matrix products; auto: whichever the processor computes fast.
         opening: how the run is opened.
         json_: print totals as one JSON object.
     """
+    from transformer_xl.explain.causes import affordable
     from transformer_xl.explain.explanation import explain as explain_text
     from transformer_xl.explain.explanation import remembers
     from transformer_xl.explain.page import check_output, write_explanation
@@ -63,15 +73,28 @@ def explain(
     reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len)
     if len(text.ids) > most:
         warn(f"only the first {most:,} of {len(text.ids):,} tokens are explained; --most says how many")
-    n_read = (min(len(text.ids), most) - 1) * (2 if remembers(opened.model, reading) else 1)
+    other = [None] if contrast is None else opened.tokenizer.encode(contrast).tolist()
+    if len(other) != 1:
+        raise ConfigError(f"--contrast {contrast!r} is {len(other)} tokens of this vocabulary; give the text of one")
+    n, attributed = min(len(text.ids), most) - 1, affordable(opened.model, reading) if attributed is None else attributed
+    n_read = n * (2 if remembers(opened.model, reading) else 1) + min(attributed * reading.tgt_len, n)
     keep_freed_memory()
     with progress("reading", n_read) as bar:
         named = {"name": file.name, "run": run.resolve().name, "n_characters": text.n_characters}
-        how = {"top": top, "most": most, "precision": chosen, "on_tokens": bar.advance}
+        how = {
+            "top": top,
+            "most": most,
+            "precision": chosen,
+            "attributed": attributed,
+            "token": token,
+            "on_tokens": bar.advance,
+        }
         explanation = explain_text(opened.model, opened.tokenizer, text.ids, reading, **named, **how)
     path = write_explanation(explanation, out)
     figures = explanation.totals
     if json_:
+        view = reading.view(opened.model)
+        figures |= {"attribution": _attribution(view, explanation.ids, token, other[0], reading.tgt_len)} if token else {}
         print(json.dumps({"run": str(run), "file": str(file), "page": str(path), "precision": chosen, **figures}))
         return
     unit = opened.tokenizer.counts
@@ -83,4 +106,16 @@ def explain(
         print("this model is read without memory, so there is nothing to compare with")
     if opened.tokenizer.loses:
         say(f"not shown: {opened.tokenizer.loses}")
-    print(f"open {path}")
+    print(f"open {path}" + (f"#t{token}" if token else ""))
+
+
+def _attribution(model: Any, ids: Any, token: int, contrast: int | None, tgt_len: int) -> dict[str, Any]:
+    """Return all that raised or lowered the prediction of a token; tokens are numbered from 1."""
+    from transformer_xl.explain.attribution import attribute
+
+    row: dict[str, Any] = {"token": token, "contrast": contrast}
+    for method in ("gradient", "leave-out") if model.attention_blocks() else ("gradient",):
+        found = attribute(model, ids, token - 1, contrast=contrast, method=method, tgt_len=tgt_len)
+        row |= {"log_p": found.log_p, "without": found.without, "tokens": (found.places + 1).tolist()}
+        row[method] = found.nats.tolist()
+    return row

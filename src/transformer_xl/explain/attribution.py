@@ -2,18 +2,17 @@
 
 Each token s has a gate g_s between 0 (left out) and 1 (there), which all heads of all layers obey. A query always sees itself.
 
-    w_ts = g_s exp A_ts / Σ_r g_r exp A_tr        g_t = 1; see `kernels/equation.py` for A
-    f(g) = log p(token), less log p(another token) if there is a contrast
+    w_ts = g_s exp A_ts / Σ_r g_r exp A_tr    g_t = 1; see `kernels/equation.py` for A
+    f(g) = log p(token), less log p(contrast)
 
-    leave-out     f(1) - f(1, but g_s = 0)        exact: the prediction is computed again without each token
-    gradient      ∂f/∂g_s at 1                    the same to first order, for all tokens by one backward pass
-    integrated    ∫ ∂f/∂g_s at (α, …, α) dα       from 0 to 1 in 16 steps; these add up to f(1) - f(0)
+    leave-out     f(1) - f(1, but g_s = 0)    exact: the prediction is computed again without each token
+    gradient      ∂f/∂g_s at 1                the same to first order, for all tokens by one backward pass
+    integrated    ∫ ∂f/∂g_s at (α, …, α) dα   from 0 to 1 in 16 steps; these add up to f(1) - f(0)
 
-The gates and not the remembered states are what is multiplied, as in Michel et al. 2019 (arXiv 1905.10650): where a layer norm
-comes first, the length of a state changes nothing, so state times gradient is 0 whatever the state did. The integral is that of
-Sundararajan et al. 2017 (arXiv 1703.01365). A kind of model without attention has its vectors of tokens multiplied instead.
-
-What gates do not reach stays: a memory from before the first segment that obeys them, shifts, and n-grams.
+Gates as in Michel et al. 2019 (arXiv 1905.10650), and not remembered states: where a layer norm comes first, a state's length
+changes nothing, so state times gradient says next to nothing. The integral is that of Sundararajan et al. 2017 (arXiv
+1703.01365). Without attention, gates multiply the vectors of tokens. What they do not reach stays: a memory from before the
+first segment that obeys them, shifts, and n-grams.
 
 Shapes: B rows, T tokens of a segment, S keys, N heads, G gates, K predictions.
 """
@@ -21,14 +20,14 @@ Shapes: B rows, T tokens of a segment, S keys, N heads, G gates, K predictions.
 from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer_xl.batch import NOT_SCORED, Order
 from transformer_xl.errors import ConfigError, did_you_mean
@@ -44,8 +43,7 @@ from transformer_xl.reading.stream import scoring
 
 Method = Literal["leave-out", "gradient", "integrated"]
 _METHODS: tuple[Method, ...] = ("leave-out", "gradient", "integrated")
-_STEPS = 16
-_ROWS = 64  # read at once
+_TOKENS = 4096  # read at once
 _CLOSED = 1e-30  # a gate that lets nothing through beside a query's own key
 
 
@@ -70,26 +68,24 @@ def attribute(
 ) -> Attribution:
     """Say which tokens raised or lowered the prediction of a token, and by how many nats.
 
-    The text is read as `evaluate` reads it, in segments with memory. The token from which the next one is predicted, right
-    before it, cannot be left out, so it is not listed, except for a kind without attention. An XLNet sees the segment on both
-    sides of the token, and all of it counts.
+    The text is read as `evaluate` reads it, in segments with memory. The token right before the predicted one, from which it is
+    predicted, cannot be left out and is not listed, except for a kind without attention. An XLNet sees both sides.
 
     Args:
         model: its mode (training or not) is restored afterwards; for another memory see `with_context`.
         ids: integers (N,), the text from its beginning on.
         position: which token of it is predicted.
-        contrast: a token; explained is then why the model preferred the one at `position` to this one. None: why it is likely.
+        contrast: a token, to say why the model preferred the one at `position` to it; None: why that is likely.
         method: `leave-out` (exact), or the estimates `gradient` and `integrated`, see this module.
         tgt_len: tokens of a segment.
-        segments: in how many of the last segments a token is left out. Memory from before them stays as it is, with what it
-            took from these tokens when it was computed.
+        segments: in how many of the last ones a token is left out. Memory from before them stays as it was computed.
 
     Returns:
         Places and nats.
 
     Raises:
-        ConfigError: a position outside the text or before which nothing stands, an unknown method, sizes below 1, a model that
-            is fine-tuned, or one without attention, from which no token can be left out.
+        ConfigError: a position that nothing predicts, an unknown method, sizes below 1, a model that is fine-tuned, or one
+            without attention, from which no token can be left out.
         TokenizerError: ids or a contrast outside the vocabulary.
 
     Example:
@@ -99,31 +95,26 @@ def attribute(
         >>> attribute(model, np.array([0, 1, 2, 3, 0, 1]), 5, tgt_len=2).places  # memory 2, 3; predicted from 4
         array([2, 3])
     """
-    text, prediction = ask(model, ids, position, contrast=contrast, tgt_len=tgt_len, segments=segments)
+    text, asked = ask(model, ids, position, contrast=contrast, tgt_len=tgt_len, segments=segments)
     if method not in _METHODS:
         raise ConfigError(f"unknown method '{method}'; {did_you_mean(method, _METHODS)}")
     attends = bool(model.attention_blocks())
     if method == "leave-out" and not attends:
         raise ConfigError(f"method '{method}' hides tokens from attention, and {model.described} has none; use 'gradient'")
     with scoring(text.model):
-        log_p, without = (float(text.log_p(torch.full((1, len(text.places)), gate), prediction)) for gate in (1.0, _CLOSED))
-        nats = text.left_out(prediction)[:, 0] if method == "leave-out" else getattr(text, method)(prediction)[0]
+        log_p, without = (float(text.log_p(torch.full((1, len(text.places)), gate), asked)) for gate in (1.0, _CLOSED))
+        nats = text.left_out(asked)[:, 0] if method == "leave-out" else getattr(text, method)(asked)[0]
     seen = text.places != position if isinstance(model, XLNet) else text.places < position - attends
     return Attribution(text.places[seen], nats[seen], log_p, without)
 
 
-class Predictions(NamedTuple):
-    """What is explained: K predictions in each of B rows; one row stands for all."""
-
-    columns: Tensor  # int64 (B, K), the states that predict, of those that `read` returns
-    labels: Tensor  # int64 (B, K), the tokens
-    contrast: Tensor  # int64 (B, K), what they are compared with; -100: nothing
-    order: Order | None = None  # of an XLNet's segment, of one row; None: it reads from left to right
+Asked = tuple[Tensor, Tensor, Tensor]
+"""Predictions, each int64 (B, K): which state predicts, the tokens, and what they are compared with (-100: nothing)."""
 
 
 def ask(
     model: SequenceModel, ids: np.ndarray | Tensor, position: int, *, contrast: int | None, tgt_len: int, segments: int
-) -> tuple["GatedText", Predictions]:
+) -> tuple["GatedText", Asked]:
     """Return the segments before a prediction, and the prediction; see `attribute` for arguments and errors."""
     both_sides = isinstance(model, XLNet)
     if not both_sides:
@@ -139,37 +130,37 @@ def ask(
     # where later tokens of the segment change nothing, they are not read
     ends_here = isinstance(model, LanguageModel) and (model.keeps_keys or model.carries_state)
     text = text[: query + 1 if ends_here else len(text) - first]
-    (read,) = gated_texts(model, text, {query // tgt_len * tgt_len}, tgt_len=tgt_len, segments=segments)
-    T, order = read.pieces[-1].ids.shape[1], None
+    with scoring(model):
+        (read,) = gated_texts(model, text, {query // tgt_len * tgt_len}, tgt_len=tgt_len, segments=segments)
+    T = read.pieces[-1].ids.shape[1]
     at = torch.tensor([[T - read.pieces[-1].end + query]])
     if both_sides:  # the query of g comes after all others
         rank = torch.full((1, T), -1).scatter(1, at, 0)
-        at, order = torch.tensor([[T]]), Order(rank, sees=torch.zeros_like(rank), targets=at)
-    return read, Predictions(at, torch.tensor([[label]]), torch.tensor([[NOT_SCORED if contrast is None else contrast]]), order)
+        read, at = replace(read, order=Order(rank, torch.zeros_like(rank), targets=at)), torch.tensor([[T]])
+    return read, (at, torch.tensor([[label]]), torch.tensor([[NOT_SCORED if contrast is None else contrast]]))
 
 
 class Piece(NamedTuple):
-    """What is read at once: ids (1, T), the place after them, and the memory of one row before them."""
+    """What is read at once."""
 
-    ids: Tensor
-    end: int
-    mems: Memory
+    ids: Tensor  # (1, T)
+    end: int  # the place after them
+    mems: Memory  # before them
 
 
 def gated_texts(
     model: SequenceModel, text: np.ndarray, begins: Collection[int], *, tgt_len: int, segments: int
 ) -> Iterator["GatedText"]:
-    """Read a text (N,), and yield its segments that begin at these places, each with those before it, `segments` in all."""
-    with scoring(model):
-        view: Any = model.for_text(len(text))
-        mems, pieces = view.init_mems(1), deque[Piece](maxlen=segments if view.mem_len else 1)
-        for start in range(0, max(begins) + 1, tgt_len):
-            end = min(start + tgt_len, len(text))
-            ids = torch.from_numpy(text[max(start - view.ext_len, 0) : end])[None].to(view.device)
-            pieces.append(Piece(ids, end, mems))
-            if start in begins:
-                yield GatedText(view, tuple(pieces))
-            mems = view.read(ids, mems=mems)[1]
+    """Read a text (N,) within `scoring`, and yield its segments that begin at these places, each as the last of `segments`."""
+    view: Any = model.for_text(len(text))
+    mems, pieces = view.init_mems(1), deque[Piece](maxlen=segments if view.mem_len else 1)
+    for start in range(0, max(begins) + 1, tgt_len):
+        end = min(start + tgt_len, len(text))
+        ids = torch.from_numpy(text[max(start - view.ext_len, 0) : end])[None].to(view.device)
+        pieces.append(Piece(ids, end, mems))
+        if start in begins:
+            yield GatedText(view, tuple(pieces))
+        mems = view.read(ids, mems=mems)[1]
 
 
 @dataclass(frozen=True)
@@ -178,6 +169,7 @@ class GatedText:
 
     model: SequenceModel
     pieces: tuple[Piece, ...]
+    order: Order | None = None  # of an XLNet's last segment, of one row
 
     @cached_property
     def places(self) -> np.ndarray:
@@ -186,46 +178,65 @@ class GatedText:
         n_memory = self.model.mem_len if self.model.attention_blocks() else 0
         return np.arange(max(begin - n_memory, 0), self.pieces[-1].end)
 
-    def log_p(self, gate_BG: Tensor, predictions: Predictions) -> Tensor:
+    @property
+    def _n_row(self) -> int:
+        """How many rows are read at once."""
+        return max(1, min(64, _TOKENS // sum(ids.shape[1] for ids, *_ in self.pieces)))
+
+    def log_p(self, gate_BG: Tensor, asked: Asked) -> Tensor:
         """Return log-probabilities (B, K), less those of what they are compared with, if tokens have these gates."""
         model: Any = self.model
-        B, order, h_BXD = len(gate_BG), predictions.order, torch.empty(0)
+        B, order, h_BXD = len(gate_BG), self.order, torch.empty(0)
         mems: Any = self.pieces[0].mems.select(torch.zeros(B, dtype=torch.int64))
-        for ids, end, _ in self.pieces:
-            ids = ids.expand(B, -1)
-            with gated(model, gate_BG.to(model.device), ends=end - int(self.places[0])):
-                if isinstance(model, XLNet):
-                    in_order, forward = None, torch.zeros_like(ids[:, 0], dtype=torch.bool)
-                    if order and end == self.pieces[-1].end:
-                        in_order = Order(*(x.expand(B, -1).to(ids.device) for x in (order.rank, order.sees, order.targets)))
-                    h_BXD, mems = model.read(ids, order=in_order, mems=mems, is_backward=forward, keep_graph=True)
+        for piece in self.pieces:
+            ids = piece.ids.expand(B, -1)
+            with gated(model, gate_BG.to(model.device), ends=piece.end - int(self.places[0])):
+                if order and piece is self.pieces[-1]:
+                    rows = Order(*(x.expand(B, -1).to(ids.device) for x in (order.rank, order.sees, order.targets)))
+                    h_BXD, mems = model.read(ids, order=rows, mems=mems, is_backward=ids[:, 0] < 0, keep_graph=True)
+                elif order:
+                    mems = model.read(ids, mems=mems, is_backward=ids[:, 0] < 0, keep_graph=True)[1]
                 else:
                     h_BXD, mems = model.read(ids, mems=mems, keep_graph=True)
-        columns, *labels = (x.expand(B, -1).to(h_BXD.device) for x in predictions[:3])
+        columns, *labels = (x.expand(B, -1).to(h_BXD.device) for x in asked)
         h_BKD = h_BXD.gather(1, columns.unsqueeze(-1).expand(-1, -1, h_BXD.shape[-1]))
         nll, other = (model.softmax.nll(h_BKD, of, model.embedding) for of in labels)
         return other - nll
 
-    def left_out(self, predictions: Predictions) -> np.ndarray:
+    def left_out(self, asked: Asked) -> np.ndarray:
         """Return the nats (G, K) that predictions of one row lose without each token."""
         gates = 1 - torch.eye(len(self.places))
-        rest = torch.cat([self.log_p(some, predictions) for some in gates.split(_ROWS)])
-        return (self.log_p(torch.ones_like(gates[:1]), predictions) - rest).double().cpu().numpy()
+        rest = torch.cat([self.log_p(some, asked) for some in gates.split(self._n_row)])
+        return (self.log_p(torch.ones_like(gates[:1]), asked) - rest).double().cpu().numpy()
 
-    def gradient(self, predictions: Predictions, gate: float = 1.0) -> np.ndarray:
+    def gradient(self, asked: Asked, gate: float = 1.0) -> np.ndarray:
         """Return the derivatives (B, G) of predictions, one of each row, by all gates, where all are the same."""
-        shape = (len(predictions.columns), len(self.places))
-        gate_BG = torch.full(shape, gate, dtype=self.model.dtype, requires_grad=True)
-        with torch.enable_grad():
-            total = self.log_p(gate_BG, predictions).sum()
-            return torch.autograd.grad(total, gate_BG)[0].double().cpu().numpy()
+        grads = []
+        for columns, labels, contrast in zip(*(x.split(self._n_row) for x in asked), strict=True):
+            gate_BG = torch.full((len(columns), len(self.places)), gate, dtype=self.model.dtype, requires_grad=True)
+            with torch.enable_grad():
+                total = self.log_p(gate_BG, (columns, labels, contrast)).sum()
+            grads.append(torch.autograd.grad(total, gate_BG)[0])
+        return torch.cat(grads).double().cpu().numpy()
 
-    def integrated(self, predictions: Predictions) -> np.ndarray:
+    def integrated(self, asked: Asked) -> np.ndarray:
         """Return the mean of `gradient` on the way from closed to open gates, (B, G)."""
         # near 0 a gate counts beside the query's own key: so there the steps (Gauss-Legendre) are short
-        at, weight = np.polynomial.legendre.leggauss(_STEPS)
+        at, weight = np.polynomial.legendre.leggauss(16)
         at = (at + 1) / 2
-        return np.tensordot(weight * 2 * at**3, [self.gradient(predictions, gate) for gate in at**4], axes=1)
+        return np.tensordot(weight * 2 * at**3, [self.gradient(asked, gate) for gate in at**4], axes=1)
+
+    def attention(self) -> np.ndarray:
+        """Return how much the tokens of the last segment attend to what it sees, (T, G): the mean of all heads and layers."""
+        last, model = self.pieces[-1], cast("LanguageModel", self.model)
+        means, _ = model.attention_weights(last.ids, mems=last.mems, keep=lambda _, weight_BNTS: weight_BNTS[0].mean(0))
+        return torch.stack(means).mean(0)[:, -len(self.places) :].cpu().numpy()
+
+
+def spearman(a: np.ndarray, b: np.ndarray) -> float:
+    """Return Spearman's rank correlation of two series (n,); 0 where one has no order."""
+    ranks = np.stack([np.searchsorted(np.sort(x), x) + np.searchsorted(np.sort(x), x, side="right") for x in (a, b)])
+    return float(torch.corrcoef(torch.from_numpy(ranks).double())[0, 1]) if (np.ptp(ranks, axis=1) > 0).all() else 0.0
 
 
 @contextmanager
@@ -254,14 +265,12 @@ def gated(model: SequenceModel, gate_BG: Tensor, *, ends: int) -> Iterator[None]
             mask = Mask.of(None, nothing, None, tgt_len=arguments[0].shape[1], memory_length=0)
         return arguments, {**options, "mask": mask, "backend": attend}
 
-    def multiply(_embedding: nn.Module, _given: Any, x_BTD: Any) -> Tensor:
-        return x_BTD * of_keys(x_BTD.shape[1]).unsqueeze(-1).to(x_BTD.dtype)
-
     with ExitStack() as hooks:
         blocks = model.attention_blocks()
         for block in blocks:
             hooks.enter_context(block.register_forward_pre_hook(obey, with_kwargs=True))
         if not blocks:
+            multiply = lambda _module, _given, x: x * of_keys(x.shape[1]).unsqueeze(-1).to(x.dtype)  # noqa: E731
             hooks.enter_context(model.embedding.register_forward_hook(multiply))
         yield
 

@@ -13,8 +13,9 @@ import numpy as np
 from torch import Tensor
 
 from transformer_xl.config.model import AttentionConfig, ModelConfig
-from transformer_xl.errors import CheckpointError, CorpusError, counted
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, counted
 from transformer_xl.explain.attention import AttentionWatch, Details, DistanceBins
+from transformer_xl.explain.causes import Causes, find_causes
 from transformer_xl.explain.token_text import text_of
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.base import LanguageModel
@@ -39,6 +40,7 @@ class Facts:
     top_probabilities: np.ndarray  # float32 (n, k)
     details: Details | None  # attention of some tokens; None: the model does not attend
     distances: DistanceBins | None  # attention by distance; None: the model does not attend
+    causes: Causes | None = None  # what raised or lowered the predictions of some tokens; None: was not asked for
 
     @property
     def gain(self) -> np.ndarray | None:
@@ -113,16 +115,25 @@ def explain(
     run: str = "model",
     top: int = 5,
     most: int | None = None,
+    attributed: int = 0,
+    token: int | None = None,
     n_characters: int | None = None,
     precision: Precision = "fp32",
     on_tokens: Callable[[int], object] = lambda n: None,
 ) -> Explanation:
     """Read at most `most` tokens of a text with memory and without, and find what memory gained each.
 
-    See `Explanation` for the other arguments; `top` is the number of likeliest tokens shown.
+    See `Explanation` for the other arguments; `top` is the number of likeliest tokens shown. The predictions of `attributed`
+    segments, those that gain most, and of that with `token`, a number from 1 on, are attributed to the tokens before them.
     """
     read = (ids if most is None else ids[:most]).astype(np.int64)
+    if token is not None and not 1 < token <= len(read):
+        raise ConfigError(f"token ({token}) must be from 2 to {len(read)}: no other one of this text is predicted")
     facts = find_facts(model, read, reading, top=top, precision=precision, on_tokens=on_tokens)
+    scores, T = facts.nats if facts.gain is None else facts.gain, min(reading.tgt_len, len(read) - 1)
+    best = np.argsort(-np.add.reduceat(scores, np.arange(0, len(scores), T)), kind="stable")[:attributed]
+    begins = {int(i) * T for i in best} | ({(token - 2) // T * T} if token else set())
+    facts = replace(facts, causes=find_causes(model, read, replace(reading, tgt_len=T), facts.top_ids, begins, on_tokens))
     n_left_out = len(ids) - len(read)
     known = None if n_left_out else n_characters
     return Explanation(name, run, read, n_left_out, tokenizer, model.config, reading, precision, facts, known)

@@ -22,7 +22,7 @@ function make(tag, properties = {}, ...children) {
 
 // ---- data
 
-const TYPES = { uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, float32: Float32Array };
+const TYPES = { int16: Int16Array, uint8: Uint8Array, uint16: Uint16Array, uint32: Uint32Array, float32: Float32Array };
 
 async function unpack(name, type) {
   const block = $(`data-${name}`);
@@ -149,7 +149,7 @@ const signed = (x, digits = 2) => `${x < 0 ? "−" : "+"}${Math.abs(x).toFixed(d
 
 // ---- state
 
-const state = { mode: "surprisal", page: 0, at: null, held: false, head: -1, matches: [], match: -1 };
+const state = { mode: "surprisal", page: 0, at: null, held: false, head: -1, cause: 0, matches: [], match: -1 };
 let spans = new Map(); // first token of a unit -> its elements on the page
 let marked = [];
 
@@ -289,7 +289,7 @@ function showLegend() {
 
 function unmark() {
   for (const element of marked) {
-    element.classList.remove("active", "held", "key", "far", "border", "oldest");
+    element.classList.remove("active", "held", "key", "far", "raised", "lowered", "border", "oldest");
     element.style.removeProperty("--thick");
   }
   marked = [];
@@ -342,6 +342,7 @@ function tokenFacts(i, isPart) {
     return chanceRow(visible(labels[token]), p, own ? "←" : "", "", true, own);
   });
   facts.push(make("table", {}, make("tbody", {}, ...best)));
+  if (about.causes) facts.push(...causes(i));
   if (about.keys) facts.push(...looks(i));
   return facts;
 }
@@ -364,19 +365,50 @@ function chanceRow(name, p, note, kind, isWord = false, own = false) {
     make("td", { className: "number hint", textContent: note }));
 }
 
+// ---- causes of a token
+
+/** Return what raised or lowered a prediction: by leaving tokens out, alone or against the rival, and estimated. */
+function causes(i) {
+  const title = make("h2", { textContent: t`What raised or lowered it` }), row = rowOf(data.explained, i);
+  if (row < 0) return [title, absent(data.explained, i)];
+  const listed = (list) => range(0, about.causes).map((k) => (row * 3 + list) * about.causes + k)
+    .map((at) => ({ place: i - data.causes[at], nats: data.effects[at] * about.nats_step, far: inMemory(i - data.causes[at], i) }))
+    .filter((cause) => Math.abs(cause.nats) >= 0.005);
+  const table = (list, from) => make("table", {}, make("tbody", {}, ...list.map((cause) =>
+    keyRow(i, cause, { textContent: signed(cause.nats), className: `number ${cause.nats > 0 ? "raised" : "lowered"}` }, from ?? (cause.far ? t`↑ memory` : t`segment`)))));
+  const hint = (words) => make("p", { className: "hint", textContent: words });
+  const chosen = listed(Math.max(state.cause, 0)), far = listed(2), rival = visible(labels[data.rivals[row]]);
+  if (state.cause >= 0) mark(i, chosen);
+  if (!about.keys) return [title, table(chosen), hint(t`Nats, estimated by gradients: an lstm has no attention from which a token could be left out.`)];
+  const button = (list, words) => Object.assign(make("button", { type: "button", className: "badge", textContent: words, "aria-pressed": String(state.cause === list) }), { cause: list });
+  const facts = [title, make("p", {}, button(0, t`this token`), " ", button(1, t`this and not ${rival}`)), table(chosen)];
+  facts.push(hint(t`Nats that the prediction loses if all heads leave a token out in this segment, exactly, from 0.005 on. What later tokens took from it before stays.`));
+  if (!far.length) return facts;
+  const trust = about.trust ? t`For nearer tokens, such estimates agree with leaving out by a rank correlation of ${signed(about.trust[0])}; attention, by ${signed(about.trust[1])}.` : "";
+  return [...facts, table(far, t`↑ earlier`), hint(t`From before the memory, estimated: by the gradient through ${about.followed} segments. ${trust}`)];
+}
+
+/** Return the row of a token in an array of those for which something is kept, or -1. */
+function rowOf(places, i) {
+  const row = find(places, i);
+  return row >= 0 && places[row] === i ? row : -1;
+}
+
+function absent(places, i) {
+  const near = places[Math.max(0, find(places, i))];
+  return make("p", { className: "hint" }, t`Not kept for this token; see the notes below. `, make("a", { href: `#t${near + 1}`, textContent: t`The last one before it that has it` }));
+}
+
 // ---- attention of a token
 
 function looks(i) {
   const title = make("h2", { textContent: t`Where the heads looked` });
-  const row = find(data.places, i);
-  if (row < 0 || data.places[row] !== i) {
-    const near = row >= 0 ? data.places[row] : data.places[0];
-    return [title, make("p", { className: "hint" }, t`Not kept for this token; see the notes below. `, make("a", { href: `#t${near + 1}`, textContent: t`The last one before it that has it` }))];
-  }
+  const row = rowOf(data.places, i);
+  if (row < 0) return [title, absent(data.places, i)];
   const nHead = about.layers * about.heads;
   if (state.head >= nHead) state.head = -1;
   const keys = keysOf(row, i);
-  mark(i, keys);
+  if (state.cause < 0 || !about.causes || rowOf(data.explained, i) < 0) mark(i, keys);
   return [title, headGrid(row, about.mem_len > 0), keyTable(keys, i)];
 }
 
@@ -415,18 +447,18 @@ function headGrid(row, remembers) {
   return make("div", {}, make("p", { className: "hint" }, note, t`Choose one, or `, all), grid);
 }
 
+function keyRow(i, key, value, from) {
+  const link = key.place < 0 ? t`before the text` : make("a", { href: `#t${key.place + 1}` }, contextOf(key.place));
+  return make("tr", {},
+    make("td", { className: "word" }, link),
+    make("td", { className: "number", ...value }),
+    make("td", { className: "number", title: t`distance`, textContent: `−${count(i - key.place)}` }),
+    make("td", {}, make("span", { className: key.far ? "badge far" : "badge", textContent: from })));
+}
+
 function keyTable(keys, i) {
   const listed = keys.slice(0, 10), total = keys.reduce((a, key) => a + key.weight, 0);
-  const rows = listed.map((key) => {
-    const meter = make("i", { className: `meter ${key.far ? "far" : "near"}` });
-    meter.style.width = `${Math.max(1, key.weight * 100)}%`;
-    const link = key.place < 0 ? t`before the text` : make("a", { href: `#t${key.place + 1}` }, contextOf(key.place));
-    return make("tr", {},
-      make("td", { className: "word" }, link),
-      make("td", { className: "number", textContent: percent(key.weight) }),
-      make("td", { className: "number", title: t`distance`, textContent: `−${count(i - key.place)}` }),
-      make("td", {}, make("span", { className: key.far ? "badge far" : "badge", textContent: key.far ? t`memory` : t`segment` })));
-  });
+  const rows = listed.map((key) => keyRow(i, key, { textContent: percent(key.weight) }, key.far ? t`memory` : t`segment`));
   const hint = state.head < 0 ? t`These keys have ${percent(total)} of the attention of all heads.` : t`These keys have ${percent(total)} of the attention of this head.`;
   return make("div", {}, make("table", {}, make("tbody", {}, ...rows)), make("p", { className: "hint", textContent: hint }));
 }
@@ -439,13 +471,14 @@ function contextOf(place) {
 }
 
 function mark(i, keys) {
-  const most = Math.max(...keys.map((key) => key.weight), 1e-9);
+  const size = (key) => key.weight ?? Math.abs(key.nats), most = Math.max(...keys.map(size), 1e-9);
   for (const key of keys) {
-    if (key.place < 0 || key.weight < 0.004) continue;
+    if (key.place < 0 || size(key) < 0.004) continue;
     for (const element of spans.get(units[key.place]) ?? []) {
       element.classList.add("key");
       if (key.far) element.classList.add("far");
-      element.style.setProperty("--thick", `${(0.08 + 0.42 * Math.sqrt(key.weight / most)).toFixed(3)}em`);
+      if (key.nats) element.classList.add(key.nats > 0 ? "raised" : "lowered");
+      element.style.setProperty("--thick", `${(0.08 + 0.42 * Math.sqrt(size(key) / most)).toFixed(3)}em`);
       marked.push(element);
     }
   }
@@ -706,6 +739,7 @@ function showNotes() {
   if (about.keys) notes.push(about.detailed >= nTokens() - 1
     ? t`Of each head the ${about.keys} keys that it looked at most, for every token.`
     : t`Where the heads looked is kept for ${count(about.detailed)} of ${count(nTokens())} tokens: the beginning of the text and the segments that ${about.remembers ? t`gain most from memory` : t`are most surprising`}; of each head the ${about.keys} keys that it looked at most.`);
+  if (about.causes) notes.push(t`What raised or lowered a prediction is kept for ${count(data.explained.length)} of ${count(nTokens())} tokens, where memory gains most: the ${about.causes} tokens with most nats. The token right before a prediction is not among them, for the model predicts from it; nor is what shifts and n-grams take from the tokens right before.`);
   if (about.keys) notes.push(t`Attention says which states a head read, not why the model said what it said: a state in memory has itself read what came before it.`);
   if (about.remembers) notes.push(about.state ? t`Without memory means that the state is reset at each segment, so the first tokens of a segment gain most.` : t`Without memory means that each segment is read as if nothing had come before it, so the first tokens of a segment gain most; txl plot RUN --against position shows how much.`);
   else notes.push(t`There is no memory to take away, so there is no gain to show.`);
@@ -748,15 +782,16 @@ function listen() {
   });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") letGo(); });
   $("inspector").addEventListener("click", (event) => {
-    const head = event.target.head;
-    if (head === undefined) return;
-    state.head = head;
+    const { head, cause } = event.target;
+    if (head === undefined && cause === undefined) return;
+    state.head = head ?? state.head;
+    state.cause = cause ?? -1;
     const scrolled = $("inspector").scrollTop;
     inspect(state.at);
     state.held = true;
     markHeld();
     $("inspector").scrollTop = scrolled;
-    for (const button of $("inspector").querySelectorAll("button")) if (button.head === head) button.focus({ preventScroll: true });
+    for (const button of $("inspector").querySelectorAll("button")) if (button.head === head && button.cause === cause) button.focus({ preventScroll: true });
   });
   for (const suffix of ["", "-below"]) {
     const turn = (step) => () => {

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.errors import ConfigError
+from transformer_xl.explain.causes import FOLLOWED
 from transformer_xl.explain.explanation import Explanation
 from transformer_xl.explain.pictures import pictures
 from transformer_xl.explain.token_text import labels, text_of, without_surrogates
@@ -106,7 +107,9 @@ def _stored_roots(shares: np.ndarray) -> np.ndarray:
 def _arrays(explanation: Explanation) -> dict[str, np.ndarray]:
     facts = explanation.facts
     text, lengths = text_of(explanation.tokenizer, explanation.ids)
-    names, (tokens, top) = labels(explanation.tokenizer, explanation.ids, facts.top_ids)
+    causes = facts.causes
+    rivals = facts.top_ids[:0] if causes is None else causes.rivals
+    names, (tokens, top, rivals) = labels(explanation.tokenizer, explanation.ids, facts.top_ids, rivals)
     arrays = {
         "text": np.frombuffer(text.encode("utf-8"), np.uint8),
         "lengths": _narrow(lengths),
@@ -125,6 +128,14 @@ def _arrays(explanation: Explanation) -> dict[str, np.ndarray]:
             "distances": _narrow(facts.details.distances.ravel()),
             "weights": _stored_roots(facts.details.weights).ravel(),
             "memory": _stored_roots(facts.details.memory).ravel(),
+        }
+    if causes is not None:
+        steps = np.clip(np.rint(causes.nats / _NATS_STEP), -32767, 32767)
+        arrays |= {
+            "explained": causes.places.astype(np.uint32),
+            "rivals": _narrow(rivals),
+            "causes": _narrow(causes.distances.ravel()),
+            "effects": steps.astype(np.int16).ravel(),
         }
     if facts.distances is not None:
         arrays |= {
@@ -161,6 +172,9 @@ def _manifest(explanation: Explanation) -> dict[str, Any]:
         "keys": facts.details.distances.shape[2] if facts.details else 0,
         "detailed": len(facts.details.places) if facts.details else 0,
         "queries": facts.distances.queries if facts.distances else 0,
+        "causes": facts.causes.nats.shape[2] if facts.causes else 0,
+        "trust": facts.causes and facts.causes.trust,
+        "followed": FOLLOWED,
         "nats_step": _NATS_STEP,
         "chinese": json.loads(_part("zh.json")),
         "passages": [[p.begin, p.end, round(p.score, 4), p.best] for p in explanation.passages],
