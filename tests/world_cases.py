@@ -13,7 +13,6 @@ from unittest.mock import patch
 import torch
 
 from transformer_xl.cli import main
-from transformer_xl.cli.job import WritingJob
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.training import record
@@ -107,20 +106,6 @@ def txl_that_is_stopped(rank: int, step: int, *arguments: str) -> dict[str, Any]
 
     with patch.object(Trainer, "train_step", train_step_when_stopped):
         return txl(*arguments)
-
-
-def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:
-    """Call `txl generate`; one process is interrupted when its own texts are written."""
-    run = WritingJob.run
-
-    def run_and_interrupt(job: WritingJob, *arguments: Any) -> Any:
-        yield from run(job, *arguments)
-        if int(os.environ["RANK"]) == rank:
-            signal.raise_signal(signal.SIGINT)
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells that run something in the background ignore it
-    with patch.object(WritingJob, "run", run_and_interrupt):
-        return txl("generate", *arguments)
 
 
 def txl_of_its_own(directory: str, *arguments: str) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """`txl generate`."""
 
-import hashlib
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from transformer_xl.cli.generate_options import Options, refuse
+from transformer_xl.cli.generate_options import Options
+from transformer_xl.cli.lines import check_alone
 from transformer_xl.cli.prompts import Prompt
-from transformer_xl.console import progress, say, warn
+from transformer_xl.console import progress, say
 from transformer_xl.errors import counted
 from transformer_xl.generation.seeds import fresh_seed
 from transformer_xl.process import interrupts
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transformer_xl.cli.printers import FilePrinter, Printer
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.session import TextSession
-    from transformer_xl.world import World
 
 _DEFAULT_ROWS = 8
 """Texts written side by side: this many cost little more than one, because reading the weights takes most of the time."""
@@ -56,26 +55,20 @@ def generate(run: str, /, *, options: Options = Options()) -> None:
         run: directory of a run, of an exported model, or a hub id.
         options: all others.
     """
+    check_alone("txl generate")
     source, remembered = options.source, options.remembered
     if options.beam.beams is not None:
         sys.exit(130 if _search(run, options, options.beam.beams) else 0)
     file = remembered.existing_file()
     if source.interactive:  # importing PyTorch takes a second or more, in which a person may begin to type
         say(_GREETING, quiet=options.output.quiet)
-    from transformer_xl.world import joined
+    task = _prepare(run, options, file)
+    if task.session is not None and source.interactive:
+        from transformer_xl.cli.interactive import Conversation
 
-    with joined() as world:
-        drawn = world.from_first(fresh_seed())
-        with world.agreed():
-            task = _prepare(run, options, file, drawn, world)
-        if not world.alone:
-            world.check_same(**_shared(options, task))
-        if task.session is not None and source.interactive:
-            from transformer_xl.cli.interactive import Conversation
-
-            Conversation(task.session, task.job, remembered, quiet=options.output.quiet).run(task.prompts)
-        elif _write(options, task, world):
-            sys.exit(130)
+        Conversation(task.session, task.job, remembered, quiet=options.output.quiet).run(task.prompts)
+    elif _write(options, task):
+        sys.exit(130)
 
 
 @dataclass(frozen=True)
@@ -93,34 +86,21 @@ class _Task:
     file: "FilePrinter | None"  # takes the texts; None: they are printed
 
 
-def _prepare(run: str, options: Options, file: "Path | None", drawn_seed: int, world: "World") -> _Task:
+def _prepare(run: str, options: Options, file: "Path | None") -> _Task:
     """Open the model and read the prompts; `file` is the session's, if it exists."""
     from transformer_xl.cli.job import WritingJob
     from transformer_xl.cli.printers import FilePrinter
     from transformer_xl.generation.session import TextSession
-    from transformer_xl.world import parts
 
     source, length, remembered = options.source, options.length, options.remembered
-    refuse(
-        not world.alone and source.is_stdin,
-        f"standard input is not divided among {world.size} processes; give --prompts FILE, or --prompt",
-    )
-    seed = drawn_seed if options.choice.seed is None else options.choice.seed
-    opened = options.opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first))
-    refuse(not world.alone and options.output.out is not None, "--out is for one process; start txl generate without torchrun")
+    seed = fresh_seed() if options.choice.seed is None else options.choice.seed
+    opened = options.opening.open(run)
     file_printer = None if options.output.out is None else FilePrinter(options.output.out)
     sampling, stopping = options.choice.sampling(opened.tokenizer), length.stopping(opened.tokenizer)
     prompts = source.read(opened.tokenizer, continues=file is not None)
-    n_text = max(1, len(prompts)) * length.n
-    has_session = source.interactive or remembered.memory is not None
-    refuse(
-        not world.alone and (has_session or n_text == 1),
-        f"{world.size} processes divide texts, and this is one; give --prompts or --n, or start one process",
-    )
-    own = parts(range(n_text), world)
-    decoder = _open_decoder(options, opened, file, n_text=len(own), first=world.first)
+    decoder = _open_decoder(options, opened, file, n_text=max(1, len(prompts)) * length.n)
     session, goes_on_drawing = None, False
-    if has_session:
+    if source.interactive or remembered.memory is not None:
         # each turn of a conversation has a seed of its own
         keeps_drawing = options.choice.seed is None and not remembered.read_only and not source.interactive
         session = TextSession(decoder, opened.tokenizer, keeps_drawing=keeps_drawing)
@@ -137,16 +117,12 @@ def _prepare(run: str, options: Options, file: "Path | None", drawn_seed: int, w
         seed=seed,
         n=length.n,
         likeliest=options.output.logprobs,
-        own=own,
     )
     return _Task(prompts, job, session, goes_on_drawing, file_printer)
 
 
-def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_text: int, first: bool) -> "Decoder":
-    """Open a decoder for `n_text` texts, with the settings of the session's file; say what does not fit into memory.
-
-    If this is the `first` process, it tells when compiling begins.
-    """
+def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_text: int) -> "Decoder":
+    """Open a decoder for `n_text` texts, with the settings of the session's file; say what does not fit into memory."""
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.fastest import keep_compiled_code
 
@@ -154,9 +130,8 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
     mem_len, precision = options.remembered.mem_len, options.machine.precision
     if file is not None:
         mem_len, precision = options.remembered.agreed(file, precision)
-    at_once = 1 if options.remembered.memory is not None else min(options.machine.batch_size or _DEFAULT_ROWS, max(1, n_text))
+    at_once = 1 if options.remembered.memory is not None else min(options.machine.batch_size or _DEFAULT_ROWS, n_text)
     n_row = at_once * (options.beam.beams or 1)
-    quiet = options.output.quiet or not first
     return Decoder(
         opened.model,
         batch_size=n_row,
@@ -164,7 +139,7 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
         precision=precision or "fp32",
         compile={"auto": False if options.source.interactive else "auto", "yes": True, "no": False}[options.machine.compile],
         expected_tokens=options.length.tokens * (n_text // at_once),
-        on_compile=lambda: say("compiling the model; this takes some seconds", quiet=quiet),
+        on_compile=lambda: say("compiling the model; this takes some seconds", quiet=options.output.quiet),
     )
 
 
@@ -178,7 +153,7 @@ def _search(run: str, options: Options, beams: int) -> bool:
     tokenizer = opened.tokenizer
     stop, banned = length.stopping(tokenizer).tokens, options.choice.sampling(tokenizer).logit_bias
     prompts = options.source.read(tokenizer, continues=False)
-    decoder = _open_decoder(options, opened, None, n_text=len(prompts), first=True)
+    decoder = _open_decoder(options, opened, None, n_text=len(prompts))
     printer = BeamPrinter(prompts, tokenizer, n=length.n, echo=output.echo, as_json=output.json_)
     n_found, begin, shows = 0, time.perf_counter(), sys.stdout.isatty() or len(prompts) == 1
     with interrupts() as received, progress("searching", len(prompts), unit="texts", hidden=output.quiet or shows) as bar:
@@ -210,23 +185,9 @@ def _search(run: str, options: Options, beams: int) -> bool:
     return bool(received)
 
 
-def _shared(options: Options, task: _Task) -> dict[str, Any]:
-    """Return what must be the same in all processes."""
-    digest = hashlib.sha256()
-    for prompt in task.prompts:
-        digest.update(prompt.ids.tobytes() + f"|{prompt.seed}|".encode())
-    length, job = options.length, task.job
-    own = {"n": job.n, "tokens": job.n_tokens, "seed": job.seed, "stop": [length.stop, length.stop_token]}
-    return {
-        "model": job.decoder.model.config.model_dump(mode="json"),
-        "prompts": digest.hexdigest(),
-        "options": vars(options.choice) | own,
-    }
-
-
-def _write(options: Options, task: _Task, world: "World") -> bool:
+def _write(options: Options, task: _Task) -> bool:
     """Write and print the texts; return whether it was interrupted."""
-    from transformer_xl.cli.printers import describe_decoder, gathered_output, print_events
+    from transformer_xl.cli.printers import describe_decoder, print_events
 
     output, memory = options.output, options.remembered.memory
     prompts, job, session = task.prompts, task.job, task.session
@@ -234,8 +195,7 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
     with interrupts() as received:  # what was shown is saved even after Ctrl-C
         printer = _printer(options, task)
         if session is None or memory is None:
-            with gathered_output(world):  # a process that has ended waits for the texts of the others
-                print_events(job.run(prompts, received), printer, n_token, hidden=hidden)
+            print_events(job.run(prompts, received), printer, n_token, hidden=hidden)
         elif options.remembered.read_only:
             print_events(job.run(prompts, received, session, apart=True), printer, n_token, hidden=hidden)
         else:
@@ -243,16 +203,15 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
                 say(f"\nstopped reading; {memory} stays as it was", quiet=output.quiet)
                 return True
             session.save(memory)
-    interrupted = world.any(bool(received))
     if task.file is not None:
         task.file.save()
-    line = job.totals.of_all(world).line(describe_decoder(job.decoder), job.seed, interrupted=interrupted)
+    line = job.totals.line(describe_decoder(job.decoder), job.seed, interrupted=bool(received))
     if task.goes_on_drawing and job.totals.n_written:
         line += ", continued"
     if session is not None and memory is not None and not options.remembered.read_only:
         line += f"; {counted(session.text.n_tokens, 'token')} saved to {memory}"
-    say(line, quiet=output.quiet or output.json_ or not world.first)
-    return interrupted
+    say(line, quiet=output.quiet or output.json_)
+    return bool(received)
 
 
 def _printer(options: Options, task: _Task) -> "Printer":
@@ -270,4 +229,4 @@ def _printer(options: Options, task: _Task) -> "Printer":
         return JsonPrinter(prompts, job.n, job.tokenizer, stream=bool(output.stream), logprobs=output.logprobs is not None)
     if is_one and output.stream is not False:
         return StreamPrinter(beginning(0))
-    return TextPrinter(beginning, several=not is_one, first=job.own.start if job.own else 0)
+    return TextPrinter(beginning, several=not is_one)

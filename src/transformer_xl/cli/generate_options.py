@@ -16,7 +16,6 @@ from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.files import check_file
 from transformer_xl.generation.sampling import NUMBERS, Sampling
-from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
     from transformer_xl.generation.stopping import Stopping
@@ -47,11 +46,6 @@ class PromptSource:
     def n_source(self) -> int:
         """How many of the options that exclude each other are set."""
         return sum(option is not None for option in (self.prompt, self.prompt_file, self.prompts))
-
-    @property
-    def is_stdin(self) -> bool:
-        """Whether prompts come from standard input."""
-        return STDIN in (self.prompt_file, self.prompts) or (self.n_source == 0 and is_piped())
 
     def read(self, tokenizer: "Tokenizer", *, continues: bool) -> list[Prompt]:
         """Return the prompts; by default a beginning, or an empty prompt if a session goes on."""
@@ -320,7 +314,6 @@ class Options:
             f"--beams draws nothing by chance, and prints whole texts; leave {unfit} out (--bias TOKEN=-inf bans a token, "
             "--stop-token TOKEN ends a text)",
         )
-        refuse(not is_alone(), "--beams is for one process; start txl generate without torchrun")
 
 
 def refuse(wrong: bool, complaint: str) -> None:

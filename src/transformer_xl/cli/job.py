@@ -14,7 +14,6 @@ from transformer_xl.generation.seeds import text_seed
 from transformer_xl.generation.session import TextSession
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.tokenizers.base import Tokenizer
-from transformer_xl.world import World
 
 
 @dataclass
@@ -25,11 +24,6 @@ class Totals:
     n_written: int = 0
     reading: float = 0.0
     writing: float = 0.0
-
-    def of_all(self, world: World) -> "Totals":
-        """Return the tokens of all processes, and the seconds of the slowest."""
-        n_read, n_written, reading, writing = zip(*world.exchange(list(vars(self).values())), strict=True)
-        return Totals(sum(n_read), sum(n_written), max(reading), max(writing))
 
     def line(self, machine: str, seed: int, *, interrupted: bool) -> str:
         """Return one line: whether it was interrupted, what was read and written and how fast, and how it was written.
@@ -64,7 +58,6 @@ class WritingJob:
     seed: int  # of all texts
     n: int = 1  # texts per prompt
     likeliest: int | None = None  # how many of the likeliest tokens are reported with their log-probabilities; None: no report
-    own: range | None = None  # numbers of the texts that this process writes; None: all
     totals: Totals = field(default_factory=Totals)
 
     def run(
@@ -98,7 +91,7 @@ class WritingJob:
         self.totals.writing += time.perf_counter() - begin - (self.totals.reading - reading)
 
     def _drafts(self, prompts: Sequence[Prompt]) -> Iterator[Draft]:
-        for number in range(len(prompts) * self.n) if self.own is None else self.own:
+        for number in range(len(prompts) * self.n):
             index, sample = divmod(number, self.n)
             prompt = prompts[index]
             seed, place = (self.seed, index) if prompt.seed is None else (prompt.seed, 0)

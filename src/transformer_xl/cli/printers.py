@@ -1,11 +1,10 @@
 """Output of `txl generate`: text as it comes, finished texts in order, or JSON lines; and a bar while it reads."""
 
-import io
 import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.draft import Chosen, Ended, Event
     from transformer_xl.tokenizers.base import Tokenizer
-    from transformer_xl.world import World
 
 _BAR_FROM = 4096
 """Tokens from which on reading a prompt takes long enough to show a bar."""
@@ -100,8 +98,8 @@ class StreamPrinter:
 class InOrder:
     """Shows texts in the order of their numbers; each waits for those before."""
 
-    def __init__(self, first: int = 0) -> None:
-        self._next, self._waiting = first, dict[int, str]()
+    def __init__(self) -> None:
+        self._next, self._waiting = 0, dict[int, str]()
 
     def add(self, number: int, text: str) -> None:
         """Show all texts that are next in order."""
@@ -119,10 +117,10 @@ class InOrder:
 class TextPrinter:
     """Prints finished texts in order, with number and seed if there are several, after the `beginnings` of their prompts."""
 
-    def __init__(self, beginnings: Callable[[int], str], *, several: bool, first: int = 0) -> None:
+    def __init__(self, beginnings: Callable[[int], str], *, several: bool) -> None:
         self._beginnings, self._several = beginnings, several
         self._pieces: defaultdict[int, list[str]] = defaultdict(list)
-        self._order = InOrder(first)
+        self._order = InOrder()
 
     def token(self, chosen: "Chosen") -> None:
         """Keep what the token adds."""
@@ -262,19 +260,6 @@ def _write_json(line: dict[str, Any]) -> None:
 def describe_decoder(decoder: "Decoder") -> str:
     """Return a decoder's precision, and whether it is compiled and why."""
     return f"{decoder.precision}, {'compiled' if decoder.compiled else 'not compiled'} ({decoder.reason})"
-
-
-@contextmanager
-def gathered_output(world: "World") -> Iterator[None]:
-    """Let the first of several processes print what all print in the block, by rank, once all have ended it."""
-    if world.alone:
-        yield
-        return
-    with redirect_stdout(io.StringIO()) as own:
-        yield
-    outputs = world.exchange(own.getvalue())
-    if world.first:
-        show("".join(outputs))
 
 
 def echoed(prompt: "Prompt", echo: bool | None, tokenizer: "Tokenizer") -> str:
