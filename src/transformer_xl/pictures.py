@@ -152,20 +152,15 @@ def draw(
     xlabel: str,
     ylabel: str,
     lengths: bool = False,
-    borders: Sequence[float] = (),
     from_zero: bool = False,
 ) -> Path:
-    """Draw lines, with the legend below them and vertical lines at `borders`.
+    """Draw lines, with the legend below them.
 
     `lengths`: see `length_axis`; `from_zero`: the x axis begins at zero, and `loss_axis` bounds the other one.
     """
     bounds = loss_axis(lines) if from_zero else None
     figure = new_figure(width=9, height=4.5 + 0.22 * len(lines))
     axes = figure.add_subplot()
-    for border in borders:
-        axes.axvline(border, color="0.8", linewidth=1, zorder=0)
-    if borders:
-        axes.set_xticks(list(borders))
     runs = list(dict.fromkeys(line.run for line in lines))
     looks = [(line.run, line.look) for line in lines]
     for i, line in enumerate(lines):

@@ -72,12 +72,6 @@ def test_pictures_of_scores_name_what_was_scored(txl: Txl, workbench: Path, home
     assert {"loss and memory", f"run, {whole}", f"other, test split of {workbench / 'other.txt'}"} <= set(names("run", "other"))
 
 
-def test_positions_of_three_segments(txl: Txl) -> None:
-    with_memory, without = drawn(txl, "run", "--against", "position", "--segments", "3", "--tokens", "120")
-    assert with_memory["x"] == list(range(15))
-    assert all(low < y < high for low, y, high in zip(*(without[k] for k in ("low", "y", "high")), strict=True))
-
-
 def test_runs_of_other_vocabularies(txl: Txl, home: Path) -> None:
     small = ("--set", "train.max_steps=2", "--quiet")
     characters = ("--corpus", str(home / "text.txt"), "--set", "tokenizer.kind=char", "--set", "eval.max_tokens=9")
@@ -125,7 +119,6 @@ def test_a_damaged_line_of_the_log_is_named(txl: Txl, workbench: Path) -> None:
         (("run", "--lengths", "3"), "--lengths (3) are lengths of memory, and --against is tokens; use --against memory"),
         (("run", "--against", "memory", "--lengths", "-3"), "--lengths '-3' must be numbers of at least 0"),
         (("run", "--against", "memory", "--lengths", f"0,{'9' * 5000}"), "--lengths '0,9999"),
-        (("run", "--against", "position", "--tokens", "20"), "20 tokens are too few for means over stretches of 15"),
     ],
 )
 def test_complaints(txl: Txl, arguments: tuple[str, ...], complaint: str) -> None:

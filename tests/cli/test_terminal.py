@@ -11,7 +11,6 @@ from tests.cli.conftest import Txl
         "eval run --json",
         "explain run text.txt --out explained --most 50",
         "plot run --against memory --lengths 0,8",
-        "plot run --against position --segments 1",
     ],
 )
 @pytest.mark.usefixtures("nothing_drawn")

@@ -23,37 +23,33 @@ if TYPE_CHECKING:
 
 def plot(
     *runs: Path,
-    against: Literal["tokens", "steps", "seconds", "memory", "position"] = "tokens",
+    against: Literal["tokens", "steps", "seconds", "memory"] = "tokens",
     unit: Literal["nats", "bpc"] = "nats",
     out: Path = Path("plot.png"),
     lengths: str | None = None,
-    segments: Positive = 3,
     split: Split | None = None,
     corpus: str | None = None,
     tokens: Positive = 200_000,
     import_: Imports = None,
     json_: Json = False,
 ) -> None:
-    """Plot learning curves of runs, their loss by memory length, or their loss by position in a segment.
+    """Plot learning curves of runs, or their loss by memory length.
 
     Common uses:
         txl plot runs/a runs/b
         txl plot runs/a runs/b --against seconds --unit bpc --out curves.svg
         txl plot runs/a --against memory --lengths 0,128,1024
-        txl plot runs/vanilla runs/ours --against position
         txl plot runs/ablate-quickstart/*-seed0 --json
 
     Tokens, steps and seconds are those of training. Memory scores a split with
-    memories of several lengths. Position shows the mean loss at each place of
-    consecutive segments: high where a segment begins, if nothing is remembered.
+    memories of several lengths.
 
     Args:
         runs: directories of one or more runs.
-        against: tokens, steps, seconds, memory or position.
+        against: tokens, steps, seconds or memory.
         unit: nats per token, or bits per character, which can be compared between vocabularies.
         out: the picture, .png, .svg or .pdf.
         lengths: lengths of memory, with commas between. Default: 0, 1/4, 1/2, 1, 2, 4 and 8 times that of training.
-        segments: position: how many segments are shown.
         split: split to score. Default: test, or valid if there is none.
         corpus: a corpus other than the runs', or the directory that contains their named one.
         tokens: score at most this many tokens of the split.
@@ -79,8 +75,6 @@ def plot(
     texts = open_texts(found, split=split, corpus=corpus, limit=tokens, warn=warn)
     if against == "memory":
         lines, axes = _by_memory(texts, unit, wanted)
-    elif against == "position":
-        lines, axes = _by_position(found, texts, unit, segments)
     else:
         lines, axes = _while_training(found, against, unit)
     prefix, scale = "", axes.pop("scale", 1.0)
@@ -119,30 +113,10 @@ def _by_memory(texts: "Texts", unit: "Unit", lengths: list[int] | None) -> "Draw
         with progress(run.name, n_token) as bar:
             line = memory_line(run, opened, text, unit=unit, lengths=lengths, on_tokens=bar.advance)
         scored.setdefault(text.what, []).append(line)
-    lines, title = _with_texts(scored, "loss and memory")
-    return lines, {"xlabel": "positions of memory at evaluation", "title": title, "lengths": True}
-
-
-def _by_position(runs: "Sequence[ComparedRun]", texts: "Texts", unit: "Unit", n_segment: int) -> "Drawing":
-    from transformer_xl.console import progress
-    from transformer_xl.tools.curves import position_lines, segment_readings
-
-    readings = {run.name: segment_readings(run.config) for run in runs}
-    longest = max(reading.tgt_len for each in readings.values() for _, reading in each)
-    span = n_segment * longest
-    scored: dict[str, list[PlotLine]] = {}
-    for run, opened, text in texts:
-        with progress(run.name, len(readings[run.name]) * (len(text.ids) - 1)) as bar:
-            lines = position_lines(run, opened, text, span=span, unit=unit, on_tokens=bar.advance)
-        scored.setdefault(text.what, []).extend(lines)
-    lines, title = _with_texts(scored, "loss and position in the segment")
-    xlabel = "position in consecutive segments (tokens); band: 95 % confidence"
-    return lines, {"xlabel": xlabel, "title": title, "borders": range(0, span + 1, longest)}
-
-
-def _with_texts(scored: "dict[str, list[PlotLine]]", title: str) -> "tuple[list[PlotLine], str]":
-    """Return all lines and a title that says which text was scored; if there are several, the names of lines say it."""
+    title = "loss and memory"
     if len(scored) == 1:
-        ((text, lines),) = scored.items()
-        return lines, f"{title}\n{text}"
-    return [replace(line, name=f"{line.name}, {text}") for text, lines in scored.items() for line in lines], title
+        ((what, lines),) = scored.items()
+        title = f"{title}\n{what}"
+    else:
+        lines = [replace(line, name=f"{line.name}, {what}") for what, lines in scored.items() for line in lines]
+    return lines, {"xlabel": "positions of memory at evaluation", "title": title, "lengths": True}

@@ -48,20 +48,15 @@ def score(
     text: Text,
     reading: Reading,
     *,
-    per_token: bool = False,
     on_tokens: Callable[[int], object] = lambda n: None,
 ) -> Score:
-    """Score a text as `txl eval` does.
-
-    If `per_token`, the score has the nats of every token. `on_tokens` is called with the number of tokens just scored.
-    """
+    """Score a text as `txl eval` does; `on_tokens` is called with the number of tokens just scored."""
     return evaluate(
         opened.model,
         text.ids,
         reading,
         n_characters=text.n_characters,
         n_bytes=text.n_bytes,
-        per_token=per_token,
         on_tokens=on_tokens,
     )
 

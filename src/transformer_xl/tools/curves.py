@@ -1,24 +1,15 @@
-"""The lines that `txl plot` draws: losses while runs learn, by length of memory, and by position in a segment.
+"""The lines that `txl plot` draws: losses while runs learn, and by length of memory."""
 
-The last one shows what a model without memory loses at the beginning of a segment: the paper's context fragmentation.
-Consecutive segments are drawn side by side, so that it looks like a saw-tooth.
-"""
-
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
 
-import numpy as np
-
 from transformer_xl.checkpoint.open_run import Opened
-from transformer_xl.config.run import RunConfig
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.text import Text
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.pictures import PlotLine
-from transformer_xl.reading.reading import Reading, memory_in_words
+from transformer_xl.reading.reading import Reading
 from transformer_xl.tools.comparison import ComparedRun, Unit, score
 from transformer_xl.tools.lengths import has_length, lengths_of, readings, trained_length
 from transformer_xl.training.entries import METRICS_FILE, read_metrics
@@ -133,53 +124,3 @@ def memory_line(
         y,
         trained=trained_length(run.config) if remembers else 0,
     )
-
-
-def segment_readings(config: RunConfig) -> list[tuple[str, Reading]]:
-    """Return the name and reading of each line of a run: with memory and without, or in the longest segments."""
-    own = Reading.of_run(config)
-    if own.mem_len:
-        own = replace(own, ext_len=0)
-        return [(memory_in_words(config.model, each.mem_len), each) for each in (own, own.without_memory())]
-    # a segment is all that is read at once, even if fewer tokens are scored at a time
-    longest = config.model.longest_segment or own.tgt_len + own.ext_len
-    return [("separate segments", replace(own, tgt_len=longest, ext_len=0))]
-
-
-def position_lines(
-    run: ComparedRun,
-    opened: Opened,
-    text: Text,
-    *,
-    span: int,
-    unit: Unit,
-    on_tokens: Callable[[int], object] = lambda n: None,
-) -> list[PlotLine]:
-    """Score a text and return the mean loss of each of `span` positions in consecutive segments, with 95 % confidence."""
-    lines = []
-    for how, reading in segment_readings(run.config):
-        measured = score(opened, text, reading, per_token=True, on_tokens=on_tokens)
-        assert measured.token_nats is not None
-        factor = 1.0 if unit == "nats" else measured.tokens / measured.n_characters / math.log(2)
-        mean, error = by_position(measured.token_nats, period=math.ceil(span / reading.tgt_len) * reading.tgt_len)
-        y, half = factor * mean[:span], factor * 1.96 * error[:span]  # 95 % of a normal distribution
-        low, high = (y - half).tolist(), (y + half).tolist()
-        look = "dashed" if lines else "marked"  # the second is without memory
-        lines.append(PlotLine(run.name, f"{run.name}, {how}", list(range(len(y))), y.tolist(), low, high, look))
-    return lines
-
-
-def by_position(nats: np.ndarray, *, period: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard error of losses at each position of stretches of `period` tokens: float64 (period,).
-
-    An unfinished last stretch is left out.
-
-    Example:
-        >>> by_position(np.array([1.0, 2.0, 3.0, 4.0, 9.0]), period=2)
-        (array([2., 3.]), array([1., 1.]))
-    """
-    n = len(nats) // period
-    if n < 2:
-        raise CorpusError(f"{len(nats):,} tokens are too few for means over stretches of {period:,}; score a longer text")
-    stretches = nats[: n * period].astype(np.float64).reshape(n, period)
-    return stretches.mean(axis=0), stretches.std(axis=0, ddof=1) / math.sqrt(n)
