@@ -101,14 +101,14 @@ def correlations(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def state_times_gradient(text: GatedText, asked: Asked) -> tuple[np.ndarray, np.ndarray]:
     """Return the remembered places, and for each the sum over layers and features of state times gradient."""
-    (last,), model = text.pieces, cast("Any", text.model)
-    kept = {name: x.clone().requires_grad_(name.startswith("hidden")) for name, x in last.mems.state_dict().items()}
+    ((ids, end, mems),), model = text.pieces, cast("Any", text.model)
+    kept = {name: x.clone().requires_grad_(name.startswith("hidden")) for name, x in mems.state_dict().items()}
     with scoring(model), torch.enable_grad():
-        h_1TD, _ = model.read(last.ids, mems=type(last.mems).from_state_dict(kept))
+        h_1TD, _ = model.read(ids, mems=type(mems).from_state_dict(kept))
         nll = model.softmax.nll(h_1TD[:, asked[0][0]], asked[1].to(model.device), model.embedding)
     hidden = [x for x in kept.values() if x.requires_grad]
     products = [(grad * x.detach()).sum(-1)[0] for grad, x in zip(torch.autograd.grad(-nll.sum(), hidden), hidden, strict=True)]
-    end = last.end - last.ids.shape[1]
+    end -= ids.shape[1]
     values = torch.stack(products).sum(0).cpu().numpy()[-min(end, model.mem_len) :]
     return np.arange(end - len(values), end), values
 

@@ -156,6 +156,20 @@ def test_an_lstms_gates_multiply_its_vectors_of_tokens():
     np.testing.assert_allclose(found.nats, (grad * x).sum(-1)[0].detach(), atol=1e-10)
 
 
+@pytest.mark.parametrize("kind", ["paper", "same_length, clamp_len", "shift, n-grams", "lstm", "vanilla"])
+def test_a_long_text_is_read_from_where_its_beginning_no_longer_matters(kind, monkeypatch):
+    model, ids, n_read = any_model(kind), text(600), []
+    read = type(model).read
+    monkeypatch.setattr(type(model), "read", lambda self, ids, **how: n_read.append(ids.numel()) or read(self, ids, **how))
+    found = attribute(model, ids, 599, method="gradient", tgt_len=TGT_LEN, segments=2)
+    n_first = sum(n_read)
+    assert n_first < 560
+    monkeypatch.setattr(type(model), "reach", lambda self, tgt_len: 600)
+    whole = attribute(model, ids, 599, method="gradient", tgt_len=TGT_LEN, segments=2)
+    np.testing.assert_allclose(found.nats, whole.nats, atol=1e-10)
+    assert found.log_p == pytest.approx(whole.log_p, abs=1e-10) and sum(n_read) - n_first > 590
+
+
 def test_a_short_text_and_a_first_token():
     model, ids = any_model("paper"), torch.tensor([3, 1, 4])
     found = attribute(model, ids, 2)  # shorter than a segment
@@ -167,9 +181,9 @@ def test_a_short_text_and_a_first_token():
 @pytest.mark.parametrize(
     ("kind", "arguments", "error", "message"),
     [
-        ("paper", {"position": 0}, ConfigError, r"position \(0\) of 20 tokens must be from 1 to 19"),
-        ("paper", {"position": 20}, ConfigError, r"position \(20\) of 20 tokens must be from 1 to 19"),
-        ("xlnet", {"position": -1}, ConfigError, r"position \(-1\) of 20 tokens must be from 0 to 19"),
+        ("paper", {"position": 0}, ConfigError, r"position \(0\) must be from 1 to 19"),
+        ("paper", {"position": 20}, ConfigError, r"position \(20\) must be from 1 to 19"),
+        ("xlnet", {"position": -1}, ConfigError, r"position \(-1\) must be from 0 to 19"),
         ("paper", {"contrast": 13}, TokenizerError, r"token id 13 is outside the vocabulary \(13\)"),
         ("paper", {"contrast": -1}, TokenizerError, r"token id -1 is outside the vocabulary \(13\)"),
         ("paper", {"method": "gradients"}, ConfigError, "unknown method 'gradients'; did you mean 'gradient'"),

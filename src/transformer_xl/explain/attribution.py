@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import torch
@@ -42,7 +42,6 @@ from transformer_xl.model.xlnet import XLNet
 from transformer_xl.reading.stream import scoring
 
 Method = Literal["leave-out", "gradient", "integrated"]
-_METHODS: tuple[Method, ...] = ("leave-out", "gradient", "integrated")
 _TOKENS = 4096  # read at once
 _CLOSED = 1e-30  # a gate that lets nothing through beside a query's own key
 
@@ -96,8 +95,8 @@ def attribute(
         array([2, 3])
     """
     text, asked = ask(model, ids, position, contrast=contrast, tgt_len=tgt_len, segments=segments)
-    if method not in _METHODS:
-        raise ConfigError(f"unknown method '{method}'; {did_you_mean(method, _METHODS)}")
+    if method not in get_args(Method):
+        raise ConfigError(f"unknown method '{method}'; {did_you_mean(method, get_args(Method))}")
     attends = bool(model.attention_blocks())
     if method == "leave-out" and not attends:
         raise ConfigError(f"method '{method}' hides tokens from attention, and {model.described} has none; use 'gradient'")
@@ -122,8 +121,7 @@ def ask(
     text, first = np.asarray(ids).astype(np.int64), int(not both_sides)
     check_ids(text if contrast is None else np.append(text, contrast), vocab_size=model.vocab_size)
     if len(text) < 2 or not first <= position < len(text):
-        places = f"from {first} to {len(text) - 1}, with another token to predict it"
-        raise ConfigError(f"position ({position}) of {len(text)} tokens must be {places}")
+        raise ConfigError(f"position ({position}) must be from {first} to {len(text) - 1}, in a text of 2 tokens at least")
     if min(tgt_len, segments) < 1:
         raise ConfigError(f"tgt_len ({tgt_len}) and segments ({segments}) must be at least 1")
     query, label = position - first, int(text[position])
@@ -132,20 +130,16 @@ def ask(
     text = text[: query + 1 if ends_here else len(text) - first]
     with scoring(model):
         (read,) = gated_texts(model, text, {query // tgt_len * tgt_len}, tgt_len=tgt_len, segments=segments)
-    T = read.pieces[-1].ids.shape[1]
-    at = torch.tensor([[T - read.pieces[-1].end + query]])
+    T = read.pieces[-1][0].shape[1]
+    at = torch.tensor([[T - read.end + query]])
     if both_sides:  # the query of g comes after all others
         rank = torch.full((1, T), -1).scatter(1, at, 0)
         read, at = replace(read, order=Order(rank, torch.zeros_like(rank), targets=at)), torch.tensor([[T]])
     return read, (at, torch.tensor([[label]]), torch.tensor([[NOT_SCORED if contrast is None else contrast]]))
 
 
-class Piece(NamedTuple):
-    """What is read at once."""
-
-    ids: Tensor  # (1, T)
-    end: int  # the place after them
-    mems: Memory  # before them
+Piece = tuple[Tensor, int, Memory]
+"""What is read at once: ids (1, T), the place after them, and the memory before them."""
 
 
 def gated_texts(
@@ -153,11 +147,16 @@ def gated_texts(
 ) -> Iterator["GatedText"]:
     """Read a text (N,) within `scoring`, and yield its segments that begin at these places, each as the last of `segments`."""
     view: Any = model.for_text(len(text))
-    mems, pieces = view.init_mems(1), deque[Piece](maxlen=segments if view.mem_len else 1)
-    for start in range(0, max(begins) + 1, tgt_len):
-        end = min(start + tgt_len, len(text))
-        ids = torch.from_numpy(text[max(start - view.ext_len, 0) : end])[None].to(view.device)
-        pieces.append(Piece(ids, end, mems))
+    # an empty memory equals that of the whole text after so many tokens
+    warm = view.reach(tgt_len) + segments * tgt_len if isinstance(model, LanguageModel) else len(text)
+    mems, pieces, place = view.init_mems(1), deque[Piece](maxlen=segments if view.mem_len else 1), 0
+    for start in sorted({start for begin in begins for start in range(begin, max(begin - warm, -1), -tgt_len)}):
+        if start > place:
+            mems = view.init_mems(1)
+            pieces.clear()
+        place = min(start + tgt_len, len(text))
+        ids = torch.from_numpy(text[max(start - view.ext_len, 0) : place])[None].to(view.device)
+        pieces.append((ids, place, mems))
         if start in begins:
             yield GatedText(view, tuple(pieces))
         mems = view.read(ids, mems=mems)[1]
@@ -174,30 +173,33 @@ class GatedText:
     @cached_property
     def places(self) -> np.ndarray:
         """The tokens that have gates, int64 (G,)."""
-        begin = self.pieces[0].end - self.pieces[0].ids.shape[1]
+        (ids, end, _), *_ = self.pieces
         n_memory = self.model.mem_len if self.model.attention_blocks() else 0
-        return np.arange(max(begin - n_memory, 0), self.pieces[-1].end)
+        return np.arange(max(end - ids.shape[1] - n_memory, 0), self.end)
+
+    @property
+    def end(self) -> int:
+        """The place after the last token."""
+        return self.pieces[-1][1]
 
     @property
     def _n_row(self) -> int:
-        """How many rows are read at once."""
-        return max(1, min(64, _TOKENS // sum(ids.shape[1] for ids, *_ in self.pieces)))
+        return max(1, min(64, _TOKENS // sum(ids.shape[1] for ids, *_ in self.pieces)))  # are read at once
 
     def log_p(self, gate_BG: Tensor, asked: Asked) -> Tensor:
         """Return log-probabilities (B, K), less those of what they are compared with, if tokens have these gates."""
         model: Any = self.model
         B, order, h_BXD = len(gate_BG), self.order, torch.empty(0)
-        mems: Any = self.pieces[0].mems.select(torch.zeros(B, dtype=torch.int64))
-        for piece in self.pieces:
-            ids = piece.ids.expand(B, -1)
-            with gated(model, gate_BG.to(model.device), ends=piece.end - int(self.places[0])):
-                if order and piece is self.pieces[-1]:
-                    rows = Order(*(x.expand(B, -1).to(ids.device) for x in (order.rank, order.sees, order.targets)))
-                    h_BXD, mems = model.read(ids, order=rows, mems=mems, is_backward=ids[:, 0] < 0, keep_graph=True)
-                elif order:
-                    mems = model.read(ids, mems=mems, is_backward=ids[:, 0] < 0, keep_graph=True)[1]
-                else:
+        mems: Any = self.pieces[0][2].select(torch.zeros(B, dtype=torch.int64))
+        for one, end, _ in self.pieces:
+            ids, rows = one.expand(B, -1), None
+            with gated(model, gate_BG.to(model.device), ends=end - int(self.places[0])):
+                if not order:
                     h_BXD, mems = model.read(ids, mems=mems, keep_graph=True)
+                    continue
+                if end == self.end:
+                    rows = Order(*(x.expand(B, -1).to(ids.device) for x in (order.rank, order.sees, order.targets)))
+                h_BXD, mems = model.read(ids, order=rows, mems=mems, is_backward=ids[:, 0] < 0, keep_graph=True)
         columns, *labels = (x.expand(B, -1).to(h_BXD.device) for x in asked)
         h_BKD = h_BXD.gather(1, columns.unsqueeze(-1).expand(-1, -1, h_BXD.shape[-1]))
         nll, other = (model.softmax.nll(h_BKD, of, model.embedding) for of in labels)
@@ -228,8 +230,8 @@ class GatedText:
 
     def attention(self) -> np.ndarray:
         """Return how much the tokens of the last segment attend to what it sees, (T, G): the mean of all heads and layers."""
-        last, model = self.pieces[-1], cast("LanguageModel", self.model)
-        means, _ = model.attention_weights(last.ids, mems=last.mems, keep=lambda _, weight_BNTS: weight_BNTS[0].mean(0))
+        (ids, _, mems), model = self.pieces[-1], cast("LanguageModel", self.model)
+        means, _ = model.attention_weights(ids, mems=mems, keep=lambda _, weight_BNTS: weight_BNTS[0].mean(0))
         return torch.stack(means).mean(0)[:, -len(self.places) :].cpu().numpy()
 
 

@@ -37,9 +37,9 @@ class Causes:
 
 
 def affordable(model: LanguageModel, reading: Reading) -> int:
-    """Return for how many segments causes are found in about half a minute; at least 1."""
+    """Return for how many segments causes are found in about half a minute; of a large model, none."""
     T, n_weight = reading.tgt_len, sum(p.numel() for p in model.layers.parameters())
-    return max(1, int(_PRODUCTS // (n_weight * T * (reading.view(model).mem_len + (1 + 3 * FOLLOWED) * T))))
+    return int(_PRODUCTS // (n_weight * T * (reading.view(model).mem_len + (1 + 3 * FOLLOWED) * T)))
 
 
 def find_causes(
@@ -59,8 +59,8 @@ def find_causes(
     parts: list[tuple[np.ndarray, ...]] = []
     with scoring(model):
         for text in gated_texts(reading.view(model), ids[:-1], begins, tgt_len=reading.tgt_len, segments=FOLLOWED):
-            n = (text.pieces[-1].end - 1) % reading.tgt_len + 1
-            parts.append(_of_segment(text, ids, top_ids, text.pieces[-1].end - n + 1 + np.arange(n)))
+            n = (text.end - 1) % reading.tgt_len + 1
+            parts.append(_of_segment(text, ids, top_ids, text.end - n + 1 + np.arange(n)))
             report(n)
     *arrays, trust = map(np.concatenate, zip(*parts, strict=True))
     return Causes(*arrays, trust=(float(trust[:, 0].mean()), float(trust[:, 1].mean())) if len(trust) else None)
@@ -70,7 +70,7 @@ def _of_segment(text: GatedText, ids: np.ndarray, top_ids: np.ndarray, places: n
     """Return the attributes of `Causes` for the last tokens of a segment, with the correlations (n, 2) of each."""
     n, near, best = len(places), GatedText(text.model, text.pieces[-1:]), top_ids[places - 1]
     rivals = np.where(best[:, 0] == ids[places], best[:, min(1, best.shape[1] - 1)], best[:, 0])
-    columns, label = torch.arange(-n, 0) + text.pieces[-1].ids.shape[1], torch.from_numpy(ids[places])
+    columns, label = torch.arange(-n, 0) + text.pieces[-1][0].shape[1], torch.from_numpy(ids[places])
     each = columns.unsqueeze(1), label.unsqueeze(1), torch.full((n, 1), NOT_SCORED)
     far, trust = text.gradient(each), np.zeros((0, 2))
     lists = [(far, text.places)] * 3
