@@ -127,21 +127,18 @@ def save_picture(figure: "Figure", path: Path) -> Path:
 
 @dataclass(frozen=True)
 class PlotLine:
-    """A line, perhaps with a band from `low` to `high`."""
+    """A line of a picture."""
 
     run: str  # lines of one run have one color, unless it is the only one
     name: str
     x: Sequence[float]
     y: Sequence[float]
-    low: Sequence[float] | None = None
-    high: Sequence[float] | None = None
     look: Look = "marked"  # "level" has one y for every x, and of "failed" the y mean nothing
     trained: float | None = None  # the x of training, which is marked
 
     def as_dict(self) -> dict[str, Any]:
         """Return the line as JSON values."""
-        lists = {name: list(value) for name in ("x", "y", "low", "high") if (value := getattr(self, name)) is not None}
-        return vars(self) | lists
+        return vars(self) | {"x": list(self.x), "y": list(self.y)}
 
 
 def draw(
@@ -179,8 +176,6 @@ def draw(
         above = max(line.y) if bounds and max(line.y) > bounds[1] else None
         name = line.name if above is None else f"{line.name} (first losses, up to {above:.3f}, lie above)"
         axes.plot(line.x, line.y, label=name, **style)
-        if line.low is not None and line.high is not None:
-            axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)
         if line.trained is not None and line.trained in line.x:
             y = line.y[list(line.x).index(line.trained)]
             axes.plot([line.trained], [y], "o", markersize=13, markerfacecolor="none", markeredgecolor=style["color"])
@@ -208,8 +203,8 @@ def loss_axis(lines: Sequence[PlotLine]) -> tuple[float, float] | None:
     """
     first, rest, least = [], [], []
     for line in (line for line in lines if line.look != "failed"):
-        least += line.low or line.y
-        for x, y in zip(line.x, line.high or line.y, strict=False):  # of a level line one
+        least += line.y
+        for x, y in zip(line.x, line.y, strict=False):  # of a level line one
             (first if len(line.x) > 3 and (x == line.x[0] or x <= line.x[-1] / 10) else rest).append(y)
     low, most = min(least, default=0.0), max(rest, default=0.0)
     top = max((y for y in first if y <= 2 * most - low), default=most)

@@ -158,17 +158,13 @@ def _ablation(recipes: Sequence[str], options: _PlanOptions, out: Path | None) -
 
 
 def _conclude(ablation: "Ablation", busy: list[str], *, recl: int | None, json_: bool, quiet: bool) -> None:
-    """Write the table and pictures, print the table and the effective lengths, and say what is missing."""
+    """Write the table, print it and the effective lengths, and say what is missing."""
     from transformer_xl.files import replace_file
-    from transformer_xl.pictures import MISSING, can_draw
-    from transformer_xl.tools.ablation_pictures import draw_curves, draw_lengths
     from transformer_xl.tools.table import as_markdown, as_text, lengths_text, make_table
 
     table = make_table(ablation)
     with ablation.alone(lambda: None):
         replace_file(ablation.directory / "table.md", as_markdown(table).encode())
-        drawn = (draw_curves(ablation), draw_lengths(ablation)) if can_draw() else ()
-        pictures = [picture for picture in drawn if picture]
     if json_:
         facts = {"recl": _effective_lengths(ablation, table, recl, quiet=quiet)} if recl else {}
         print(json.dumps({"out": str(ablation.directory), **asdict(table), "busy": busy, **facts}))
@@ -178,10 +174,6 @@ def _conclude(ablation: "Ablation", busy: list[str], *, recl: int | None, json_:
         print(f"\n{lengths_text(_effective_lengths(ablation, table, recl, quiet=quiet), most=recl)}")
     if busy:
         print(f"Another process is at {', '.join(busy)}; it makes the table of all when it ends.")
-    for picture in () if quiet else pictures:
-        print(f"picture: {picture}")
-    if not can_draw():
-        print(f"no pictures: {MISSING}")
 
 
 def _effective_lengths(ablation: "Ablation", table: "Table", max_context: int, *, quiet: bool) -> dict[str, dict[float, int]]:

@@ -5,7 +5,7 @@ ablation.json            the plan: variants with all their settings, budget, see
 pace.json                seconds of a step of each variant, if the budget is time
 results/RUN.json         parameters, steps, time and scores of a finished run
 VARIANT-seedN/           an ordinary run
-table.md  curves.png  lengths.png
+table.md
 """
 
 import json

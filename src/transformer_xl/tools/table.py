@@ -80,7 +80,7 @@ def make_table(ablation: Ablation) -> Table:
     known = list(itertools.chain(*results))
     scored = [result for result in known if result.get("done")]
     texts = sorted({result["text"] for result in scored})
-    compared, why_not = comparable(ablation.plan, scored, tokens=ablation.plan.tokens)
+    compared, why_not = comparable(ablation.plan, scored)
     rows: list[VariantRow] = []
     for variant, own in zip(ablation.plan.variants, results, strict=True):
         row = _row(variant.name, variant.labels, own)
@@ -131,11 +131,8 @@ def _compared(row: VariantRow, first: VariantRow, metric: Metric | None) -> Vari
     return replace(row, difference=own.mean - its.mean, difference_error=error)
 
 
-def comparable(plan: AblationPlan, results: Sequence[dict[str, Any]], *, tokens: int | None) -> tuple[Metric | None, str]:
-    """Return the metric in which runs can be compared, or None and the reason as a clause.
-
-    `tokens` of a split were scored; None: all, or the same share of it in every run.
-    """
+def comparable(plan: AblationPlan, results: Sequence[dict[str, Any]]) -> tuple[Metric | None, str]:
+    """Return the metric in which runs can be compared, or None and the reason as a clause."""
     first, *others = (variant.config.data for variant in plan.variants)
     if len({result["text"] for result in results}) > 1 or any(text_difference(first, other) for other in others):
         return None, "the variants were not scored on the same text"
@@ -145,8 +142,8 @@ def comparable(plan: AblationPlan, results: Sequence[dict[str, Any]], *, tokens:
     if lossy:
         why = f"vocabularies differ, and not all of the text is predicted by {', '.join(lossy)}"
         return None, f"{why}, so that bits per character differ, too"
-    if tokens is not None:
-        return None, f"vocabularies differ, so that {tokens:,} tokens are not the same text"
+    if plan.tokens is not None:
+        return None, f"vocabularies differ, so that {plan.tokens:,} tokens are not the same text"
     return "bpc", ""
 
 
