@@ -1,4 +1,4 @@
-"""A plan's counts against formulas, autograd and a measured step, and what follows: time, bytes sent, budget, advice."""
+"""A plan's counts against formulas, autograd and a measured step, and what follows: time, bytes sent, budget."""
 
 import json
 import sys
@@ -139,17 +139,10 @@ def test_processes_send_in_rings() -> None:
     assert plan.sent == {"ddp": 2 * ring, "fsdp": 18 * ring}
     assert plan.send_seconds == 2 * ring / 1e10
     assert plan.step_seconds == max(plan.compute_seconds, plan.send_seconds) + plan.update_seconds
-    assert "sending takes longer" in make_plan(run_config(), replace(ROUND, link=1e6), gpus=4).advice[-1]
     shared = make_plan(run_config(parallel="fsdp"), ROUND, gpus=4)
     assert shared.send_seconds == 3 * ring / 1e10
     assert shared.memory.optimizer == -(-make_plan(run_config(), ROUND).memory.optimizer // 4)
     assert make_plan(run_config(batch_size=16), replace(ROUND, link=1e12), gpus=16).send_seconds > plan.send_seconds / 10
-
-
-def test_a_step_bound_by_launches_is_told() -> None:
-    (advice,) = make_plan(run_config(), ROUND).advice
-    assert advice.startswith("a step this small is bound by launching its kernels")
-    assert not make_plan(run_config(), replace(ROUND, flops=1e6)).advice, "seconds of computing"
 
 
 @pytest.mark.parametrize(
@@ -171,16 +164,12 @@ def test_a_budget_of_minutes() -> None:
     assert (plan.tokens or 0) / plan.tokens_per_second == pytest.approx(120)
 
 
-def test_what_does_not_fit_is_told_a_remedy_that_is_one() -> None:
-    slow = replace(ROUND, flops=1e9)
-    plan = make_plan(run_config(batch_size=64), slow)
-    assert plan.fits and not plan.advice
-    fixed = plan.memory.weights + plan.memory.gradients + plan.memory.optimizer
-    scarce = replace(slow, memory=(fixed + 0.7 * (plan.memory.total - fixed)) / USABLE)
-    (advice,) = make_plan(run_config(batch_size=64), scarce).advice
-    assert "with train.accumulate=2 it takes" in advice
-    assert make_plan(run_config(batch_size=64, accumulate=2), scarce).fits
-    assert "take more GPUs or a smaller model" in make_plan(run_config(), replace(ROUND, memory=1000), gpus=2).advice[0]
+def test_what_does_not_fit_says_so() -> None:
+    plan = make_plan(run_config(), ROUND)
+    full = replace(ROUND, memory=plan.memory.total / USABLE)
+    assert make_plan(run_config(), full).fits
+    scarce = make_plan(run_config(), replace(full, memory=0.99 * full.memory))
+    assert not scarce.fits and "DOES NOT FIT into the" in plan_table(scarce)
 
 
 def test_weights_are_divided_only_where_they_must_be() -> None:

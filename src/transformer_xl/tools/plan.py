@@ -1,9 +1,8 @@
-"""A run on paper: the memory that it needs, what it computes and sends, its time, and what to change if it does not fit."""
+"""A run on paper: the memory that it needs, what it computes and sends, and its time."""
 
-import itertools
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -35,7 +34,6 @@ _EFFICIENCY = {
 _NARROW = 0.6  # of the fp32 bytes that a pass keeps are left if products are of 16 bits: norms and sums stay in fp32
 _UPDATE_TOUCHES = 7  # numbers per weight: weights and two moments are read and written, gradients read
 _PER_MACHINE, _NETWORK = 8, 50e9  # devices of a machine, and bytes per second that leave it: one link of 400 Gb/s
-_LEAST_STEP = 1e-3  # seconds, below which launching kernels, which is not counted, takes longer than what they compute
 _PIECES = 8192
 _WIDTH = 100
 
@@ -85,7 +83,6 @@ class Plan:
     step_seconds: float  # whose sending hides behind computing
     tokens: float | None  # of the whole run, by all devices; None if the length of the corpus decides
     hardware: Hardware
-    advice: tuple[str, ...]  # what to change, and warnings
     assumptions: tuple[str, ...]  # behind the figures
 
     @property
@@ -129,31 +126,28 @@ def make_plan(config: RunConfig, hardware: Hardware, *, gpus: int = 1) -> Plan:
     n_parameter = sum(p.numel() for p in model.parameters())
     cost = count_pass(model, rows=train.batch_size // n_group, tgt_len=train.tgt_len, segments=train.tbptt_segments)
     memory_of = partial(_memory, config, model, cost, hardware, gpus)
-    layout = StepLayout("fsdp" if train.parallel == "fsdp" else "ddp", train.accumulate, train.checkpoint_layers)
-    usable = USABLE * hardware.memory
-    if gpus > 1 and memory_of(layout).total > usable:
-        layout = replace(layout, division="fsdp")
-    memory = memory_of(layout)
+    division: Division = "fsdp" if train.parallel == "fsdp" else "ddp"
+    if gpus > 1 and memory_of(division).total > USABLE * hardware.memory:
+        division = "fsdp"
+    memory = memory_of(division)
     tokens_per_step = train.batch_size * train.tgt_len * train.tbptt_segments
     efficiency, _ = _EFFICIENCY[hardware.on_cpu]
-    compute = tokens_per_step / gpus * (cost.flops + layout.checkpointing * cost.forward) / (hardware.flops * efficiency)
+    compute = tokens_per_step / gpus * (cost.flops + train.checkpoint_layers * cost.forward) / (hardware.flops * efficiency)
     update = _UPDATE_TOUCHES * memory.weights / hardware.bandwidth
     ring = (gpus - 1) / gpus * 4 * n_parameter  # what a process sends if fp32 numbers of all weights go around
     # DDP sums gradients after the last pass; FSDP after each, and gathers weights for each forward and backward pass
     sent: dict[Division, float] = {"ddp": 2 * ring, "fsdp": 3 * train.accumulate * train.tbptt_segments * ring}
-    send = sent[layout.division] / (hardware.link if gpus <= _PER_MACHINE else min(hardware.link, _NETWORK))
+    send = sent[division] / (hardware.link if gpus <= _PER_MACHINE else min(hardware.link, _NETWORK))
     step_seconds = max(compute, send) + update
     limits = [train.max_steps * tokens_per_step] if train.max_steps else []
     limits += [train.max_tokens] if train.max_tokens else []
     limits += [60 * train.max_minutes * tokens_per_step / step_seconds] if train.max_minutes else []
-    other = next((other for other in _remedies(config, layout, gpus) if memory_of(other).total <= usable), None)
-    remedy = None if other is None else (other, memory_of(other).total)
     return Plan(
         recipe=config.name,
         model=settings,
         parameters=n_parameter,
         gpus=gpus,
-        layout=layout,
+        layout=StepLayout(division, train.accumulate, train.checkpoint_layers),
         tokens_per_step=tokens_per_step,
         memory=memory,
         flops=cost,
@@ -164,78 +158,36 @@ def make_plan(config: RunConfig, hardware: Hardware, *, gpus: int = 1) -> Plan:
         step_seconds=step_seconds,
         tokens=min(limits, default=None),
         hardware=hardware,
-        advice=(*_advice_on_memory(memory, usable, layout, remedy), *_advice_on_time(step_seconds, compute=compute, send=send)),
         assumptions=tuple(_assumptions(config, model, origin, hardware, gpus)),
     )
 
 
 def _memory(
-    config: RunConfig, model: LanguageModel, cost: PassCost, hardware: Hardware, gpus: int, layout: StepLayout
+    config: RunConfig, model: LanguageModel, cost: PassCost, hardware: Hardware, gpus: int, division: Division
 ) -> StepMemory:
-    """Return the memory of a process; what a pass of other rows keeps is taken as proportional to them."""
+    """Return the memory of a process."""
     train, settings = config.train, model.config
-    share = train.accumulate / layout.accumulate  # of the rows that were counted
+    rows = train.batch_size // (gpus * train.accumulate)
     weights = 4 * sum(p.numel() for p in model.parameters())
     is_narrow = hardware.precision != "fp32"
-    kept, mems = share * cost.kept, share * cost.memory
-    if is_narrow:
-        kept *= _NARROW
+    kept = cost.kept * (_NARROW if is_narrow else 1)
     if isinstance(model, TransformerXL) and (is_narrow if hardware.on_cpu else not model.attention_kind.by_keys):
-        rows = train.batch_size // (gpus * layout.accumulate)  # attention keeps its weights, or a bias as large
+        # attention keeps its weights, or a bias as large
         n_weight = rows * train.tgt_len * (model.mem_len + train.tgt_len) * model.config.n_head * settings.n_layer
         kept += train.tbptt_segments * n_weight * (2 if is_narrow else 4)
-    if layout.checkpointing:  # the input of each layer, and what one layer keeps
-        rows = train.batch_size // (gpus * layout.accumulate)
+    if train.checkpoint_layers:  # the input of each layer, and what one layer keeps
         inputs = settings.n_layer * rows * train.tgt_len * settings.d_model * 4 * train.tbptt_segments
         kept = min(kept, inputs + kept / (settings.n_layer * train.tbptt_segments))
-    n_share = gpus if layout.division == "fsdp" else 1
+    n_share = gpus if division == "fsdp" else 1
     averaged = weights if train.average != "none" else 0
     return StepMemory(
         weights=-(-weights // n_share),
         gradients=-(-weights // n_share),
         optimizer=-(-(state_bytes(model, config.optim) + averaged) // n_share),
-        mems=round(2 * layout.accumulate * mems),
-        activations=round(kept + 2 * share * cost.largest * (_NARROW if is_narrow else 1)),
+        mems=round(2 * train.accumulate * cost.memory),
+        activations=round(kept + 2 * cost.largest * (_NARROW if is_narrow else 1)),
         rounded=weights // 2 if is_narrow else 0,
     )
-
-
-def _remedies(config: RunConfig, layout: StepLayout, gpus: int) -> Iterator[StepLayout]:
-    """Yield other ways to divide a step, the cheapest first."""
-    lanes = config.train.batch_size // gpus
-    groups = [n for n in range(layout.accumulate, lanes + 1) if lanes % n == 0]
-    divisions: list[Division] = ["ddp", "fsdp"] if gpus > 1 and layout.division == "ddp" else [layout.division]
-    kept = [layout.checkpointing] if layout.checkpointing else [False, True]
-    for division, checkpointing, n_group in itertools.product(divisions, kept, groups):
-        yield StepLayout(division, n_group, checkpointing)
-
-
-def _advice_on_memory(
-    memory: StepMemory, usable: float, layout: StepLayout, remedy: tuple[StepLayout, int] | None
-) -> Iterator[str]:
-    if memory.total > usable:
-        problem = f"does not fit: {memory.total / 1e9:,.1f} GB of {usable / 1e9:,.1f} usable"
-        if remedy is None:
-            held = memory.weights + memory.gradients + memory.optimizer
-            yield f"{problem}, {held / 1e9:,.1f} of them weights, gradients and optimizer; take more GPUs or a smaller model"
-        else:
-            other, total = remedy
-            values = {"parallel": other.division, "checkpoint_layers": other.checkpointing, "accumulate": other.accumulate}
-            before = (layout.division, layout.checkpointing, layout.accumulate)
-            changes = [
-                f"train.{name}={str(value).lower()}"
-                for (name, value), old in zip(values.items(), before, strict=True)
-                if value != old
-            ]
-            yield f"{problem}; with {', '.join(changes)} it takes {total / 1e9:,.1f} GB"
-
-
-def _advice_on_time(step_seconds: float, *, compute: float, send: float) -> Iterator[str]:
-    if step_seconds < _LEAST_STEP:
-        yield "a step this small is bound by launching its kernels, which is not counted: expect milliseconds"
-    if send > compute:
-        what = f"sending takes longer ({send:.2f} s) than computing ({compute:.2f} s)"
-        yield f"{what}: take more lanes a step (train.batch_size), a smaller train.accumulate, or fewer GPUs"
 
 
 def _assumptions(config: RunConfig, model: LanguageModel, origin: str, hardware: Hardware, gpus: int) -> Iterator[str]:
@@ -244,6 +196,7 @@ def _assumptions(config: RunConfig, model: LanguageModel, origin: str, hardware:
     efficiency, why = _EFFICIENCY[hardware.on_cpu]
     yield f"{efficiency:g} of that rate: {why}"
     yield "activations within a fifth: no masks of dropout, and other kernels than this count keep other tensors"
+    yield "no time for launching kernels: a step below 1 ms will take milliseconds"
     if gpus > 1:
         between = f"{_NETWORK / 1e9:g} GB/s between machines of {_PER_MACHINE}" if gpus > _PER_MACHINE else "one machine"
         yield f"{between}; rings; fp32 gradients and weights"
@@ -254,11 +207,11 @@ def _assumptions(config: RunConfig, model: LanguageModel, origin: str, hardware:
 
 
 def plan_table(plan: Plan) -> str:
-    """Return a plan on one screen: lines of a name, a figure and its parts, then advice and assumptions."""
+    """Return a plan on one screen: lines of a name, a figure and its parts, then assumptions."""
     rows = list(_rows(plan))
     left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{name:{left}}  {figure:>{middle}}  {note}".rstrip() for name, figure, note in rows]
-    notes = [*(f"advice: {text}" for text in plan.advice), *(f"assumed: {text}" for text in plan.assumptions)]
+    notes = (f"assumed: {text}" for text in plan.assumptions)
     wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH, subsequent_indent="  ")]
     model = plan.model
     where = plan.hardware.name if plan.gpus == 1 else f"{plan.gpus} × {plan.hardware.name}"
