@@ -77,7 +77,7 @@ tools: $(BIN)/.test $(TOOLS)/.ready  ## minicons and inseq with our models in tr
 rivals: $(BIN)/.test $(RIVALS)/.ready  ## x-transformers, xLSTM and Mistral as kinds of model, against their libraries
 	$(PYTEST) -m parity tests/parity/test_rivals.py
 
-race: $(RIVALS)/.ready  ## ours against them and an LSTM, on three texts in $$TXL_DATA: a day on one core; RACE='...' are its options
+race: $(RIVALS)/.ready  ## ours against them and an LSTM, on four texts: three days on one core; RACE='...' are its options
 	OMP_NUM_THREADS=1 $(RIVALS)/bin/python benchmarks/race.py $(RACE)
 
 test-browser: $(BIN)/.browser  ## the pages of txl serve and txl explain in a browser: $$TXL_BROWSER, or the Chromium of this machine

@@ -1,12 +1,11 @@
-"""A race of models at equal parameters and equal time, all with our trainer: ours, an LSTM, and models of other libraries.
+"""A race of models at equal parameters and equal time, all with our trainer: ours, LSTMs, and models of other libraries.
 
 Parts, each of which goes on where it was interrupted:
 - pace: parameters, and the time of a training step of each side, measured in turns; nothing else looks at a clock.
-- rates: one run for each pair of learning rates, on a seed of its own; the loss on the validation split chooses.
-- race: runs with those rates, several seeds, scored on the test split with what they remember and without.
+- grid: the same trials for every side, on a seed of their own; the loss on the validation part chooses, in choices.json.
+- race: runs with those choices, several seeds, each scored once on the test part with what it remembers and without.
 - table: all that --out holds, as table.md, race.json and race.png.
 
-Every step of the way is an ablation in --out: txl ablate --import benchmarks/rivals --out DIR/TEXT/... goes on with one alone.
 Start the same command twice for two cores: the second process takes other runs. `make rivals` makes the environment.
 """
 
@@ -17,7 +16,8 @@ import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,40 +26,50 @@ import rivals  # noqa: F401  # registers them
 import torch
 from common.harness import facts
 from common.machine import describe
+from rivals.sides import GRIDS, SIDES, alternatives, choice, deeper, side_of
 
 from transformer_xl.checkpoint.open_run import open_run
-from transformer_xl.config.recipes import apply_overrides
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.run import RunConfig
 from transformer_xl.console import markdown, say, table, warn
+from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.errors import ConfigError, TxlError, one_line
-from transformer_xl.files import locked, replace_file
+from transformer_xl.files import locked, make_directories, replace_file
 from transformer_xl.pictures import line_style, new_figure, save_with_legend
 from transformer_xl.process import keep_freed_memory
 from transformer_xl.reading.reading import Reading
-from transformer_xl.tools.ablation import Ablation
-from transformer_xl.tools.budget import Pace, measure_paces, n_parameters
+from transformer_xl.tools.budget import Pace, measure_paces, n_parameters, steps_in
 from transformer_xl.tools.comparison import score
-from transformer_xl.tools.variants import AblationPlan, Variant, make_variants
-from transformer_xl.tools.worker import Worker
+from transformer_xl.training.display import Display
+from transformer_xl.training.run import train
 
-RECIPES = Path(__file__).parent / "rivals" / "recipes"
-RIVALS = ("lstm-ngrams", "x-transformers", "x-transformers-shift", "xlstm", "mistral")
-SIDES = ("ours", "lstm", *RIVALS)
+
+@dataclass(frozen=True)
+class RaceText:
+    """A text that is raced on."""
+
+    recipe: str  # of ours, by name or path
+    d_model: int  # of the rivals
+
+
 TEXTS = {
-    "shakespeare": ("shakespeare-char", "shakespeare-small-lstm"),
-    "enwik8": ("enwik8-byte", "enwik8-small-lstm"),
-    "ptb": ("ptb-word", str(RECIPES / "ptb-lstm.toml")),
+    "shakespeare": RaceText("shakespeare-char", 192),
+    "enwik8": RaceText("enwik8-byte", 192),
+    "ptb": RaceText("ptb-word", 256),
+    "poems": RaceText(str(Path(__file__).parent / "rivals" / "poems.toml"), 256),
 }
-"""The recipes of ours and of the LSTM; those of the rivals are beside each other in `RECIPES`."""
 
-PARTS = ("pace", "rates", "race", "table")
-ALIKE = ("train.threads=1", "train.device=cpu", "train.precision=fp32")
-RATES_SEED = 100
-"""Of the runs that choose rates, so that no run of the race is among those that were chosen because they did well."""
-VALIDATIONS = 4
-"""Of each run, the last one included; they take time that does not count."""
+PARTS = ("pace", "grid", "race", "table")
+ALIKE = ("train.threads=1", "train.device=cpu", "train.precision=fp32", "train.sample_tokens=0", "eval.max_tokens=none")
+GRID_SEED = 100
+"""Of the runs that choose, so that no run of the race is among those that were chosen because they did well."""
 MOST_APART = 0.05
 """Of parameters, from those of the first side."""
+
+
+class _TakenError(Exception):
+    """Another process has the run."""
 
 
 def main() -> None:
@@ -67,14 +77,14 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     try:
-        for text in options.text if {"pace", "rates", "race"} & set(options.parts) else ():
-            run(Race.of(options, text), options)
+        for text in options.text if {"pace", "grid", "race"} & set(options.parts) else ():
+            run(Race(options, text), options)
         if "table" in options.parts:
             write_table(options.out)
     except KeyboardInterrupt:
         say(f"interrupted; go on with: {shlex.join(['python', *sys.argv])}")
         sys.exit(130)
-    except TxlError as error:
+    except (TxlError, OSError) as error:
         sys.exit(f"race.py: error: {one_line(error)}")
 
 
@@ -84,211 +94,240 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     parser.add_argument("--text", nargs="+", choices=TEXTS, default=list(TEXTS), help="default: all")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="default: all")
-    parser.add_argument(
-        "--ours", nargs="+", default=[], metavar="[TEXT=]RECIPE", help="recipes of more sides; of all texts, or of one"
-    )
     parser.add_argument("--minutes", nargs="+", type=float, default=[4, 16], help="of training for each run (default: 4 16)")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
-    parser.add_argument("--lr", nargs="+", type=float, default=[2.5e-3, 5e-3, 1e-2], help="of matrices (default: %(default)s)")
-    parser.add_argument("--adamw-lr", nargs="+", type=float, default=[1.5e-3, 3e-3], help="of the rest (default: %(default)s)")
-    parser.add_argument("--rate-minutes", type=float, help="of each run that tries rates (default: the least of --minutes)")
+    parser.add_argument("--choices", type=Path, metavar="FILE", help="what the grids chose (default: choices.json in --out)")
     parser.add_argument(
         "--corpus", nargs="+", default=[], metavar="[TEXT=]PATH", help="where the texts lie (default: $TXL_DATA)"
     )
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each side in which its step is timed (default: 5)")
     parser.add_argument("--tokens", type=int, help="score at most so many tokens, to try this out (default: all)")
-    parser.add_argument("--set", nargs="+", default=[], metavar="SETTING", help="section.key=value laid over all recipes")
+    parser.add_argument("--set", nargs="+", default=[], metavar="SETTING", help="section.key=value laid over all sides")
     parser.add_argument("--quiet", action="store_true", help="show tables and warnings only")
     return parser.parse_args()
 
 
-def of_text(values: Sequence[str], text: str) -> list[str]:
-    """Return the values of an option that are for this text (TEXT=VALUE), or else those for all."""
+def of_text(values: Sequence[str], text: str) -> str | None:
+    """Return the value of an option that is for this text (TEXT=VALUE), or else the one for all; None: there is none."""
     parts = [value.rpartition("=") for value in values]
     if unknown := [head for head, _, _ in parts if head and head not in TEXTS]:
         raise ConfigError(f"there is no text '{unknown[0]}'; the texts are {', '.join(TEXTS)}")
-    return [value for head, _, value in parts if head == text] or [value for head, _, value in parts if not head]
+    chosen = {head: value for head, _, value in parts}
+    return chosen.get(text, chosen.get(""))
 
 
-@dataclass
 class Race:
-    """The race on one text."""
+    """The race on one text, in a directory that several processes share."""
 
-    directory: Path
-    sides: dict[str, Variant]
-    tokens: int | None
-    quiet: bool
-
-    @classmethod
-    def of(cls, options: argparse.Namespace, text: str) -> "Race":
-        ours, lstm = TEXTS[text]
-        recipes = {"ours": ours, "lstm": lstm, **{side: str(RECIPES / f"{text}-{side}.toml") for side in RIVALS}}
-        chosen = {side: recipes[side] for side in options.sides}
-        for recipe in of_text(options.ours, text):
-            if (side := Path(recipe).stem) in SIDES:
-                raise ConfigError(f"--ours '{recipe}' would be called '{side}', as a side is; give it another name")
-            chosen[side] = recipe
-        corpus = next(iter(of_text(options.corpus, text)), None)
-        changes = [*ALIKE, *options.set]
-        sides = {
-            side: replace(make_variants([recipe], loss=["full"], overrides=changes, corpus=corpus)[0], name=side)
-            for side, recipe in chosen.items()
-        }
-        return cls(options.out / text, sides, options.tokens, options.quiet)
+    def __init__(self, options: argparse.Namespace, text: str) -> None:
+        self.directory, self.text, self.tokens, self.quiet = options.out / text, text, options.tokens, options.quiet
+        self.parts, self.budgets, self.rounds = options.parts, sorted(options.minutes), options.rounds
+        self.choices_file = options.choices or options.out / "choices.json"
+        recipe = load_recipe(TEXTS[text].recipe, [*ALIKE, *options.set])
+        self.ours = recipe.model_copy(update={"data": choose_corpus(recipe.data, of_text(options.corpus, text))})
+        if self.ours.data.corpus == "tinyshakespeare":
+            raise ConfigError("its validation and test are one text; --corpus shakespeare=input.txt divides the last tenth")
+        self.sides = {side: self.first(side) for side in options.sides}
 
     @cached_property
-    def corpora(self) -> dict[str, PreparedCorpus]:
-        return {side: prepare(variant.config.data, variant.config.tokenizer) for side, variant in self.sides.items()}
+    def corpus(self) -> PreparedCorpus:
+        return prepare(self.ours.data, self.ours.tokenizer)
 
+    @property
+    def vocab_size(self) -> int:
+        return self.corpus.tokenizer.vocab_size
+
+    def first(self, side: str) -> RunConfig:
+        """Return a side as it is before anything is tried."""
+        return side_of(self.ours, side, d_model=TEXTS[self.text].d_model, vocab_size=self.vocab_size)
+
+    @cached_property
     def paces(self) -> dict[str, Pace]:
-        """Return the time of a step of each side; those that are not known yet are measured in turns, and kept."""
+        """Return the time of a step of all that a grid may try; what is not known yet is measured in turns, and kept."""
         file = self.directory / "pace.json"
-        self.directory.mkdir(parents=True, exist_ok=True)
+        make_directories(self.directory)
         with locked(self.directory / "pace.lock", on_busy=lambda: say("another process measures; waiting", quiet=self.quiet)):
-            known = {side: Pace(**pace) for side, pace in read_json(file).items()}
-            if missing := [side for side in self.sides if side not in known]:
+            known = {name: Pace(**pace) for name, pace in read_json(file).items()}
+            shapes = {timed(each): each for side in self.sides for each in self.shapes(side)}
+            if missing := {name: config for name, config in shapes.items() if name not in known}:
                 say("measuring the time of a step of each side, in turn", quiet=self.quiet)
-                configs = {side: self.sides[side].config for side in missing}
-                known |= measure_paces(configs, self.corpora)
-                write_json(file, {side: asdict(pace) for side, pace in known.items()})
+                known |= measure_paces(missing, dict.fromkeys(missing, self.corpus), rounds=self.rounds)
+                write_json(file, {name: asdict(pace) for name, pace in known.items()})
         return known
+
+    def shapes(self, side: str) -> Iterator[RunConfig]:
+        """Yield a side, and all that is made of it as far as a step takes another time."""
+        begun = self.sides[side]
+        yield begun
+        if "grid" in self.parts:
+            n = n_parameters(begun, self.vocab_size)
+            for more in GRIDS["short"]["layers"]:
+                shape = deeper(begun, int(more), n, self.vocab_size)
+                yield from (shape.changed(model={"dropout": rate}) for rate in GRIDS["short"]["dropout"])
+        else:
+            yield from filter(None, (self.chosen(side, minutes=minutes) for minutes in self.budgets))
 
     def pace_table(self) -> str:
         """Show parameters and pace of each side, and warn of a side with too many or too few."""
-        paces, rows, first = self.paces(), [], 0
-        for side, variant in self.sides.items():
-            config = variant.config.train
-            n = n_parameters(variant.config, self.corpora[side].tokenizer.vocab_size)
+        paces, rows, first = self.paces, [], 0
+        for side, config in self.sides.items():
+            n = n_parameters(config, self.vocab_size)
             first = first or n
             share = n / first - 1
             if abs(share) > MOST_APART:
                 warn(f"{side} has {share:+.1%} parameters; this is no race at equal size")
-            tokens = config.batch_size * config.tgt_len
-            speed = tokens / paces[side].seconds
-            times = [f"{1e3 * each:,.1f}" for each in (paces[side].seconds, paces[side].median)]
-            rows.append([side, f"{n:,}", f"{share:+.1%}", f"{config.batch_size} x {config.tgt_len}", *times, f"{speed:,.0f}"])
+            pace, train = paces[timed(config)], config.train
+            times = [f"{1e3 * each:,.1f}" for each in (pace.seconds, pace.median)]
+            speed = f"{train.batch_size * train.tgt_len / pace.seconds:,.0f}"
+            rows.append([side, f"{n:,}", f"{share:+.1%}", f"{train.batch_size} x {train.tgt_len}", *times, speed])
         return table([["side", "parameters", "", "segments", "ms/step", "median", "tokens/s"], *rows])
 
-    def ablation(self, folder: Path, side: str, variants: Sequence[Variant], *, minutes: float, seeds: int) -> Ablation:
-        """Return an ablation of one side, whose variants all have its pace."""
-        plan = AblationPlan(
-            tuple(variants), seeds=seeds, minutes=minutes, validations=VALIDATIONS, lengths=(), tokens=self.tokens
-        )
-        ablation = Ablation(folder, plan)
-        Worker(ablation, quiet=True).check()
-        ablation.begin()
-        if not ablation.stored_paces():
-            paces = self.paces()
-            with ablation.alone(lambda: None):
-                ablation.save_paces({each.name: paces[side] for each in variants})
-        return ablation
+    def trained(self, config: RunConfig, path: Path, *, minutes: float, seed: int) -> dict[str, Any]:
+        """Train a run, or go on where it was interrupted, and return its steps, tokens and loss on the validation part."""
+        n_step = steps_in(minutes, self.paces[timed(config)].seconds)
+        unlimited = {"max_minutes": None, "max_tokens": None, "max_epochs": None}
+        config = config.changed(train=unlimited | {"max_steps": n_step, "eval_interval": n_step, "seed": seed})
+        outcome = train(config, out=path, resume=True, display=_Progress(name=path.name, quiet=self.quiet))
+        if outcome.stopped_by:
+            raise KeyboardInterrupt(outcome.stopped_by)
+        assert outcome.score
+        return {"steps": outcome.step, "tokens": outcome.tokens, "validation": outcome.score.loss}
 
-    def finish(self, ablation: Ablation) -> bool:
-        """Train and score what is left, and say whether nothing is."""
-        busy = Worker(ablation, quiet=self.quiet).go_on()
-        for name in busy:
-            say(f"another process is at {name}", quiet=self.quiet)
-        return not busy
+    def tried(self, side: str, config: RunConfig, *, minutes: float) -> float:
+        """Return the validation loss of a trial of a grid; one that fails has an infinite one."""
+        path = self.directory / "grid" / f"{minutes:g}min" / side / name_of(config)
+        with self.claimed(path) as file:
+            if not file.exists():
+                try:
+                    found = self.trained(config, path, minutes=minutes, seed=GRID_SEED)
+                except TxlError as error:
+                    found = {"validation": math.inf, "failed": one_line(error)}
+                write_json(file, found | choice(config))
+            loss = read_json(file)["validation"]
+        say(f"{self.text}, {minutes:g} minutes, {side}, {path.name}: {loss:.4f}", quiet=self.quiet)
+        return loss
 
-    def try_rates(self, side: str, rates: Sequence[tuple[float, float]], *, minutes: float) -> bool:
-        """Train a side with each pair of rates."""
-        variant = self.sides[side]
-        variants = []
-        for lr, adamw_lr in rates:
-            changes = [f"optim.lr={lr}", f"optim.adamw_lr={adamw_lr}", f"train.seed={RATES_SEED}"]
-            config = apply_overrides(variant.config.model_dump(), changes)
-            variants.append(replace(variant, name=f"{side}-{lr:g}-{adamw_lr:g}", config=config))
-        return self.finish(self.ablation(self.directory / "rates" / side, side, variants, minutes=minutes, seeds=1))
+    def search(self, side: str, *, minutes: float, begin: RunConfig, grid: str) -> RunConfig:
+        """Return the best settings of a side for a budget, each step of the grid beginning at the best of the one before."""
+        best = begin
+        for step in GRIDS[grid]:
+            tried = alternatives(best, step, grid, self.vocab_size)
+            losses = [self.tried(side, config, minutes=minutes) for config in tried]
+            best = tried[losses.index(min(losses))]
+        return best
 
-    def race(self, side: str, *, minutes: float, seeds: int) -> bool:
-        """Train a side with the best of its rates, and score what its memory is worth."""
-        best = best_rates(self.directory / "rates" / side)
-        if best is None:
-            warn(f"{side} has no rates tried yet (--parts rates), so those of its recipe are taken")
-        changes = [f"optim.{name}={rate}" for name, rate in (best or {}).items()]
-        config = apply_overrides(self.sides[side].config.model_dump(), changes)
-        folder, variants = self.directory / f"{minutes:g}min" / side, [replace(self.sides[side], config=config)]
-        ablation = self.ablation(folder, side, variants, minutes=minutes, seeds=seeds)
-        done = self.finish(ablation)
-        for trial in ablation.plan.trials:
-            result, file = ablation.result(trial), without_memory_file(ablation, trial.name)
-            if result is not None and result.get("done") and not file.exists():
-                opened = open_run(ablation.path_of(trial))
-                reading = Reading.of_run(opened.config).without_memory()
-                write_json(file, score(opened, opened.text(limit=self.tokens), reading).as_dict())
-        return done
+    def choose(self, side: str) -> None:
+        """Search settings of a side for each budget, and note them."""
+        config = self.sides[side]
+        for i, minutes in enumerate(self.budgets):
+            config = self.search(side, minutes=minutes, begin=config, grid="long" if i else "short")
+            with locked(self.choices_file.with_suffix(".lock"), on_busy=lambda: None):
+                choices = read_json(self.choices_file)
+                choices.setdefault(self.text, {}).setdefault(f"{minutes:g}", {})[side] = choice(config)
+                write_json(self.choices_file, choices)
+
+    def chosen(self, side: str, *, minutes: float) -> RunConfig:
+        """Return a side with what its grid chose.
+
+        Raises:
+            ConfigError: nothing is chosen yet.
+        """
+        found = read_json(self.choices_file).get(self.text, {}).get(f"{minutes:g}", {}).get(side)
+        if found is None:
+            raise ConfigError(
+                f"'{self.choices_file}' has no choice for {side}, {self.text}, {minutes:g}; --parts grid makes it"
+            )
+        return self.sides[side].changed(**found)
+
+    def race(self, side: str, *, minutes: float, seed: int) -> None:
+        """Train a side as it was chosen, and score it once on the test part, with its memory and without."""
+        config = self.chosen(side, minutes=minutes)
+        if config is None:
+            say(f"'{self.choices_file}' has no choice yet for {self.text}, {minutes:g} minutes, {side}; --parts grid makes it")
+            return
+        path = self.directory / f"{minutes:g}min" / side / f"seed{seed}"
+        with self.claimed(path) as file:
+            if file.exists():
+                return
+            found = self.trained(config, path, minutes=minutes, seed=seed)
+            opened = open_run(path)
+            text, reading = opened.text(limit=self.tokens), Reading.of_run(opened.config)
+            scores = [score(opened, text, each) for each in (reading, reading.without_memory())]
+            facts = {"side": side, "text": self.text, "minutes": minutes, "unit": opened.tokenizer.kind, "scored": text.what}
+            sizes = {"parameters": n_parameters(config, self.vocab_size), "step_seconds": self.paces[timed(config)].seconds}
+            nats = {"nats": scores[0].loss, "bits_per_character": scores[0].bpc, "nats_without_memory": scores[1].loss}
+            write_json(file, facts | sizes | found | nats | choice(config))
+        say(f"{self.text}, {minutes:g} minutes, {side}, seed {seed}: {nats['nats']:.4f} nats", quiet=self.quiet)
+
+    @contextmanager
+    def claimed(self, path: Path) -> Iterator[Path]:
+        """Hold a run while the block runs, and give the file of its result; `_TakenError` if another process has it."""
+
+        def give_up() -> None:
+            raise _TakenError(path.name)
+
+        make_directories(path.parent)
+        with locked(path.with_name(f".{path.name}.lock"), on_busy=give_up):
+            yield path.with_name(f"{path.name}.json")
+
+
+class _Progress(Display):
+    """The display of one of many runs: its progress, with its name."""
+
+    def say(self, text: str) -> None:
+        pass
+
+    def show(self, text: str, *, title: str) -> None:
+        pass
+
+
+def name_of(config: RunConfig) -> str:
+    """Return the name of a trial, by what grids change."""
+    optim, model = config.optim, config.model
+    return f"lr{optim.lr:g}-decay{optim.weight_decay:g}-dropout{model.dropout:g}-layers{model.n_layer}"
+
+
+def timed(config: RunConfig) -> str:
+    """Return what the time of a step depends on."""
+    return f"{config.name}-layers{config.model.n_layer}" + ("-dropout" if config.model.dropout else "")
 
 
 def run(race: Race, options: argparse.Namespace) -> None:
     """Do the chosen parts of the race on a text."""
-    print(facts({**describe(), "threads": "1", "text": race.directory.name}))
+    print(facts({**describe(), "threads": "1", "text": race.text}))
     print(race.pace_table())
-    rates = [(lr, adamw_lr) for lr in options.lr for adamw_lr in options.adamw_lr]
-    if "rates" in options.parts:
-        for side in race.sides:
-            race.try_rates(side, rates, minutes=options.rate_minutes or min(options.minutes))
-        print(rates_table(race))
+    for side in race.sides if "grid" in options.parts else ():
+        try:
+            race.choose(side)
+        except _TakenError as taken:
+            say(f"another process is at {side}, {taken}; start again to see what it chose")
     if "race" in options.parts:
-        for minutes in options.minutes:
-            for side in race.sides:
-                race.race(side, minutes=minutes, seeds=options.seeds)
-
-
-def tried_rates(folder: Path) -> list[tuple[Variant, float | None]]:
-    """Return what a side was tried with and its validation loss; None: it has none yet, or failed."""
-    if not (folder / "ablation.json").exists():
-        return []
-    ablation = Ablation.open(folder)
-    results = [(trial.variant, ablation.result(trial)) for trial in ablation.plan.trials]
-    return [(variant, result["validation"]["loss"] if result and result.get("done") else None) for variant, result in results]
-
-
-def best_rates(folder: Path) -> dict[str, float] | None:
-    """Return the rates with the least validation loss; None: none were tried.
-
-    Raises:
-        ConfigError: some runs are not finished.
-    """
-    tried = tried_rates(folder)
-    losses = [(loss, variant.config.optim) for variant, loss in tried if loss is not None]
-    ablation = Ablation.open(folder) if tried else None
-    if ablation and not all(Worker(ablation).is_done(trial) for trial in ablation.plan.trials):
-        raise ConfigError(f"'{folder}' has runs that are not finished; let --parts rates finish them first")
-    if not losses:
-        return None
-    _, optim = min(losses, key=lambda each: each[0])
-    return {"lr": optim.lr, "adamw_lr": optim.adamw_lr or optim.lr}
-
-
-def rates_table(race: Race) -> str:
-    """Show the validation loss of all rates; the least of each side is marked."""
-    rows = []
-    for side in race.sides:
-        tried = tried_rates(race.directory / "rates" / side)
-        least = min((loss for _, loss in tried if loss is not None), default=None)
-        for variant, loss in tried:
-            optim = variant.config.optim
-            shown = "-" if loss is None else f"{loss:.4f}{' *' if loss == least else ''}"
-            rows.append([side, f"{optim.lr:g}", f"{optim.adamw_lr:g}", shown])
-    return table([["side", "lr", "adamw_lr", "validation, nats"], *rows])
+        for minutes in race.budgets:
+            for seed in range(1, options.seeds + 1):
+                for side in race.sides:
+                    try:
+                        race.race(side, minutes=minutes, seed=seed)
+                    except _TakenError as taken:
+                        say(f"another process is at {side}, {taken}")
 
 
 @dataclass
 class Row:
-    """A side on one text with one budget."""
+    """A side on one text with one budget; lists have an entry for each seed."""
 
     text: str
     minutes: float
     side: str
-    recipe: str
+    unit: str
+    scored: str
     parameters: int
-    lr: float
-    adamw_lr: float | None
     step_seconds: float
     steps: int
     tokens: int
-    unit: str
-    scored: str
-    nats: list[float]  # of each seed, as all lists here
+    model: dict[str, Any]
+    optim: dict[str, float]
+    validation: list[float]
+    nats: list[float]
     bits_per_character: list[float]
     nats_without_memory: list[float]
 
@@ -300,35 +339,13 @@ class Row:
 
 def finished(out: Path) -> Iterator[Row]:
     """Yield all sides of which runs are finished."""
-    for plan in sorted(out.glob("*/*min/*/ablation.json")):
-        ablation = Ablation.open(plan.parent)
-        (variant,) = ablation.plan.variants
-        results = [
-            (result, read_json(file))
-            for result in ablation.results(variant)
-            if result.get("done") and (file := without_memory_file(ablation, result["run"])).exists()
-        ]
-        if not results:
-            continue
-        first, optim = results[0][0], variant.config.optim
-        own = [result["scores"][0]["score"] for result, _ in results]
-        yield Row(
-            text=plan.parts[-4],
-            minutes=ablation.plan.minutes or 0.0,
-            side=variant.name,
-            recipe=variant.recipe,
-            parameters=first["parameters"],
-            lr=optim.lr,
-            adamw_lr=optim.adamw_lr,
-            step_seconds=ablation.stored_paces()[variant.name].seconds,
-            steps=first["steps"],
-            tokens=first["tokens"],
-            unit=first["unit"],
-            scored=first["text"],
-            nats=[score["loss"] for score in own],
-            bits_per_character=[score["bpc"] for score in own],
-            nats_without_memory=[without["loss"] for _, without in results],
-        )
+    folders = {file.parent for file in out.glob("*/*min/*/seed*.json")}
+    for folder in sorted(folders):
+        runs = [read_json(file) for file in sorted(folder.glob("seed*.json"))]
+        lists = ("validation", "nats", "bits_per_character", "nats_without_memory")
+        values: dict[str, Any] = {field.name: runs[0][field.name] for field in fields(Row)}
+        values.update({name: [run[name] for run in runs] for name in lists})
+        yield Row(**values)
 
 
 def write_table(out: Path) -> None:
@@ -359,15 +376,15 @@ def write_table(out: Path) -> None:
 def cells_of(rows: Sequence[Row]) -> list[list[str]]:
     """Return the table of one text and budget."""
     words = rows[0].unit == "word"
-    head = ["side", "parameters", "lr", "adamw_lr", "ms/step", "steps", "tokens", "seeds", "nats"]
+    head = ["side", "parameters", "layers", "lr", "decay", "ms/step", "steps", "tokens", "seeds", "nats"]
     lines = [[*head, "perplexity" if words else "bits", "without", "worth", "difference"]]
     for row in rows:
-        rates = [f"{row.lr:g}", f"{row.adamw_lr:g}"]
+        chosen = [str(row.model["n_layer"]), f"{row.optim['lr']:g}", f"{row.optim['weight_decay']:g}"]
         counts = [f"{1e3 * row.step_seconds:,.1f}", f"{row.steps:,}", f"{row.tokens:,}", str(len(row.nats))]
         mean = statistics.fmean(row.nats)
         other = f"{math.exp(mean):,.1f}" if words else f"{statistics.fmean(row.bits_per_character):.4f}"
         difference = "" if row is rows[0] else with_error(mean - statistics.fmean(rows[0].nats), row.nats, rows[0].nats)
-        line = [row.side, f"{row.parameters:,}", *rates, *counts, with_error(mean, row.nats), other]
+        line = [row.side, f"{row.parameters:,}", *chosen, *counts, with_error(mean, row.nats), other]
         without = with_error(statistics.fmean(row.nats_without_memory), row.nats_without_memory)
         lines.append([*line, without, with_error(statistics.fmean(row.worth), row.worth), difference])
     return lines
@@ -410,10 +427,6 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
         axes.set(title=text, ylabel="nats per token")
         axes.grid(alpha=0.3)
     return save_with_legend(figure, panels[-1], path)
-
-
-def without_memory_file(ablation: Ablation, run: str) -> Path:
-    return ablation.directory / "without-memory" / f"{run}.json"
 
 
 def read_json(file: Path) -> dict[str, Any]:

@@ -1,10 +1,8 @@
 """Models of other libraries as kinds of model, so that our trainer, scorer and commands treat them as our own.
 
-    txl ablate shakespeare-small benchmarks/rivals/recipes/shakespeare-xlstm.toml --import benchmarks/rivals --minutes 4
-
-Importing this registers them. Their libraries are imported when a model is built; `make rivals` installs them in an
-environment of their own. A rival is its library's layers, unchanged, between an embedding and a tied softmax that are the same
-for all; tests/parity/peer_rivals.py compares it with the library's own model.
+Importing this registers them (`txl train mine.toml --import benchmarks/rivals`). Their libraries are imported when a model is
+built; `make rivals` installs them in an environment of their own. A rival is its library's layers, unchanged, between an
+embedding and a tied softmax that are the same for all; tests/parity/peer_rivals.py compares it with the library's own model.
 """
 
 from rivals.lstm_ngrams import LstmNgrams

@@ -354,37 +354,50 @@ def test_document_labels_are_learned_with_and_without_memory(measured):
     assert all(0 <= share <= 1 for runs in found.values() for *shares, _ in runs for share in shares)
 
 
-@pytest.mark.benchmarks
-def test_race_tries_rates_and_goes_on(tmp_path):
-    """Between sides that need no other library; tests/parity/test_rivals.py races all."""
+@pytest.fixture
+def small_race(tmp_path):
+    """A function that races an LSTM, which needs no other library, alone; tests/parity/test_rivals.py races all sides."""
     (tmp_path / "text.txt").write_text("".join(f"{i} is {i * i}; " for i in range(3000)))
-    write_recipe(tmp_path / "tiny.toml")
-    small = ["model.n_layer=1", "model.d_model=8", "train.batch_size=2", "train.tgt_len=5", "eval.max_tokens=50"]
-    corpus, tiny = f"shakespeare={tmp_path / 'text.txt'}", f"shakespeare={tmp_path / 'tiny.toml'}"
-    what = ["--out", tmp_path / "out", "--text", "shakespeare", "--corpus", corpus, "--sides", "ours", "--ours", tiny]
-    how = ["--minutes", 0.001, "--lr", 0.01, 0.02, "--adamw-lr", 0.01, "--tokens", 100, "--set", *small, "--quiet"]
-    done = run("race.py", *what, "--seeds", 1, *how)
-    assert done.stdout.count(" *") == 2, "the best rates of both sides are marked"
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.suffix == ".safetensors"}
-    done = run("race.py", *what, "--seeds", 2, *how)
+    small = ["model.n_layer=2", "model.d_model=64", "train.batch_size=2", "train.tgt_len=8", "eval.max_tokens=50"]
+    options = ["--out", tmp_path / "out", "--corpus", tmp_path / "text.txt", "--text", "enwik8", "--minutes", 0.001, 0.002]
+    options += ["--sides", "lstm", "--rounds", 1, "--tokens", 100]
+
+    def race(*arguments: object) -> Path:
+        run("race.py", *options, "--set", *small, "--quiet", *arguments)
+        return tmp_path / "out"
+
+    return race
+
+
+@pytest.mark.benchmarks
+def test_race_chooses_on_validation_and_goes_on(small_race):
+    out = small_race("--parts", "pace", "grid")
+    choices = json.loads((out / "choices.json").read_text())["enwik8"]
+    assert not list(out.rglob("seed*.json")), "a test part was scored"
+    for minutes, n_trial in (("0.001", 8), ("0.002", 3)):
+        files = (out / "enwik8" / "grid" / f"{minutes}min" / "lstm").glob("*.json")
+        trials = [json.loads(file.read_text()) for file in files]
+        assert len(trials) == n_trial and all("nats" not in trial for trial in trials)
+        least = min(trials, key=lambda trial: trial["validation"])
+        assert choices[minutes]["lstm"] == {key: least[key] for key in ("model", "optim")}
+    small_race("--parts", "race", "--seeds", 1)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    small_race("--seeds", 2)
     assert all(path.stat().st_mtime_ns == then for path, then in before.items()), "what is finished is not repeated"
-    assert len(list((tmp_path / "out").rglob("without-memory/*.json"))) == 4
-    rows = json.loads((tmp_path / "out" / "race.json").read_text())["rows"]
-    assert {row["side"] for row in rows} == {"ours", "tiny"}
+    rows = json.loads((out / "race.json").read_text())["rows"]
+    assert {(row["side"], row["minutes"]) for row in rows} == {("lstm", 0.001), ("lstm", 0.002)}
     for row in rows:
         assert len(row["nats"]) == len(row["nats_without_memory"]) == 2 and row["step_seconds"] > 0
-        tried = (tmp_path / "out" / "shakespeare" / "rates" / row["side"] / "results").glob("*.json")
-        least = min((json.loads(path.read_text()) for path in tried), key=lambda result: result["validation"]["loss"])
-        assert least["variant"] == f"{row['side']}-{row['lr']:g}-{row['adamw_lr']:g}"
-    assert (tmp_path / "out" / "race.png").read_bytes().startswith(b"\x89PNG")
-    assert "±" in (tmp_path / "out" / "table.md").read_text()
+        assert {key: row[key] for key in ("model", "optim")} == choices[f"{row['minutes']:g}"][row["side"]]
+    assert (out / "race.png").read_bytes().startswith(b"\x89PNG")
+    assert "±" in (out / "table.md").read_text()
 
 
 def test_a_race_that_cannot_be_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(BENCHMARKS)
     for wrong, complaint in (
-        (["--ours", "ours.toml"], "--ours 'ours.toml' would be called 'ours', as a side is; give it another name"),
-        (["--corpus", "shakspeare=x"], "there is no text 'shakspeare'; the texts are shakespeare, enwik8, ptb"),
+        ([], "its validation and test are one text; --corpus shakespeare=input.txt divides the last tenth"),
+        (["--corpus", "shakspeare=x"], "there is no text 'shakspeare'; the texts are shakespeare, enwik8, ptb, poems"),
         (["--set", "train.nothing=1"], "train: unknown key 'nothing'"),
     ):
         monkeypatch.setattr(sys, "argv", ["race.py", "--out", str(tmp_path / "out"), "--text", "shakespeare", *wrong])

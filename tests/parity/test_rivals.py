@@ -32,13 +32,17 @@ def test_each_rival_is_its_library() -> None:
 def test_all_of_them_race(tmp_path: Path) -> None:
     """Whatever their speed: a step or two each, at full size."""
     (tmp_path / "text.txt").write_text("".join(f"{i} is {i * i}; " for i in range(3000)))
-    what = ["--out", str(tmp_path / "out"), "--text", "shakespeare", "--corpus", f"shakespeare={tmp_path / 'text.txt'}"]
-    how = ["--minutes", "0.002", "--seeds", "1", "--parts", "race", "table", "--tokens", "300", "--quiet"]
-    how += ["--set", "train.batch_size=1", "eval.max_tokens=100", "eval.batch_size=2"]
+    sides = ["ours", "lstm", "lstm-ngrams", "x-transformers", "xlstm", "mistral"]
+    choices = tmp_path / "choices.json"
+    choices.write_text(json.dumps({"shakespeare": {"0.002": {side: {} for side in sides}}}))
+    text = f"shakespeare={tmp_path / 'text.txt'}"
+    what = ["--out", str(tmp_path / "out"), "--text", "shakespeare", "--corpus", text, "--minutes", "0.002"]
+    how = ["--parts", "race", "table", "--choices", str(choices), "--seeds", "1", "--rounds", "1", "--tokens", "300", "--set"]
+    how += ["train.batch_size=2", "eval.max_tokens=100", "eval.batch_size=2"]
     command = [str(PYTHON), str(ROOT / "benchmarks" / "race.py"), *what, *how]
     done = subprocess.run(command, capture_output=True, text=True, timeout=290, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-4000:]
     assert "this is no race at equal size" not in done.stderr
     rows = json.loads((tmp_path / "out" / "race.json").read_text())["rows"]
-    libraries = {"x-transformers", "x-transformers-shift", "xlstm", "mistral"}
-    assert {row["side"] for row in rows} == {"ours", "lstm", "lstm-ngrams"} | libraries
+    assert {row["side"] for row in rows} == set(sides)
+    assert max(row["parameters"] for row in rows) < 1.02 * min(row["parameters"] for row in rows)
