@@ -22,8 +22,8 @@ TGT_LEN = 4
 
 
 def any_model(kind: str, **changes: Any) -> Any:
-    if kind == "xlnet":
-        return tiny_xlnet(**changes).double()
+    if kind.startswith("xlnet"):
+        return tiny_xlnet(backward_half="backward_half" in kind, **changes).double()
     if kind == "shift, n-grams":
         return tiny_model(shift="averages", ngram_rows=[30], d_model=16, mem_len=5).double()
     if kind in ATTENTION:
@@ -111,7 +111,7 @@ def test_an_xlnets_target_without_each_token_equals_loops(segments):
     np.testing.assert_allclose(found.nats[np.isin(found.places, places)], expected, atol=1e-10)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "zero first memory", "vanilla", "lstm", "xlnet"])
+@pytest.mark.parametrize("kind", [*KINDS, "zero first memory", "vanilla", "lstm", "xlnet", "xlnet, backward_half"])
 def test_gradients_are_finite_differences_of_gates(kind):
     model, ids = any_model(kind), text()
     read, prediction = ask(model, ids, 14, contrast=5, tgt_len=TGT_LEN, segments=2)
@@ -124,12 +124,13 @@ def test_gradients_are_finite_differences_of_gates(kind):
             assert np.abs(slope).max() > 1e-4
 
 
+@pytest.mark.parametrize("ext_len", [0, 3])
 @pytest.mark.parametrize("kind", ["paper", "same_length, clamp_len", "zero first memory", "vaswani", "lstm", "vanilla"])
-def test_the_prediction_is_that_of_evaluate(kind):
-    model, ids = any_model(kind).train(), text()
+def test_the_prediction_is_that_of_evaluate(kind, ext_len):
+    model, ids = any_model(kind).train().with_context(ext_len=ext_len), text()
     found = [attribute(model, ids, position, method="gradient", tgt_len=TGT_LEN).log_p for position in range(1, len(ids))]
     assert model.training
-    nats: Any = evaluate(model, ids, tgt_len=TGT_LEN, same_length=model.same_length, per_token=True).token_nats
+    nats: Any = evaluate(model, ids, tgt_len=TGT_LEN, ext_len=ext_len, same_length=model.same_length, per_token=True).token_nats
     np.testing.assert_allclose(found, -nats, atol=1e-5)
 
 
@@ -168,6 +169,20 @@ def test_a_long_text_is_read_from_where_its_beginning_no_longer_matters(kind, mo
     whole = attribute(model, ids, 599, method="gradient", tgt_len=TGT_LEN, segments=2)
     np.testing.assert_allclose(found.nats, whole.nats, atol=1e-10)
     assert found.log_p == pytest.approx(whole.log_p, abs=1e-10) and sum(n_read) - n_first > 590
+
+
+def test_only_what_a_model_can_see_is_listed():
+    found = attribute(any_model("vanilla"), text(), 15, tgt_len=TGT_LEN, segments=3)
+    assert found.places.tolist() == [12, 13]
+
+
+def test_a_sharp_head_has_finite_nats_without_what_it_looks_at():
+    model, ids = tiny_model(), text()
+    with torch.no_grad():
+        for block in model.attention_blocks():
+            block.qkv_net.weight.mul_(60)  # so that a query's own key gets no weight in fp32
+    found = attribute(model, ids, 15, tgt_len=TGT_LEN)
+    assert np.isfinite([*found.nats, found.without]).all()
 
 
 def test_a_short_text_and_a_first_token():

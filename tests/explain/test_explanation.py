@@ -9,7 +9,7 @@ import torch
 from tests.explain.models import make, reading
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.explain import attention
-from transformer_xl.explain.attribution import attribute
+from transformer_xl.explain.attribution import attribute, spearman
 from transformer_xl.explain.causes import FOLLOWED, affordable
 from transformer_xl.explain.explanation import best_passages, explain, find_facts, remembers
 from transformer_xl.reading.evaluation import evaluate
@@ -184,10 +184,10 @@ def test_passages_lie_inside_segments_and_the_best_come_first():
 def test_causes_are_those_that_attribute_finds(kind):
     model, ids = make(kind), stream(42)
     how = reading(model, tgt_len=4)
-    found: Any = explain(model, IdTokenizer(13), ids, how, attributed=2, token=42)
+    found: Any = explain(model, IdTokenizer(13), ids, how, attributed=2, token=41)
     facts, causes = found.facts, found.facts.causes
     gains = (facts.nats if facts.gain is None else facts.gain)[:40].reshape(10, 4).sum(1)
-    chosen = sorted({*np.argsort(-gains)[:2].tolist(), 10})
+    chosen = sorted({*np.argsort(-gains)[:2].tolist(), 9})
     assert causes.places.tolist() == [place + 1 for i in chosen for place in range(4 * i, min(4 * i + 4, 41))]
     methods = ("leave-out", "leave-out", "gradient") if kind != "lstm" else ("gradient",) * 3
     for place, rival, distances, nats in zip(causes.places, causes.rivals, causes.distances, causes.nats, strict=True):
@@ -205,6 +205,31 @@ def test_causes_are_those_that_attribute_finds(kind):
             least = min(map(abs, told.values()), default=0.0) if len(told) == nats.shape[1] else 0.0
             assert all(abs(x) <= least + 1e-5 for cause, x in all_nats.items() if cause not in told)
     assert (causes.trust is None) == (kind == "lstm") and np.abs(causes.nats).max() > 1e-3
+
+
+def test_trust_is_the_mean_rank_correlation_with_leaving_out():
+    model, ids = make("paper"), stream(13)
+    how = reading(model, tgt_len=4)
+    causes: Any = explain(model, IdTokenizer(13), ids, how, token=10).facts.causes
+    expected = []
+    for place in causes.places.tolist():
+        exact, estimate = (attribute(model, ids, place, method=method, tgt_len=4) for method in ("leave-out", "gradient"))
+        weights, keys, _ = looked(model, ids, how, place)
+        attention = weights.mean((0, 1)).numpy()[np.isin(keys, exact.places)]
+        expected.append([by_ranks(exact.nats, estimate.nats), by_ranks(exact.nats, attention)])
+    np.testing.assert_allclose(causes.trust, np.mean(expected, axis=0), atol=1e-6)
+
+
+def by_ranks(a, b):
+    ranks = [[sorted(x.tolist()).index(value) for value in x.tolist()] for x in (a, b)]  # there are no ties
+    return np.corrcoef(ranks)[0, 1]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "rho"), [([1, 2, 3], [10, 30, 20], 0.5), ([1, 1, 2], [0, 0, 5], 1.0), ([1, 2, 3], [7, 7, 7], 0.0)]
+)
+def test_spearman_is_the_correlation_of_ranks(a, b, rho):
+    assert spearman(np.array(a, float), np.array(b, float)) == pytest.approx(rho)
 
 
 def test_a_text_says_no_causes_unless_asked_and_refuses_a_token_that_nothing_predicts():

@@ -153,7 +153,6 @@ def gated_texts(
     for start in sorted({start for begin in begins for start in range(begin, max(begin - warm, -1), -tgt_len)}):
         if start > place:
             mems = view.init_mems(1)
-            pieces.clear()
         place = min(start + tgt_len, len(text))
         ids = torch.from_numpy(text[max(start - view.ext_len, 0) : place])[None].to(view.device)
         pieces.append((ids, place, mems))
