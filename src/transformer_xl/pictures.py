@@ -88,11 +88,10 @@ def check_picture(path: Path | None, *, option: str = "plot") -> None:
     check_file(path, option=option)
 
 
-def save_with_legend(figure: "Figure", axes: "Axes", path: Path, *, beside: bool = False) -> Path:
-    """Add a grid to `axes` and their legend below or `beside` them, where it hides nothing, and write the figure."""
+def save_with_legend(figure: "Figure", axes: "Axes", path: Path) -> Path:
+    """Add a grid to `axes` and their legend below them, where it hides nothing, and write the figure."""
     axes.grid(alpha=0.3)
-    place = "outside right upper" if beside else "outside lower left"
-    figure.legend(*axes.get_legend_handles_labels(), loc=place, frameon=False)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", frameon=False)
     return save_picture(figure, path)
 
 

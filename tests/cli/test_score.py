@@ -263,14 +263,12 @@ def test_an_xlnet_scores_each_text_by_itself(txl: Txl, workbench: Path) -> None:
     save(model, tokenizer, "model")
     lines = ["The cat sat.\n", "\n", "ran to the end"]
     Path("some.txt").write_text("".join(lines))
-    for options, words in (((), False), (("--whole-words",), True)):
-        reading = Reading(whole_words=words)
-        nats = [each.sum() for each in gap_nats(model, map(tokenizer.encode, lines), tokenizer, reading)]
-        rows = table(txl("score", "model", "some.txt", *options, *EXACT).out)
-        assert [float(row["nats"]) for row in rows if row["nats"]] == pytest.approx([x for x in nats if x], rel=1e-4)
-        of_words = table(txl("score", "model", "some.txt", "--per", "word", *options, *EXACT).out)
-        assert total(of_words) == pytest.approx(sum(nats), rel=1e-5)
-        assert all(row["nats"] == row["nats_prefix"] for row in of_words)
+    nats = [each.sum() for each in gap_nats(model, map(tokenizer.encode, lines), tokenizer, Reading())]
+    rows = table(txl("score", "model", "some.txt", *EXACT).out)
+    assert [float(row["nats"]) for row in rows if row["nats"]] == pytest.approx([x for x in nats if x], rel=1e-4)
+    of_words = table(txl("score", "model", "some.txt", "--per", "word", *EXACT).out)
+    assert total(of_words) == pytest.approx(sum(nats), rel=1e-5)
+    assert all(row["nats"] == row["nats_prefix"] for row in of_words)
     good, bad = (
         float(next(gap_nats(model, [tokenizer.encode(text)], tokenizer, Reading())).sum()) for text in ("The cat", "A dog")
     )
@@ -352,7 +350,6 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
         "answer.jsonl --choices": "'answer.jsonl' line 1: label 'C' is none of its 2 choices; they are 0 to 1, or A to B",
         "one.tsv --unigram": "'model' is a model without a training text, whose tokens --unigram counts; give a run",
         "one.tsv --unigram --per word": "--unigram is for lines; leave out --per and --spans",
-        "one.tsv --whole-words": "--whole-words is for an XLNet, and 'model' is none; leave it out",
     }.items():
         answer = txl("score", "model", *command.split(), "--out", "rows.tsv")
         assert answer.complaint.startswith(complaint), (command, answer)

@@ -43,7 +43,6 @@ def score(
     unigram: Flag = False,
     pairs: Flag = False,
     choices: Flag = False,
-    whole_words: Flag = False,
     data: Path | None = None,
     tgt_len: Positive | None = None,
     mem_len: Natural | None = None,
@@ -85,7 +84,6 @@ def score(
         unigram: also the nats of each line by the counts of tokens in the run's training text, as SLOR needs them.
         pairs: say how often the better sentence is more probable; ties count half.
         choices: rank what may stand in the gap _ of each text, or else at its end; accuracy, where the file has answers.
-        whole_words: an XLNet predicts each token without those that follow in its word.
         data: directory of the files of blimp or lambada. Default: $TXL_DATA/blimp, $TXL_DATA/lambada.
         tgt_len: tokens per segment. Default: as txl eval reads.
         mem_len: positions of memory. Default: as txl eval reads.
@@ -113,8 +111,8 @@ def score(
     from transformer_xl.data.corpora import benchmark_files
 
     opened = opening.open(run, any_model=True)
-    model, chosen = _scorer(opened, precision, named or memory, whole_words=whole_words)
-    reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=batch_size, precision=chosen, whole_words=whole_words)
+    model, chosen = _scorer(opened, precision, named or memory)
+    reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=batch_size, precision=chosen)
     scorer = (model, opened.tokenizer, reading)
     begin, tally = time.perf_counter(), _Tally(output, f"'{spans or file}' has no {'spans' if spans else 'text'}; give another")
     if compared:
@@ -133,17 +131,13 @@ def score(
     say(f"{what}, {sums}, {chosen}, {time.perf_counter() - begin:.1f} s", quiet=output.quiet)
 
 
-def _scorer(
-    opened: "Opened", precision: Precision, asked: str | None, *, whole_words: bool
-) -> "tuple[LanguageModel | XLNet, Precision]":
+def _scorer(opened: "Opened", precision: Precision, asked: str | None) -> "tuple[LanguageModel | XLNet, Precision]":
     """Return the model and the precision, or refuse what is `asked` of it."""
     from transformer_xl.kernels.device import precision_of_segments
     from transformer_xl.model.xlnet import XLNet
     from transformer_xl.reading.targets import precision_of_targets
 
     if not isinstance(model := opened.any_model, XLNet):
-        if whole_words:
-            raise ConfigError(f"--whole-words is for an XLNet, and '{opened.source}' is none; leave it out")
         return opened.model, precision_of_segments(precision, opened.device)
     if asked in ("lambada", "carried"):
         what = "lambada" if asked == "lambada" else "--memory carried"

@@ -1,15 +1,13 @@
 """Texts that an XLNet scores with both sides in sight: each token is a gap that it fills, given the rest of the text.
 
-    nats of token t  =  -log p(x_t | x without x_t)                                  pseudo-log-likelihood
-    whole words         -log p(x_t | x without x_t and the later tokens of its word)
+    nats of token t  =  -log p(x_t | x without x_t)    pseudo-log-likelihood
 
-A text's sum is no probability: of two words that go together, such as "New York", each one shows the other. Nor is that of a
-word's tokens, unless the later ones are hidden, so that they multiply to the probability of the word.
+A text's sum is no probability: of two words that go together, such as "New York", each one shows the other. So do the tokens
+of a word.
 
 A text is read as in fine-tuning, `A <sep> <cls>` (`data/layout.py`), without memory, once for each of its tokens.
 
-Reference: Salazar et al. 2020, "Masked Language Model Scoring" (arXiv 1910.14659); Kauf and Ivanova 2023, "A Better Way to Do
-Masked Language Model Scoring" (arXiv 2305.10588).
+Reference: Salazar et al. 2020, "Masked Language Model Scoring" (arXiv 1910.14659).
 
 Shapes: G texts of n tokens each, R readings at once, T = n + 2.
 """
@@ -29,7 +27,6 @@ from transformer_xl.reading.stream import scoring
 from transformer_xl.reading.targets import precision_of_targets
 from transformer_xl.reading.texts import check_finite, windows
 from transformer_xl.tokenizers.base import Tokenizer
-from transformer_xl.tokenizers.unigram import SentencePieceTokenizer
 
 _MOST_SCORES = 1 << 22  # of a head, so that long texts do not fill the memory
 
@@ -49,7 +46,7 @@ def gap_nats(
         model: its mode (training or not) is restored whenever a text is handed out.
         texts: integers (n,).
         tokenizer: of the model, with <sep> and <cls>.
-        reading: how many rows are read at once, their precision, and whether words are hidden to their ends.
+        reading: how many rows are read at once, and their precision.
         skip: texts at the beginning that may get NaN, unread.
         is_ready: whether the next text is there already; None: they all are.
 
@@ -80,14 +77,10 @@ def _of_one_length(model: XLNet, texts: Sequence[np.ndarray], layout: Layout, re
     ids_GT = torch.from_numpy(np.stack([row.ids for row in rows])).long()
     T, nats = ids_GT.shape[1], torch.empty(len(texts) * n, dtype=torch.float32)
     segments_RT = torch.from_numpy(rows[0].segments).long().expand(reading.batch_size, T)
-    word_GT = torch.arange(T).expand_as(ids_GT)
-    if reading.whole_words:
-        assert isinstance(layout.tokenizer, SentencePieceTokenizer)  # as the layout has seen
-        word_GT = torch.from_numpy(layout.tokenizer.starts_word())[ids_GT].cumsum(1)
     for reading_R in torch.arange(len(nats)).split(max(1, min(reading.batch_size, _MOST_SCORES // T**2))):
         text_R, place_R1 = reading_R // n, (reading_R % n).unsqueeze(1)
-        ids_RT, word_RT, is_none_R = ids_GT[text_R], word_GT[text_R], torch.zeros(len(text_R), dtype=torch.bool)
-        hidden_RT = (word_RT == word_RT.gather(1, place_R1)) & (torch.arange(T) >= place_R1)
+        ids_RT, is_none_R = ids_GT[text_R], torch.zeros(len(text_R), dtype=torch.bool)
+        hidden_RT = torch.arange(T) == place_R1
         order = Order(rank=hidden_RT.long() - 1, sees=torch.zeros_like(ids_RT), targets=place_R1)
         pairs = Pairs(order, segments_RT[: len(text_R)], backward=is_none_R, is_random=is_none_R)
         batch = Batch(ids_RT, ids_RT.gather(1, place_R1), extra=pairs).to(model.device)

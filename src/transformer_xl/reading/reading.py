@@ -32,7 +32,6 @@ class Reading:
         clamp_len: largest distance told apart; None: as the model does.
         precision: of the matrix products, and of keys and values; int8 rounds the weights, auto takes what the device
             multiplies natively.
-        whole_words: an XLNet that fills gaps does not see the later tokens of a word, see `reading/gaps.py`.
 
     Raises:
         ConfigError: sizes below 1, or `ext_len` below 0.
@@ -49,7 +48,6 @@ class Reading:
     same_length: bool | None = None
     clamp_len: int | None = None
     precision: PrecisionName = "fp32"
-    whole_words: bool = False
 
     def __post_init__(self) -> None:
         if self.tgt_len < 1 or self.batch_size < 1 or self.ext_len < 0:
