@@ -100,14 +100,11 @@ def test_what_is_written_goes_to_a_file(txl: Txl, run: str) -> None:
     printed = [int(number) for number in txl(*how).out.split()]
     answer = txl(*how, "--out", "one.npy")
     assert (answer.out, np.load("one.npy").tolist()) == ("", printed)
-    assert txl(*how, "-n", "2", "--out", "two.jsonl").status == 0
-    first, second = map(json.loads, Path("two.jsonl").read_text().splitlines())
-    assert first == printed and second[:3] == [12, 7, 9] and second != first
-    assert txl("eval", run, "--file", "two.jsonl").status == 0
-    assert (
-        "--out 'two.npy' holds one text; with several, name a file that ends in .jsonl"
-        in txl(*how, "-n2", "--out=two.npy").complaint
-    )
-    assert "--out 'one.mid' must end in .npy or .jsonl" in txl(*how, "--out", "one.mid").complaint
+    assert txl("eval", run, "--file", "one.npy").status == 0
+    lines = [json.loads(line) for line in txl(*how, "-n", "2", "--json").out.splitlines()]
+    texts = {each["sample"]: [int(number) for number in each["text"].split()] for each in lines}
+    assert texts[0] == printed[3:] and len(texts[1]) == 5
+    assert "--out 'two.npy' holds one text; print several with --json" in txl(*how, "-n2", "--out=two.npy").complaint
+    assert "--out 'one.mid' must end in .npy" in txl(*how, "--out", "one.mid").complaint
     assert "--out 'no/one.npy': the directory" in txl(*how, "--out", "no/one.npy").complaint
     assert "leave --interactive, --json and --stream out" in txl(*how, "--json", "--out", "one.npy").complaint

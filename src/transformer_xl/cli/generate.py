@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from transformer_xl.checkpoint.open_run import Opened
     from transformer_xl.cli.job import WritingJob
-    from transformer_xl.cli.printers import FilePrinter, Printer
+    from transformer_xl.cli.printers import Printer
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.session import TextSession
 
@@ -83,19 +83,16 @@ class _Task:
     job: "WritingJob"
     session: "TextSession | None"  # remembers what is read and written; None: nothing does
     goes_on_drawing: bool  # random numbers go on from where the session's file left them
-    file: "FilePrinter | None"  # takes the texts; None: they are printed
 
 
 def _prepare(run: str, options: Options, file: "Path | None") -> _Task:
     """Open the model and read the prompts; `file` is the session's, if it exists."""
     from transformer_xl.cli.job import WritingJob
-    from transformer_xl.cli.printers import FilePrinter
     from transformer_xl.generation.session import TextSession
 
     source, length, remembered = options.source, options.length, options.remembered
     seed = fresh_seed() if options.choice.seed is None else options.choice.seed
     opened = options.opening.open(run)
-    file_printer = None if options.output.out is None else FilePrinter(options.output.out)
     sampling, stopping = options.choice.sampling(opened.tokenizer), length.stopping(opened.tokenizer)
     prompts = source.read(opened.tokenizer, continues=file is not None)
     decoder = _open_decoder(options, opened, file, n_text=max(1, len(prompts)) * length.n)
@@ -118,7 +115,7 @@ def _prepare(run: str, options: Options, file: "Path | None") -> _Task:
         n=length.n,
         likeliest=options.output.logprobs,
     )
-    return _Task(prompts, job, session, goes_on_drawing, file_printer)
+    return _Task(prompts, job, session, goes_on_drawing)
 
 
 def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_text: int) -> "Decoder":
@@ -203,8 +200,6 @@ def _write(options: Options, task: _Task) -> bool:
                 say(f"\nstopped reading; {memory} stays as it was", quiet=output.quiet)
                 return True
             session.save(memory)
-    if task.file is not None:
-        task.file.save()
     line = job.totals.line(describe_decoder(job.decoder), job.seed, interrupted=bool(received))
     if task.goes_on_drawing and job.totals.n_written:
         line += ", continued"
@@ -215,7 +210,7 @@ def _write(options: Options, task: _Task) -> bool:
 
 
 def _printer(options: Options, task: _Task) -> "Printer":
-    from transformer_xl.cli.printers import JsonPrinter, StreamPrinter, TextPrinter, echoed
+    from transformer_xl.cli.printers import FilePrinter, JsonPrinter, StreamPrinter, TextPrinter, echoed
 
     output, prompts, job = options.output, task.prompts, task.job
 
@@ -223,8 +218,8 @@ def _printer(options: Options, task: _Task) -> "Printer":
         return echoed(prompts[number // job.n], output.echo, job.tokenizer)
 
     is_one = len(prompts) * job.n == 1
-    if task.file is not None:
-        return task.file
+    if output.out is not None:
+        return FilePrinter(output.out)
     if output.json_:
         return JsonPrinter(prompts, job.n, job.tokenizer, stream=bool(output.stream), logprobs=output.logprobs is not None)
     if is_one and output.stream is not False:

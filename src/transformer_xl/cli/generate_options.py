@@ -169,7 +169,7 @@ class Output:
         echo: print the prompt too. Default: if it was typed.
         json_: print a JSON line for each finished text.
         logprobs: with --json: log-probabilities that the model gave to the tokens, and to the N likeliest.
-        out: write prompts and texts to this file instead, as ids: .npy or .jsonl.
+        out: write prompt and text to this file instead, as ids: .npy.
         quiet: show no progress and no figures, only warnings and errors.
     """
 
@@ -290,10 +290,10 @@ class Options:
             output.out is not None and (source.interactive or output.json_ or bool(output.stream)),
             "--out writes texts to a file once they are finished; leave --interactive, --json and --stream out",
         )
-        refuse(
-            output.out is not None and has_several and output.out.suffix != ".jsonl",
-            f"--out '{output.out}' holds one text; with several, name a file that ends in .jsonl",
-        )
+        if output.out is not None:
+            refuse(output.out.suffix != ".npy", f"--out '{output.out}' must end in .npy")
+            refuse(has_several, f"--out '{output.out}' holds one text; print several with --json")
+            check_file(output.out, option="out")
         if self.beam.beams is not None:
             self._check_search()
 

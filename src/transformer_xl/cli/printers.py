@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from transformer_xl.console import printable, progress
-from transformer_xl.errors import ConfigError
-from transformer_xl.files import check_file, naming, replace_file, whole_file
+from transformer_xl.files import naming, whole_file
 
 if TYPE_CHECKING:
     from transformer_xl.cli.prompts import Prompt
@@ -219,33 +218,22 @@ class BeamPrinter:
 
 
 class FilePrinter:
-    """Collects texts as ids, prompts and all, for a file."""
+    """Writes the ids of one text, prompt and all, to a file."""
 
     def __init__(self, path: Path) -> None:
-        check_file(path, option="out")
-        if path.suffix not in (".npy", ".jsonl"):
-            raise ConfigError(f"--out '{path}' must end in .npy or .jsonl")
         self._path = path
-        self._texts: defaultdict[int, list[int]] = defaultdict(list)
+        self._ids: list[int] = []
 
     def token(self, chosen: "Chosen") -> None:
         """Keep the token."""
-        self._texts[chosen.draft.label].append(chosen.token)
+        self._ids.append(chosen.token)
 
     def end(self, ended: "Ended") -> None:
-        """Put the prompt before the text; `save` writes all texts."""
-        self._texts[ended.draft.label][:0] = ended.draft.ids.tolist()
-
-    def save(self) -> None:
-        """Write the texts in order: lines of JSON, or an array."""
+        """Write the array."""
         import numpy as np
 
-        texts = [self._texts[number] for number in sorted(self._texts)]
-        if self._path.suffix == ".npy":
-            with whole_file(self._path) as stray, stray.open("wb") as file:
-                np.save(file, np.array(texts[0]))
-        else:
-            replace_file(self._path, "".join(f"{json.dumps(ids)}\n" for ids in texts).encode())
+        with whole_file(self._path) as stray, stray.open("wb") as file:
+            np.save(file, np.array([*ended.draft.ids.tolist(), *self._ids]))
 
 
 def _as_lines(text: str) -> str:
