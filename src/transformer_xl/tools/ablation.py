@@ -11,7 +11,7 @@ table.md
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from pydantic import ValidationError
 
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import locked, make_directories, replace_file
-from transformer_xl.tools.budget import Pace
 from transformer_xl.tools.variants import AblationPlan, Trial, Variant
 from transformer_xl.untrusted import read_json_object
 
@@ -88,17 +87,17 @@ class Ablation:
         """Return the directory of a run."""
         return self.directory / trial.name
 
-    def stored_paces(self) -> dict[str, Pace]:
-        """Return the measured time of a step by variant; empty before it is measured."""
+    def stored_paces(self) -> dict[str, float]:
+        """Return the measured seconds of a step by variant; empty before they are measured."""
         path = self.directory / PACE_FILE
         if not path.exists():
             return {}
         remedy = "delete it to measure the time of steps again"
-        return {name: Pace(**pace) for name, pace in read_json_object(path, remedy=remedy).items()}
+        return {name: pace["seconds"] for name, pace in read_json_object(path, remedy=remedy).items()}
 
-    def save_paces(self, paces: dict[str, Pace]) -> None:
+    def save_paces(self, paces: dict[str, float]) -> None:
         """Store measured times."""
-        replace_file(self.directory / PACE_FILE, _json({name: asdict(pace) for name, pace in paces.items()}))
+        replace_file(self.directory / PACE_FILE, _json({name: {"seconds": pace} for name, pace in paces.items()}))
 
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """Return the result of a trained run; None: there is none yet."""

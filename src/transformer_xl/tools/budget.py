@@ -6,8 +6,7 @@ one seen, because other programs can only add to it. If only one thread computes
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,34 +27,26 @@ _LONG = 1_000_000
 _NO_BUDGET = {"max_steps": None, "max_tokens": None, "max_epochs": None, "max_minutes": None}
 
 
-@dataclass
-class Pace:
-    """The time of a step of one run, a mean over the training if some of its steps take longer."""
-
-    seconds: float  # the shortest seen
-    median: float  # of all seen; it shows how much else the machine had to do
-
-
 def measure_paces(
     configs: Mapping[str, RunConfig],
     corpora: Mapping[str, PreparedCorpus],
     *,
     rounds: int = ROUNDS,
     report: Callable[[str], object] = lambda name: None,
-) -> dict[str, Pace]:
-    """Measure the time of a training step of several runs in turn; `report` is called with the name of each at its turn."""
+) -> dict[str, float]:
+    """Measure the seconds of a training step of several runs in turn; `report` is called with the name of each at its turn.
+
+    They are the shortest seen, a mean over the training if some of its steps take longer.
+    """
     seen: dict[str, dict[float, list[float]]] = {name: {} for name in configs}
     for _ in range(rounds):
         for name, config in configs.items():
             report(name)
             _take_turn(config, corpora[name], seen[name])
-    return {
-        name: Pace(fmean(min(times) for times in own.values()), fmean(median(times) for times in own.values()))
-        for name, own in seen.items()
-    }
+    return {name: fmean(min(times) for times in own.values()) for name, own in seen.items()}
 
 
-def budgeted(plan: AblationPlan, trial: Trial, paces: dict[str, Pace]) -> RunConfig:
+def budgeted(plan: AblationPlan, trial: Trial, paces: dict[str, float]) -> RunConfig:
     """Return the settings of a run: the variant's, with the plan's budget, seed and validations.
 
     `paces` has an entry for each variant whose budget is time.
@@ -65,9 +56,9 @@ def budgeted(plan: AblationPlan, trial: Trial, paces: dict[str, Pace]) -> RunCon
     if plan.steps:
         changes |= _NO_BUDGET | {"max_steps": plan.steps}
     elif plan.minutes:
-        changes |= _NO_BUDGET | {"max_steps": steps_in(plan.minutes, paces[name].seconds)}
+        changes |= _NO_BUDGET | {"max_steps": steps_in(plan.minutes, paces[name])}
     elif config.train.max_minutes:
-        steps = steps_in(config.train.max_minutes, paces[name].seconds)
+        steps = steps_in(config.train.max_minutes, paces[name])
         changes |= {"max_minutes": None, "max_steps": min(steps, config.train.max_steps or steps)}
     validated = [each.config.eval.max_tokens for each in plan.variants]
     same_text = min((n for n in validated if n is not None), default=None)  # so that learning curves can be compared

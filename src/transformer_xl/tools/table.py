@@ -166,11 +166,11 @@ def lengths_text(lengths: Mapping[str, Mapping[float, int]], *, most: int) -> st
 
 def forecast_text(ablation: Ablation, forecast: list[dict[str, Any]]) -> str:
     """Return the rows of `Worker.forecast` as a table for a screen."""
-    rows = [["variant", "parameters", "", "ms/step", "median", "steps", "time"]]
+    rows = [["variant", "parameters", "", "ms/step", "steps", "time"]]
     for row in forecast:
-        times = [f"{1e3 * row[name]:,.1f}" for name in ("step_seconds", "median_step_seconds")]
         budget = ["?", "?"] if row["steps"] is None else [f"{row['steps']:,}", clock(row["seconds"])]
-        rows.append([row["variant"], f"{row['parameters']:,}", _share(row["more_parameters"]), *times, *budget])
+        sizes = [f"{row['parameters']:,}", _share(row["more_parameters"]), f"{1e3 * row['step_seconds']:,.1f}"]
+        rows.append([row["variant"], *sizes, *budget])
     n_run, total = len(ablation.plan.trials), sum(row["seconds"] or 0 for row in forecast) * ablation.plan.seeds
     note = f"{counted(n_run, 'run')}, {clock(total)} of training in all; validation and scoring come on top."
     return "\n".join([console.table(rows), "", note, f"They go to {ablation.directory}."])

@@ -14,7 +14,7 @@ from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.errors import TrainingError, TxlError, counted
 from transformer_xl.reading.reading import Reading
 from transformer_xl.tools.ablation import Ablation
-from transformer_xl.tools.budget import ROUNDS, Pace, budgeted, make_parts, measure_paces, n_parameters, steps_of
+from transformer_xl.tools.budget import ROUNDS, budgeted, make_parts, measure_paces, n_parameters, steps_of
 from transformer_xl.tools.comparison import score
 from transformer_xl.tools.lengths import readings
 from transformer_xl.tools.variants import Trial, Variant
@@ -55,8 +55,8 @@ class Worker:
                 raise type(error)(f"variant '{variant.name}': {error}") from None
 
     @cached_property
-    def paces(self) -> dict[str, Pace]:
-        """Time of a step of each variant whose budget is time; measured once, and stored."""
+    def paces(self) -> dict[str, float]:
+        """Seconds of a step of each variant whose budget is time; measured once, and stored."""
         ablation = self.ablation
         if not ablation.plan.paced:
             return {}
@@ -84,8 +84,8 @@ class Worker:
             pace = paces[variant.name]
             steps = steps_of(budgeted(ablation.plan, Trial(variant, variant.config.train.seed), paces))
             row = {"variant": variant.name, "parameters": n_parameter, "more_parameters": n_parameter / parameters[0] - 1}
-            row |= {"steps": steps, "step_seconds": pace.seconds, "median_step_seconds": pace.median}
-            rows.append(row | {"seconds": None if steps is None else steps * pace.seconds})
+            row |= {"steps": steps, "step_seconds": pace}
+            rows.append(row | {"seconds": None if steps is None else steps * pace})
         return rows
 
     def go_on(self) -> list[str]:
@@ -167,7 +167,7 @@ class Worker:
         figures = f"{own['loss']:.4f} nats per token, {own['bpc']:.4f} bits per character"
         self._say(f"{trial.name}: {figures} on {result['text']}")
 
-    def _measured(self, variants: list[Variant], *, rounds: int) -> dict[str, Pace]:
+    def _measured(self, variants: list[Variant], *, rounds: int) -> dict[str, float]:
         """Measure the time of a step of variants in turn, if there are any; no thread draws a bar meanwhile."""
         if not variants:
             return {}
