@@ -32,7 +32,7 @@ def explain(
     opening: Opening = Opening(),
     json_: Json = False,
 ) -> None:
-    """Show what memory did for each token of a text, on a web page: probabilities, and where each head looked.
+    """Show what memory did for each token of a text, on a web page: probabilities, what raised them, where heads looked.
 
     The page needs no network. Pictures and totals are beside it.
 
@@ -40,7 +40,7 @@ def explain(
         txl explain runs/mine letter.txt
         txl explain runs/mine book.txt.xz --out book --mem-len 512
         txl explain runs/mine letter.txt --top 10 --json
-        txl explain runs/mine letter.txt --token 1204 --contrast he --json
+        txl explain runs/mine letter.txt --token 1204 --contrast e --json
 
     Args:
         run: directory of a run or of an exported model.
