@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models lose time on more
+os.environ.pop("COLUMNS", None)  # which pytest-xdist sets, and which tables are fitted to
 
 import pytest
 import torch

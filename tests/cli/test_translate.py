@@ -164,7 +164,7 @@ def test_what_cannot_be_translated_is_refused(txl: Txl, run: Path, monkeypatch: 
     monkeypatch.setattr("transformer_xl.cli.translate.find_spec", lambda name: True)
     for options, complaint in {
         "translate learned --file tab.txt": "'tab.txt', line 2 has a tab, where its translation would begin",
-        "translate learned --file latin.txt": "'latin.txt', line 1: byte 1 (0xe9) is not UTF-8; convert it (if it is Latin-1: ",
+        "translate learned --file latin.txt": "'latin.txt', line 1: byte 1 (0xe9) is not UTF-8; convert it (Latin-1: ",
         "translate learned --file missing.txt": "'missing.txt': No such file",
         "translate learned --file sources.txt --reference short.txt": "'sources.txt' has 8 and 'short.txt' 1 lines",
         "eval learned --dynamic sgd": "--dynamic is for streams; 'learned' has learned answers, and reads documents one by one",

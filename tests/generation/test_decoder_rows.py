@@ -216,7 +216,7 @@ def test_rows_of_a_session_may_be_fewer_than_those_of_the_decoder(tmp_path: Any)
 
 def most(decoder: Decoder, row: int) -> int:
     """Return how many tokens a row can go back, as the refusal of more names it."""
-    with pytest.raises(ConfigError, match=r"^row \d cannot go back by 100000 tokens, \d+ are possible; take\(row\)") as caught:
+    with pytest.raises(ConfigError, match=r"^row \d cannot go back by 100,000 tokens, \d+ are possible; take\(row\)") as caught:
         decoder.rewind(row, 100000)
     return int(str(caught.value).split(" tokens, ")[1].split()[0])
 

@@ -197,7 +197,7 @@ def spoil(path: Path) -> None:
             "tensor 'r_w_bia' has shape .*, its config asks for None",
         ),
         (lambda d: edit(d / "config.json", d_inner=15), r"tensor '.*layers.0.*' has shape .*14.*, its config asks for .*15"),
-        (lambda d: edit(d / "config.json", n_layer=10**9), "26 tensors, its config asks for 1000000000 layers"),
+        (lambda d: edit(d / "config.json", n_layer=10**9), "26 tensors, its config asks for 1,000,000,000 layers"),
         (lambda d: spoil(d / "model.safetensors"), "weights of '.*' are not finite numbers: r_w_bias, 1 of its tensors in all"),
     ],
 )

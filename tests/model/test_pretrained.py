@@ -88,7 +88,7 @@ def change_type(folder: Path, name: str, dtype: torch.dtype) -> None:
         (lambda d: edit(d / "config.json", auto_map="evil.py"), "config.json': unknown key 'auto_map'"),
         (lambda d: edit(d / "config.json", d_inner=15), r"has shape \(.*14.*\), its config asks for \(.*15.*\)"),
         (lambda d: edit(d / "config.json", n_layer=3), r"'layers.2.*' has shape None, its config asks for"),
-        (lambda d: edit(d / "config.json", n_layer=10**9), "tensors, its config asks for 1000000000 layers"),
+        (lambda d: edit(d / "config.json", n_layer=10**9), "tensors, its config asks for 1,000,000,000 layers"),
         (lambda d: edit(d / "config.json", n_layer=1), r"'layers.1.*' has shape .*, its config asks for None"),
         (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04pickle" * 9), "is no sound safetensors file"),
         (lambda d: change_type(d, "r_w_bias", torch.int32), "'r_w_bias' is torch.int32, where torch.float32 is expected"),

@@ -52,8 +52,7 @@ def explain(
         most: tokens read from the beginning of the file, at most.
         token: number of a token, as the page counts, to say what raised or lowered its prediction; with --json all nats.
         contrast: text of one token; with --token and --json, why the token and not this one.
-        attributed: segments for whose tokens the page says what raised or lowered them, those that gain most from memory.
-            Default: as many as take about half a minute on two cores; for a large model, none.
+        attributed: segments whose tokens get lists of what raised or lowered them; default: about half a minute of them.
         precision: of the matrix products; auto: whichever the processor computes fast.
         opening: how the run is opened.
         json_: print totals as one JSON object.

@@ -266,7 +266,7 @@ def test_what_no_checkpoint_holds(body, message, tmp_path):
         (zip_file({"data.pkl": whole(tensor()), "data/0": bytes(16), "byteorder": b"big"}), "another byte order"),
         (zip_file({"data.pkl": whole(tensor()) + b"tail", "data/0": bytes(16)}), "4 bytes too many at its end"),
         (legacy_file(whole(tensor()), {"0": bytes(16)}, keys=["0", "0"]), "lists other storages"),
-        (legacy_file(whole(tensor()), {"0": bytes(16)}) + b"x", "1 bytes too many at its end"),
+        (legacy_file(whole(tensor()), {"0": bytes(16)}) + b"x", "1 byte too many at its end"),
         (whole(storage()), "which a plain pickle cannot hold"),
         (b"", "damaged pickle, or is not a checkpoint: EOFError"),
         (b"\xdf", "damaged pickle, or is not a checkpoint: KeyError 223; copy or download"),
