@@ -302,18 +302,21 @@ def test_numbers_on_the_device_do_what_numbers_do(kind: str, settings: dict[str,
 @pytest.mark.parametrize("kind", ["adam", "adamw", "muon"])
 @pytest.mark.parametrize("found_inf", [None, torch.zeros(())], ids=["host decides", "device decides"])
 def test_adam_counts_the_steps_of_a_cluster_from_its_first_token_on(kind: Any, found_inf: Tensor | None) -> None:
-    """As in the authors' loop, where a gradient is None until then; it would be 0.58 of the step after three steps without."""
+    """As in the authors' loop, where a gradient is None until then; it would be 0.58 of the step after three steps without.
+
+    Cluster 1 begins at the second step, and cluster 2 at the fourth.
+    """
     torch.manual_seed(0)
     models, config = [tiny_model(cutoffs=(4, 8), div_val=2) for _ in range(2)], OptimConfig(optimizer=kind, lr=0.1)
     models[1].load_state_dict(models[0].state_dict())
     ours, theirs = (Optimizers(model, config) for model in models)
-    for i, most in enumerate((4, 4, 4, 9, 4, 9)):
-        ids = torch.randint(most, (2, 5)) if most == 4 else torch.full((2, 5), 8)
+    for i, token in enumerate((None, 4, None, 8, None, 8)):
+        ids = torch.randint(4, (2, 5)) if token is None else torch.full((2, 5), token)
         for model, optimizers in zip(models, (ours, theirs), strict=True):
             optimizers.zero_grad()
             model(ids, labels=ids).nll.sum().backward()
         for name, parameter in models[1].named_parameters():
-            if name.endswith(".2") and i < 3:
+            if (name.endswith(".1") and i < 1) or (name.endswith(".2") and i < 3):
                 assert parameter.grad is not None and not parameter.grad.any()
                 parameter.grad = None
         ours.step(1.0, found_inf=found_inf)
@@ -321,9 +324,9 @@ def test_adam_counts_the_steps_of_a_cluster_from_its_first_token_on(kind: Any, f
         ours.load_state_tensors({name: tensor.clone() for name, tensor in ours.state_tensors().items()})  # as resumed
         for (name, parameter), own in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
             assert torch.equal(parameter, own), (i, name)
-    names = [f"embedding.{what}.2|step" for what in ("tables", "projections")]
-    names += [f"softmax.{what}.2|step" for what in ("biases", "projections")]
-    assert [float(ours.state_tensors()[name]) for name in names] == [3.0] * 4
+    kinds = ("embedding.tables", "embedding.projections", "softmax.biases", "softmax.projections")
+    for cluster, n_step in ((1, 5.0), (2, 3.0)):
+        assert [float(ours.state_tensors()[f"{each}.{cluster}|step"]) for each in kinds] == [n_step] * 4
 
 
 class Reads(TorchDispatchMode):
