@@ -149,7 +149,14 @@ class TestJson:
         assert _read(tmp_path, "t.jsonl", lists, "tokens")[0].label == ("1", "1", "1", "1.0", "0", "2.5", "1000")
         (tmp_path / "t.jsonl").write_text(content)
         known = read_examples(tmp_path / "t.jsonl", _task(), known_labels=("0.0", "1.0"))  # as a table had them
-        assert [each.label for each in known] == ["1.0", "1.0", "1", "1.0", "0.0", "2.5", "1000"]
+        assert [each.label for each in known] == ["1.0", "1.0", "1.0", "1.0", "0.0", "2.5", "1000"]
+        (tmp_path / "t.csv").write_text("text,label\na,1\na,1.0\na,-2.0\na,v3.0\na,4.0\n")
+        for labels in (("1", "-2", "v3"), ("1.0", "-2", "v3"), ("1", "1.0", "-2", "v3")):
+            one = ["1", "1.0"] if len(labels) == 4 else [labels[0]] * 2  # a class that is called just so goes first
+            known = read_examples(tmp_path / "t.csv", _task(), known_labels=labels)
+            assert [each.label for each in known] == [*one, "-2", "v3.0", "4.0"]  # only numbers are equal
+            known = read_examples(tmp_path / "t.jsonl", _task(), known_labels=labels)
+            assert [each.label for each in known][:4] == one * 2
 
 
 class TestMultilabel:

@@ -110,6 +110,17 @@ class TestReadTask:
         with pytest.raises(CorpusError, match=r"dev.tsv' line 3: label '11' is unknown; known: 10, 9"):
             read_task(_task(tmp_path), seed=0)
 
+    @pytest.mark.parametrize("is_table", [True, False])
+    def test_numbers_as_labels_are_those_of_the_training_file(self, tmp_path, is_table):
+        table = HEAD + "a\t0.0\nb\t1.0\n"
+        lines = "".join(json.dumps({"text": "a", "label": label}) + "\n" for label in (0.0, 1))
+        train, dev = ("train_tsv", "dev_jsonl") if is_table else ("train_jsonl", "dev_tsv")
+        _write(tmp_path, **{train: table if is_table else lines, dev: lines if is_table else table})
+        texts = read_task(_task(tmp_path), seed=0)
+        assert texts.labels == tuple(each.label for each in texts.valid) == (("0.0", "1.0") if is_table else ("0", "1"))
+        known = read_task(_task(tmp_path), seed=0, known_labels=("0.0", "1.0"))  # of a run that goes on
+        assert known.labels == tuple(each.label for each in known.valid) == ("0.0", "1.0")
+
     def test_a_share_is_cut_off_where_no_file_is_for_it(self, tmp_path):
         _write(tmp_path, train_tsv=HEAD + "".join(f"text {i}\t{i % 2}\n" for i in range(50)))
         one, same, other = (read_task(_task(tmp_path), seed=seed) for seed in (0, 0, 1))

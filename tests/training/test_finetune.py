@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from tests.training.helpers import TASK, Lines, differing, entries, fail, run_bits, stop_at, tiny_trainer, write_bench
+from transformer_xl.checkpoint.open_run import open_run
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.cli.options import TextChoice
 from transformer_xl.conversion.export import export
 from transformer_xl.data.labels import Example
 from transformer_xl.data.task_texts import read_task
@@ -170,6 +172,23 @@ def test_a_run_that_was_killed_before_it_saved_anything_has_the_same_bits(
     assert RunDirectory(tmp_path / "parts").holds_run
     tune("parts", **RESUMED)
     assert differing(run_bits(tmp_path / "parts"), run_bits(tmp_path / "whole")) == []
+
+
+def test_a_run_goes_on_that_called_the_numbers_of_its_labels_otherwise(tune: Tune, tmp_path: Path) -> None:
+    """As one of 0.3 did, which called JSON's 1.0 so; the same texts have the same classes."""
+    (tmp_path / "texts").mkdir()
+    table = write_texts(tmp_path / "texts" / "train.tsv", 40, seed=0, labels=("1.0", "0.0"))
+    settings = ("train.max_steps=2", "train.max_epochs=none")
+    tune("run", *settings, data=tmp_path / "texts")
+    (_, *rows) = table.read_text().splitlines()
+    (tmp_path / "lines").mkdir()
+    objects = ({"sentence": text, "label": float(label)} for text, label in (row.split("\t") for row in rows))
+    (tmp_path / "lines" / "train.jsonl").write_text("\n".join(map(json.dumps, objects)))
+    assert tune("run", "train.max_steps=4", **RESUMED | {"data": tmp_path / "lines"}).step == 4
+    config = RunDirectory(tmp_path / "run").config()
+    assert config.model.head and config.model.head.labels == ("0.0", "1.0")
+    _, examples = TextChoice(split="valid").labelled(open_run(tmp_path / "run", any_model=True))
+    assert {each.label for each in examples} <= {"0.0", "1.0"}
 
 
 def test_patience_ends_a_run_and_more_patience_goes_on(tune: Tune, tmp_path: Path) -> None:

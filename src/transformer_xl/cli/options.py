@@ -157,7 +157,8 @@ class TextChoice:
         task = opened.config.task
         files = find_files(task) if task and self.file is None else None
         if task and files and not files.valid and self.split in ("train", "valid"):
-            texts = read_task(task, seed=opened.config.train.seed)
+            head = opened.config.model.head
+            texts = read_task(task, seed=opened.config.train.seed, known_labels=head.labels if head else ())
             chosen, what = (texts.train, "learned from") if self.split == "train" else (texts.valid, "held out")
             examples = (each.example if task.kind == "span" else each for each in chosen)
             return f"the {counted(len(chosen), 'text')} of '{files.train}' that were {what}", examples

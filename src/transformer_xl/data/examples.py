@@ -69,8 +69,8 @@ def read_examples(
         reads_labels: False: labels are left out, whatever they are.
         for_scores: texts are scored against each other, and never read from a directory: the better sentence comes first;
             choices are whole texts, and not equally many in each example.
-        known_labels: of words. Where no labels are needed, lines are texts, unless the first one ends in one of these, or the
-            file is called .conll, .conllu or .tsv.
+        known_labels: of a model; a number is the one of them that is equal to it. Where words need no labels, lines are texts,
+            unless the first one ends in one of these, or the file is called .conll, .conllu or .tsv.
         keeps_empty: an empty line is an example without text, as soon as it comes; False: it is an error before another text.
 
     Raises:
@@ -378,14 +378,16 @@ class _Reader:
         return label_number(value, place) if self._kind == "regression" else self._class_name(value, place)
 
     def _class_name(self, value: Any, place: str) -> str:
-        """Return the name of a label; JSON's 1 and 1.0 are one class, called 1 unless a model's classes know it as 1.0."""
+        """Return the name of a label: of 1 and 1.0 the one that a model's classes know; else JSON's numbers are both 1."""
         if isinstance(value, bool):
             return str(value).lower()
         if not isinstance(value, str | int | float):
             raise CorpusError(f"{place}: label {shown(value)} is neither a name nor a number; give one")
-        if not isinstance(value, str) and value % 1 == 0:
-            value = f"{int(value)}.0" if f"{int(value)}.0" in self._known_labels else int(value)
         name = str(value).strip()
+        whole = str(int(value)) if not isinstance(value, str) and value % 1 == 0 else name.removesuffix(".0")
+        if whole.removeprefix("-").isdecimal():
+            unknown = name if isinstance(value, str) else whole
+            name = next((each for each in (name, whole, f"{whole}.0") if each in self._known_labels), unknown)
         if not is_unicode(name):
             raise CorpusError(f"{place}: label {shown(name)} has half of a character (a lone surrogate); write it in UTF-8")
         return name

@@ -90,11 +90,14 @@ def find_files(task: TaskConfig) -> TaskFiles:
     return TaskFiles(train, valid or found["valid"], test or found["test"], tuple(notes))
 
 
-def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
-    """Read all examples of a task, and cut off a share to validate on if there is no file for it."""
+def read_task(task: TaskConfig, *, seed: int, known_labels: Collection[str] = ()) -> TaskTexts:
+    """Read all examples of a task, and cut off a share to validate on if there is no file for it.
+
+    `known_labels` are those of a model that has learned it, which may call 1 what JSON calls 1.0, or the other way round.
+    """
     files, is_span = find_files(task), task.kind == "span"
     notes = list(files.notes)
-    train: list[Any] = _read(files.train, task)
+    train: list[Any] = _read(files.train, task, known_labels=known_labels)
     if is_span:
         train, about_places = learnable(train, files.train)
         notes += about_places
@@ -108,7 +111,7 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
     if scheme == "IOB1":
         notes.append("labels are IOB1: an entity begins with I-, or with B- right after another of its type")
     if files.valid:
-        valid = _read(files.valid, task)
+        valid = _read(files.valid, task, known_labels=labels)
     else:
         apart: Any = {"span": held_out, "choice": passages_apart}.get(task.kind, documents_apart if task.document else cut_off)
         train, valid = apart(train, _VALID_SHARE, seed=seed)

@@ -184,7 +184,8 @@ class FineTuning(Objective[TaskOutcome]):
 
     def read(self, config: RunConfig, tokenizer: Tokenizer | None, *, fresh: bool) -> RunConfig:
         assert config.task is not None and tokenizer is not None
-        self.tokenizer, self.texts = tokenizer, read_task(config.task, seed=config.train.seed)
+        known_labels = () if fresh or config.model.head is None else config.model.head.labels
+        self.tokenizer, self.texts = tokenizer, read_task(config.task, seed=config.train.seed, known_labels=known_labels)
         if not fresh and config.model.head and config.model.head.labels != self.texts.labels:
             labels = " and ".join(shown(each)[1:-1] for each in (config.model.head.labels, self.texts.labels))
             raise CheckpointError(
