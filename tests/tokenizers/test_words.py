@@ -117,3 +117,29 @@ def test_lines_are_written(start: str | None, end: str | None, words: str, text:
 
 def test_quotation_marks_do_not_reach_over_a_line_end() -> None:
     assert written(['"', "a", "<eos>", '"', "b", '"'], line_end="<eos>", moses="en") == '"a\n"b"'
+
+
+ITEM = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6"
+
+
+@pytest.mark.parametrize(
+    ("words", "are"),
+    [
+        (["白日依山尽"], True),  # more than 4 Chinese letters
+        (["白日依山", "白日依，，，。"], False),  # signs are none
+        (["白日依山尽", "a" * 4], True),  # more than half of all characters
+        (["白日依山尽", "a" * 5], False),
+        (["コンピュータープログラム"], False),  # katakana
+        (["これは本です"], True),
+        (["ก" * 12, "ກ" * 12, "ម" * 12, "မ" * 12], False),
+        (["ก" * 13], True),  # Thai, Lao, Khmer, Burmese
+        (["ກ" * 13], True),
+        (["ម" * 13], True),
+        (["မ" * 13], True),
+        ([ITEM, "GET", "/item"], False),  # a log
+        ([f"用户{ITEM}登录成功", "GET"], False),
+        (["ЁЖИК" * 10, "é" * 30, "한국어" * 10], False),  # scripts with spaces
+    ],
+)
+def test_which_words_are_lines(words: list[str], are: bool) -> None:
+    assert WordTokenizer(words, line_end=None, unknown=None).counts == ("word" if are else "character")

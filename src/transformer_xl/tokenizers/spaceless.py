@@ -4,15 +4,14 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-_CJK = (
-    r"\u2e80-\u2fff\u3001-\u312f\u31a0-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese and Japanese
-    r"\uff00-\uff9f"  # full-width signs
-)
-SPACELESS = rf"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff{_CJK}"
+_HAN = r"\u2e80-\u2fff\u3001-\u312f\u31a0-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese and Japanese
+_CJK = rf"{_HAN}\uff00-\uff9f"  # full-width signs, too
+_THAI = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
+SPACELESS = rf"{_THAI}{_CJK}"
 """Characters that no spaces divide into words, as part of a regular expression: Thai, Lao, Burmese, Khmer, and these."""
 
 _IS_SPACELESS = re.compile(rf"[{SPACELESS}]")
-_IS_CJK = re.compile(rf"[{_CJK}]")
+_LONGEST = {re.compile(rf"(?![\W\u30a0-\u30ff])[{_HAN}]"): 4, re.compile(rf"[{_THAI}]"): 12}  # letters, and those of a word
 _WORD = re.compile(rf"[{_CJK}]|[^\s{_CJK}]+")
 
 
@@ -29,18 +28,18 @@ def words_of(text: str) -> list[str]:
 def are_lines(words: Iterable[str]) -> bool:
     """Return whether the words of a vocabulary are lines or phrases, because nobody divided its text.
 
-    No language has many words of more than 20 characters, or of more than 4 where they are Chinese or Japanese: 1 % of the
-    characters of a vocabulary are in such words in English novels, 2 % in German captions, 23 % in Wikipedia with markup, and
-    all of them in an undivided Chinese novel.
+    More than half of its characters must be letters of scripts without spaces, in words that have more of them than words do:
+    4 of Chinese or Japanese (without katakana, which spell long foreign words), or 12 of Thai, Lao, Burmese or Khmer.
 
     Example:
-        >>> are_lines(["小明", "去", "北京", "。"]), are_lines(["小明去北京。", "to", "be"])
-        (False, True)
+        >>> are_lines(["小明", "去", "北京", "。"]), are_lines(["小明去北京了。", "to", "be"]), are_lines(["f81d4fae-7dec"])
+        (False, True, False)
     """
     n_all = n_long = 0
     for word in words:
         n_all += len(word)
-        n_long += len(word) * (len(word) > 20 or (len(word) > 4 and _IS_CJK.search(word) is not None))
+        if not word.isascii():
+            n_long += sum(n for letter, most in _LONGEST.items() if (n := len(letter.findall(word))) > most)
     return 2 * n_long > n_all
 
 
