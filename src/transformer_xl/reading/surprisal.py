@@ -159,7 +159,7 @@ def _after_line_end(
     missing = np.full(1 - len(before), np.nan, np.float32)
     sizes: deque[int] = deque()
 
-    def counted() -> Iterator[np.ndarray]:
+    def sized() -> Iterator[np.ndarray]:
         for ids in texts:
             sizes.append(len(ids))
             yield ids
@@ -174,7 +174,7 @@ def _after_line_end(
 
         return nats(model, filled(), reading, event=event, **how)
 
-    once, again = tee(counted()) if reads_twice else (counted(), None)
+    once, again = tee(sized()) if reads_twice else (sized(), None)
     ends = repeat(None) if again is None else read(again, longer=True, only_end=True)
     for own, end in zip(read(once, longer=reads_longer), ends, strict=False):
         n = sizes.popleft()

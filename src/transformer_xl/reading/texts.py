@@ -162,13 +162,13 @@ def _carried(
     """Yield the nats of each part of one text, and of what follows it."""
     sizes: deque[int] = deque()
 
-    def counted() -> Iterator[np.ndarray]:
+    def sized() -> Iterator[np.ndarray]:
         for part in chain(parts, [np.array([_END])] if asks_after and looks.event is not None else []):
             sizes.append(len(part))
             yield part
 
     known = looks.unread(1)
-    for numbers in chain(_in_segments(model, counted(), reading, looks), [looks.unread(0)]):
+    for numbers in chain(_in_segments(model, sized(), reading, looks), [looks.unread(0)]):
         known = np.concatenate([known, numbers], axis=1)
         while sizes and sizes[0] <= known.shape[1]:
             part, known = np.split(known, [sizes.popleft()], axis=1)
