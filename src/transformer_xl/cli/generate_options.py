@@ -133,7 +133,7 @@ class TokenChoice(Sampling):
                 value = float(number)
             except ValueError:
                 value = None
-            if not equals or not token or value is None or not value < math.inf:
+            if not equals or not token or value is None or not value < math.inf or "_" in number:
                 raise ConfigError(f"--bias '{text}' is not TOKEN=NUMBER, such as the=-2.5 or 17=-inf")
             yield token, value
 
