@@ -87,7 +87,7 @@ def test_words_that_are_lines_are_no_words(language: str, txl: Txl, workbench: P
     """Training, preparing, scoring and explaining say so, and none gives bits per character of lines learned by heart."""
     (workbench / "undivided.txt").write_text("".join(UNDIVIDED[language].format(n) for n in range(300)), encoding="utf-8")
     options = ("--corpus", "undivided.txt", "--set", "train.max_steps=2", "--set", "tokenizer.kind=word")
-    outputs = [txl("train", "tiny.toml", "--out", "new", *options)]
+    outputs = [txl("train", "tiny.toml", "--quiet", "--out", "new", *options)]  # a warning all the same
     outputs += [txl("eval", "new", "--compare-memory"), txl("corpus", "prepare", "undivided.txt", "--tokenizer", "word")]
     for output in outputs:
         assert "words of this vocabulary are whole lines" in output.out + output.err
@@ -96,6 +96,13 @@ def test_words_that_are_lines_are_no_words(language: str, txl: Txl, workbench: P
     assert [output.status for output in outputs] == [0] * 5
     assert not any("per character" in output.out + output.err or "byte\n" in output.out for output in outputs)
     assert "bits per word" in outputs[1].out and "bits per word" in outputs[3].out
+    for command in (("eval", "new", "--compare-memory"), ("explain", "new", "undivided.txt")):
+        score = json.loads(txl(*command, "--json").out)
+        values = {**score, **score.get("without_memory", {}), **{f"{name} of all": score[name] for name in score}}
+        assert {value for name, value in values.items() if "bpc" in name or "n_characters" in name} == {None}
+        assert score["nats"] > 0 and score.get("without_memory", score)["nats"] > 0
+    final = [json.loads(line) for line in (workbench / "new" / "metrics.jsonl").read_text().splitlines()][-1]
+    assert (final["kind"], final["bpc"], final["characters"]) == ("final", None, None)
 
 
 def test_words_of_a_divided_text_are_words(txl: Txl, workbench: Path) -> None:
@@ -103,6 +110,8 @@ def test_words_of_a_divided_text_are_words(txl: Txl, workbench: Path) -> None:
     options = ("--corpus", "divided.txt", "--set", "train.max_steps=2", "--set", "tokenizer.kind=word")
     trained = txl("train", "tiny.toml", "--out", "new", *options).err
     assert "whole lines" not in trained and "bits per character" in trained
+    final = [json.loads(line) for line in (workbench / "new" / "metrics.jsonl").read_text().splitlines()][-1]
+    assert final["bpc"] == pytest.approx(final["loss"] * final["scored"] / final["characters"] / math.log(2))
 
 
 def test_eval_prints_every_unit_and_its_progress_unless_quiet(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,6 +339,7 @@ def test_corpora_are_listed_and_prepared(txl: Txl, workbench: Path) -> None:
         ("train tiny.toml --set d_modl=1", "--set 'd_modl=1' is no setting; did you mean model.d_model?"),
         ("generate run --bias 999=1", "--bias 999: token ids end at 255"),
         ("generate run --bias a=inf", "--bias 'a=inf' is not TOKEN=NUMBER"),
+        ("generate run --bias a=1_0", "--bias 'a=1_0' is not TOKEN=NUMBER"),
         ("train *.foo", "no file matches '*.foo'; give a text, or a recipe that txl recipes lists"),
         (
             "train text.txt --corpus latin.txt",

@@ -335,7 +335,7 @@ def test_a_fork_that_needs_the_room_of_what_it_is_made_of(serve: Serve) -> None:
     assert ask(client, made) == ask(client, one)
 
 
-def test_what_memory_is_worth(serve: Serve) -> None:
+def test_what_memory_is_worth(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve()
     text = PROMPT * 4
     both = client.post("/v1/score", json={"text": text, "memory": "both", "per_token": True}).json()
@@ -347,6 +347,8 @@ def test_what_memory_is_worth(serve: Serve) -> None:
     assert [accents[name] for name in ("bpc", "bpb")] == pytest.approx([accents["nats"] / math.log(2) / n for n in (2, 4)])
     alone = client.post("/v1/score", json={"text": text[16:32], "per_token": True}).json()
     assert [each["logprob"] for each in alone["per_token"]][8:] == pytest.approx(off[24:32], abs=1e-5), "the piece before it"
+    monkeypatch.setattr(BYTES, "counts", "word")  # words that are lines
+    assert client.post("/v1/score", json={"text": "aéé"}).json() == {**accents, "bpc": None}
 
 
 def test_tokens_and_text(serve: Serve) -> None:

@@ -192,7 +192,8 @@ class _Job:
     def print_json(self, text: str, reading: "Reading", **figures: Any) -> None:
         """Print what was scored, how, and figures."""
         facts = {"run": self.run, "text": text, "precision": reading.precision}
-        print(json.dumps({**facts, "reading": vars(reading), **figures}))
+        unit = self.opened.tokenizer.counts
+        print(json.dumps({**facts, "reading": vars(reading), **figures}, default=lambda score: score.as_dict(unit)))
 
 
 def _score_task(job: _Job) -> None:
@@ -368,12 +369,12 @@ class _Comparison(NamedTuple):
 def _worth_of_memory(score: "Score", without: "Score", unit: str) -> _Comparison:
     worth = f"{without.bpc - score.bpc:z.4f} bits per {unit} ({without.loss - score.loss:z.4f} nats per token)"
     sentence = f"without memory {without.bpc:.4f} bits per {unit}, with it {score.bpc:.4f}: memory is worth {worth}"
-    return _Comparison({"without_memory": without.as_dict()}, sentence)
+    return _Comparison({"without_memory": without}, sentence)
 
 
 def _worth_of_temperature(score: "Score", divisor: float, chosen_on: "Text | None") -> _Comparison:
     plain = replace(score, nats=score.nats_at[1.0])
-    figures = {"temperature": divisor, "temperature_chosen_on": chosen_on and chosen_on.what, "plain": plain.as_dict()}
+    figures = {"temperature": divisor, "temperature_chosen_on": chosen_on and chosen_on.what, "plain": plain}
     how = f"temperature {divisor:g}" + (f", the best on the {chosen_on.what}" if chosen_on else "")
     worth = f"worth {plain.loss - score.loss:z.4f} nats per token"
     sentence = f"with {how}: {score.loss:.4f} nats per token, without it {plain.loss:.4f}, {worth}"
@@ -383,7 +384,7 @@ def _worth_of_temperature(score: "Score", divisor: float, chosen_on: "Text | Non
 def _worth_of_adapting(
     adapting: Adapting, score: "Score", plain: "Score", dynamic: "Dynamic | None", cache: "Cache | None"
 ) -> _Comparison:
-    figures = {"dynamic": dynamic and dynamic.as_dict(), "cache": cache and cache.as_dict(), "plain": plain.as_dict()}
+    figures = {"dynamic": dynamic and dynamic.as_dict(), "cache": cache and cache.as_dict(), "plain": plain}
     sentence = (
         f"without {adapting.in_words} {plain.loss:.4f} nats per token in {plain.seconds:.1f} s, with "
         f"{score.loss:.4f} in {score.seconds:.1f} s: worth {plain.loss - score.loss:z.4f} nats per token"
@@ -395,12 +396,14 @@ def _worth_of_adapting(
 def _print_stream(job: _Job, text: "Text", reading: "Reading", score: "Score", comparisons: Sequence[_Comparison]) -> None:
     from transformer_xl.data.text import not_scored
 
+    unit = job.opened.tokenizer.counts
     if score.doubt:
         warn(score.doubt)
     if job.json:
-        job.print_json(text.what, reading, **score.as_dict(), **{k: v for each in comparisons for k, v in each.figures.items()})
+        figures = {name: value for each in comparisons for name, value in each.figures.items()}
+        job.print_json(text.what, reading, **score.as_dict(unit), **figures)
         return
-    unit, heading = job.opened.tokenizer.counts, [line for each in comparisons for line in each.heading]
+    heading = [line for each in comparisons for line in each.heading]
     what = ", ".join([text.what, reading.in_words(job.opened.model.config), *heading, reading.precision])
     print(f"{what}: {counted(score.tokens, 'token')} in {score.seconds:.1f} s ({score.tokens_per_second:,.0f} tokens/s)")
     rows = [

@@ -90,13 +90,14 @@ def explain(
         }
         explanation = explain_text(opened.model, opened.tokenizer, text.ids, reading, **named, **how)
     path = write_explanation(explanation, out)
-    figures = explanation.totals
+    figures, unit = explanation.totals, opened.tokenizer.counts
     if json_:
+        if unit == "word":
+            figures |= dict.fromkeys(name for name in figures if "bpc" in name or name == "n_characters")
         view = reading.view(opened.model)
         figures |= {"attribution": _attribution(view, explanation.ids, token, other[0], reading.tgt_len)} if token else {}
         print(json.dumps({"run": str(run), "file": str(file), "page": str(path), "precision": chosen, **figures}))
         return
-    unit = opened.tokenizer.counts
     print(f"{figures['tokens']:,} tokens of {file}: {figures['loss']:.4f} nats per token, {figures['bpc']:.4f} bits per {unit}")
     if "memory_is_worth_bpc" in figures:
         worth = figures["memory_is_worth_bpc"]

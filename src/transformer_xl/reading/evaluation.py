@@ -102,10 +102,11 @@ class Score:
         """Predicted tokens per second."""
         return self.tokens / max(self.seconds, 1e-9)
 
-    def as_dict(self) -> dict[str, float | int | None]:
-        """Return all figures for JSON, with None for infinity."""
+    def as_dict(self, unit: str = "character") -> dict[str, float | int | None]:
+        """Return all figures for JSON, with None for infinity, and per character if `unit` is a word (see `in_words`)."""
         names = ("nats", "tokens", "n_characters", "n_bytes", "loss", "ppl", "bpc", "bpb", "seconds", "tokens_per_second")
         values = {name: getattr(self, name) for name in names}
+        values |= dict.fromkeys(("n_characters", "bpc")) if unit == "word" else {}
         return {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
 
 

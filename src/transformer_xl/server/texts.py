@@ -64,7 +64,7 @@ class Figures(Reply):
     tokens: int
     bytes: int
     ppl: float
-    bpc: float
+    bpc: float | None
     bpb: float
     per_token: list[ScoredToken] | None = None
 
@@ -154,7 +154,7 @@ def _figures(tokenizer: Tokenizer, chosen: list[Chosen], *, per_token: bool) -> 
         tokens=len(known),
         bytes=n_byte,
         ppl=math.exp(min(nats / max(1, len(known)), 700.0)),
-        bpc=nats / math.log(2) / max(1, len(text)),
+        bpc=None if tokenizer.counts == "word" else nats / math.log(2) / max(1, len(text)),
         bpb=nats / math.log(2) / n_byte,
         per_token=[ScoredToken.of(tokenizer, each) for each in chosen] if per_token else None,
     )

@@ -18,7 +18,7 @@ from transformer_xl.data.corpora import choose_corpus, switch_to_ids
 from transformer_xl.data.named import SPLITS
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare, texts_of
 from transformer_xl.data.streams import EndlessStream, SegmentStream
-from transformer_xl.data.text import not_scored, undivided
+from transformer_xl.data.text import not_scored
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError, counted
 from transformer_xl.generation.generate import generate
 from transformer_xl.generation.sampling import Sampling
@@ -222,8 +222,6 @@ class Pretraining(Objective[Outcome]):
             yield self.compared
         if self.vocabulary_note:
             yield self.vocabulary_note
-        if warning := undivided(self.tokenizer):
-            yield warning
         if config.tokenizer.kind == "ids":
             yield f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids)"
         if config.eval.tgt_len not in (None, config.train.tgt_len) and config.model.remembers != "state":

@@ -17,6 +17,7 @@ from transformer_xl.config.model import read_config
 from transformer_xl.config.recipes import apply_overrides
 from transformer_xl.config.run import RunConfig
 from transformer_xl.console import in_bytes
+from transformer_xl.data.text import undivided
 from transformer_xl.errors import CheckpointError, ConfigError, TrainingError, counted, lacks_memory, no_memory, written
 from transformer_xl.kernels.device import Precision, choose_device, choose_precision
 from transformer_xl.model.adapters import add_adapters
@@ -344,6 +345,8 @@ def _introduce(run: Run[Any], ready: ReadyModel, has_head: bool | None) -> None:
     say(f"{config.name}: {n_parameters:,} parameters{some}, {run.objective.contents(config)}{beginning}")
     for note in run.objective.notes(config):
         say(note)
+    if warning := undivided(run.objective.tokenizer):
+        run.display.warn(warning)
     say(f"{ready.precision} on {ready.device}: {ready.why}; run directory {run.directory.path}")
     if ready.device.type == "cuda":
         why = trainer.why_no_graph
