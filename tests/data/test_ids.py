@@ -28,7 +28,7 @@ from transformer_xl.data.text import file_text
 from transformer_xl.data.text_files import FileRange
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TxlError
 from transformer_xl.tokenizers.ids import IdTokenizer
-from transformer_xl.tokenizers.kinds import load_tokenizer
+from transformer_xl.tokenizers.kinds import load_tokenizer, tokenizer_from_dict
 
 DOCUMENTS = [[5, 0, 2], [7], [1, 1, 1, 6]]
 Documents = list[list[int]]
@@ -307,8 +307,8 @@ def test_padding_is_left_out_and_said(
     path = of_rows(name, rows, tmp_path)
     data = DataConfig(corpus=str(path), split=(0.8, 0.1, 0.1))
     corpus = prepare(data, TokenizerConfig(kind="ids"), cache=tmp_path / "cache")
-    said = f"95 of the 205 ids of '{path}' are 9 at the ends of rows, as padding is, and left out; tokenizer.pad_id=none keeps"
-    assert capsys.readouterr().err.startswith(f"warning: {said} them\n")
+    said = f"95 of the 205 ids of '{path}' are 9 at the ends of rows, as padding is, and left out, an end mark of the same"
+    assert capsys.readouterr().err.startswith(f"warning: {said} id, too; tokenizer.pad_id=none keeps them\n")
     assert list(chain(*(of_split(corpus, split) for split in SPLITS))) == without(9, rows[:-1])
     assert isinstance(corpus.tokenizer, IdTokenizer)
     assert (corpus.tokenizer.vocab_size, corpus.tokenizer.pad_id) == (4, 9)
@@ -318,10 +318,20 @@ def test_padding_is_left_out_and_said(
     kept = prepare(data, TokenizerConfig(kind="ids", pad_id=None), cache=tmp_path / "cache")
     assert list(chain(*(of_split(kept, split) for split in SPLITS))) == rows
     assert capsys.readouterr().err == ""
-    assert kept.tokenizer.to_dict() == {"kind": "ids", "format": 1, "vocab_size": 10}  # as before there was padding
-    file_text(path, kept.tokenizer)
+    again = tokenizer_from_dict(kept.tokenizer.to_dict())
+    assert file_text(path, again).ids.tolist() == [*chain(*rows)] and prepare(data, again, cache=tmp_path / "cache")
+    assert capsys.readouterr().err == ""  # because it was told
+    assert IdTokenizer(10).to_dict() == {"kind": "ids", "format": 1, "vocab_size": 10}  # as before there was padding
+    file_text(path, IdTokenizer(10))
     said = capsys.readouterr().err
     assert "and read as text; tokenizer.pad_id=9, set for a training, leaves them out" in said
+
+
+@pytest.mark.parametrize("name", ["it.npy", "it.jsonl"])
+def test_padding_is_found_in_rows_that_are_sorted_by_length(tmp_path: Path, name: str) -> None:
+    rows = [[1 + i % 3] * 8 if i < 300 else [1, 2, *[9] * 6] for i in range(1300)]
+    corpus = prepare(DataConfig(corpus=str(of_rows(name, rows, tmp_path))), TokenizerConfig(kind="ids"), cache=tmp_path)
+    assert list(chain(*(of_split(corpus, split) for split in SPLITS))) == without(9, rows)
 
 
 def test_an_end_that_also_stands_elsewhere_is_learned_from_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

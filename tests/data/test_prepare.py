@@ -196,6 +196,14 @@ def test_a_damaged_vocabulary_is_learned_again(text: Path) -> None:
     assert _of_words(text, "cache").tokenizer.fingerprint == first.tokenizer.fingerprint
 
 
+def test_a_vocabulary_is_kept_whatever_padding_of_ids_would_be(text: Path, monkeypatch) -> None:
+    _of_words(text, "cache")
+    monkeypatch.setattr(prepare_module, "_train", None)
+    assert prepare(
+        DataConfig(corpus=str(text), documents="lines"), TokenizerConfig(kind="word", pad_id=3), cache=text.parent / "cache"
+    )
+
+
 def test_a_text_that_changes_while_it_is_read(text: Path, monkeypatch) -> None:
     located = Corpus.chunks
 

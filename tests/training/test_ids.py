@@ -57,6 +57,14 @@ def test_ids_train_what_their_text_trains(
     assert not any("character" in line for line in shown.said)
 
 
+def test_padding_that_is_left_out_is_said_at_every_start(recipe: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "it.npy", [[1 + (i + j) % 3 if j < 10 + i % 9 else 7 for j in range(24)] for i in range(200)])
+    for out in ("first", "second"):  # which finds the corpus prepared
+        train(recipe, out=tmp_path / out, corpus=str(tmp_path / "it.npy"), overrides=STEPS, display=(shown := Lines()))
+        ids = "it.npy holds ids, which are read as they are (tokenizer.kind=ids)"
+        assert f"{ids}, but for 7 at the ends of rows (tokenizer.pad_id)" in shown.said[1]
+
+
 def test_a_run_on_ids_goes_on_bit_by_bit(corpora: Path, recipe: str, tmp_path: Path) -> None:
     corpus, steps = str(corpora / "lines"), ["train.max_steps=12", "train.log_interval=1"]
     train(recipe, out=tmp_path / "whole", overrides=steps, corpus=corpus, display=Lines())

@@ -8,13 +8,14 @@ An id belongs to the piece in which its first byte lies.
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, Chunk, FileRange, content_size, numbered_lines, read_blocks
 from transformer_xl.errors import CorpusError, one_line, shown
-from transformer_xl.tokenizers.ids import MOST_IDS, IdTokenizer
+from transformer_xl.tokenizers.ids import MOST_IDS, IdTokenizer, PadId
 from transformer_xl.untrusted import parse_json
 
 PACKED = np.dtype("<u4")
@@ -50,14 +51,16 @@ def read_ids(piece: FileRange, tokenizer: IdTokenizer | None = None) -> Iterator
         return
     for offset, line in _lines(piece):
         ids = _of_line(piece.path, offset, line)
-        ids = ids if tokenizer.pad_id is None else ids[: text_end(ids, tokenizer.pad_id)]
+        ids = ids[: text_end(ids, tokenizer.pad_id)]
         packed = _packed(ids, tokenizer.vocab_size, lambda index, offset=offset: f"{_line(piece.path, offset)}, [{index}]")
         if packed:
             yield Chunk(packed, True, piece.path, offset)
 
 
-def text_end(row: np.ndarray, pad_id: int) -> int:
+def text_end(row: np.ndarray, pad_id: PadId) -> int:
     """Return how many ids of a row, (n,), stand before the padding at its end."""
+    if not isinstance(pad_id, int):
+        return len(row)
     for stop in range(len(row), 0, -BLOCK_BYTES):
         begin = max(0, stop - BLOCK_BYTES)
         if (places := np.flatnonzero(row[begin:stop] != pad_id)).size:
@@ -65,12 +68,12 @@ def text_end(row: np.ndarray, pad_id: int) -> int:
     return 0
 
 
-def tables(path: Path) -> Iterator[Iterator[np.ndarray]]:
-    """Yield the rows of each array of a file, or its lines."""
+def tables(path: Path) -> Iterator[Iterator[Callable[[], np.ndarray]]]:
+    """Yield of each array of a file, or of its lines, what returns each row."""
     if is_array_file(path):
-        yield from (iter(array) for *_, array in _arrays(path))
+        yield from ((partial(array.__getitem__, i) for i in range(len(array))) for *_, array in _arrays(path))
     else:
-        yield (_of_line(path, offset, line) for offset, line in _lines(FileRange(path)))
+        yield (partial(_of_line, path, offset, line) for offset, line in _lines(FileRange(path)))
 
 
 def _of_array(piece: FileRange, name: str, begin: int, array: np.ndarray, tokenizer: IdTokenizer) -> Iterator[Chunk]:
@@ -81,8 +84,7 @@ def _of_array(piece: FileRange, name: str, begin: int, array: np.ndarray, tokeni
         row, column = divmod(at, n_column)
         n_id = min(stop - at, n_column - column, BLOCK_BYTES // width)
         place = f"'{piece.path}': {name}[{f'{row}, ' if n_row > 1 else ''}"
-        end = n_column if tokenizer.pad_id is None else text_end(array[row], tokenizer.pad_id)
-        ids = array[row, column : min(column + n_id, end)]
+        ids = array[row, column : min(column + n_id, text_end(array[row], tokenizer.pad_id))]
         packed = _packed(ids, tokenizer.vocab_size, lambda index, place=place, column=column: f"{place}{column + index}]")
         if packed:
             yield Chunk(packed, begins or column == 0, piece.path, at)

@@ -37,7 +37,7 @@ from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha25
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError, counted
 from transformer_xl.files import locked, make_directories, replace_file
 from transformer_xl.process import cores, is_reporter
-from transformer_xl.tokenizers.ids import MOST_IDS, IdTokenizer
+from transformer_xl.tokenizers.ids import MOST_IDS, IdTokenizer, PadId
 from transformer_xl.tokenizers.kinds import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.untrusted import CONVERT, read_json
 
@@ -120,7 +120,7 @@ def prepare(
         if progress and is_reporter() and tokenizer.kind != "ids":
             for note in _notes(corpus, tokenizer):
                 console.warn(note)
-        if isinstance(tokenizer, IdTokenizer) and tokenizer.pad_id is None:
+        if isinstance(tokenizer, IdTokenizer) and tokenizer.pad_id == "auto":
             _padding(corpus, can_leave_out=False, progress=progress)
         if not isinstance(tokenizer, Tokenizer):
             learned = _learned(root, corpus, tokenizer) or _train(corpus, tokenizer, progress=progress)
@@ -136,7 +136,8 @@ def texts_of(data: DataConfig, splits: Sequence[SplitName] = SPLITS) -> Iterator
 
 
 def _key(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> str:
-    which = tokenizer.fingerprint if isinstance(tokenizer, Tokenizer) else tokenizer.model_dump_json()
+    unused = None if tokenizer.kind == "ids" else {"pad_id"}
+    which = tokenizer.fingerprint if isinstance(tokenizer, Tokenizer) else tokenizer.model_dump_json(exclude=unused)
     return hashlib.sha256(json.dumps([FORMAT, corpus.fingerprint, which]).encode()).hexdigest()[:32]
 
 
@@ -179,7 +180,7 @@ def _learned(root: Path, corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer)
         return None
 
 
-def _padding(corpus: Corpus, *, can_leave_out: bool, progress: bool) -> int | None:
+def _padding(corpus: Corpus, *, can_leave_out: bool, progress: bool) -> PadId:
     return find_padding(corpus.files, corpus.name, can_leave_out=can_leave_out, quiet=not (progress and is_reporter()))
 
 

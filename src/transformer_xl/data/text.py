@@ -89,7 +89,7 @@ def file_text(file: Path, tokenizer: Tokenizer, *, separator: str | None = None)
     Only ids are held, two or four bytes each. `separator` divides it into documents, see `read_chunks`.
     """
     if isinstance(tokenizer, IdTokenizer):
-        if tokenizer.pad_id is None:
+        if tokenizer.pad_id == "auto":
             find_padding([file], str(file), can_leave_out=False)
         return _text_of(file, read_ids(FileRange(file), tokenizer), tokenizer)
     if is_array_file(file):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from transformer_xl.tokenizers.base import PieceTokenizer, require
 
 MOST_IDS = 2**31 - 1
 """The largest vocabulary."""
+
+PadId = int | Literal["auto"] | None
 
 
 class _Numbers(Sequence[bytes]):
@@ -32,7 +34,7 @@ class IdTokenizer(PieceTokenizer):
 
     Args:
         vocab_size: the number of ids.
-        pad_id: what fills up rows of files at their ends, and is no text; None: nothing.
+        pad_id: what fills up rows of files at their ends, and is no text; None: nothing; auto: nobody has said.
 
     Example:
         >>> tokenizer = IdTokenizer(100)
@@ -42,14 +44,14 @@ class IdTokenizer(PieceTokenizer):
 
     kind = "ids"
 
-    def __init__(self, vocab_size: int, pad_id: int | None = None) -> None:
-        require(pad_id is None or type(pad_id) is int, "pad_id is no integer")
+    def __init__(self, vocab_size: int, pad_id: PadId = "auto") -> None:
+        require(pad_id in (None, "auto") or type(pad_id) is int, "pad_id is no integer")
         require(0 < vocab_size <= MOST_IDS, "vocab_size is not from 1 to 2,147,483,647")
         super().__init__(_Numbers(vocab_size))
-        self.pad_id = pad_id
+        self.pad_id: PadId = pad_id
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in super().to_dict().items() if value is not None}
+        return {name: value for name, value in super().to_dict().items() if value != "auto"}
 
     @cached_property
     def counts(self) -> str:

@@ -41,7 +41,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     if config.kind == "ids":
         if config.vocab_size is None:
             raise TokenizerError("tokenizer.vocab_size is missing, the number of ids; only a corpus of ids tells it")
-        return IdTokenizer(config.vocab_size, None if config.pad_id == "auto" else config.pad_id)
+        return IdTokenizer(config.vocab_size, config.pad_id)
     train = {"char": train_characters, "word": train_words, "bpe": train_bpe, "unigram": train_unigram}[config.kind]
     return train(config, texts)
 

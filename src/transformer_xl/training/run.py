@@ -32,6 +32,7 @@ from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.targets import filled_in, pair_stream, scored_stream
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.tokenizers.growth import can_grow, check_can_grow, grown, in_words, lacking
+from transformer_xl.tokenizers.ids import IdTokenizer
 from transformer_xl.tokenizers.words import WordTokenizer
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import Objective, Run, RunOutcome, conduct
@@ -222,8 +223,10 @@ class Pretraining(Objective[Outcome]):
             yield self.compared
         if self.vocabulary_note:
             yield self.vocabulary_note
-        if config.tokenizer.kind == "ids":
-            yield f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids)"
+        if isinstance(self.tokenizer, IdTokenizer):
+            pad_id = self.tokenizer.pad_id
+            less = f", but for {pad_id} at the ends of rows (tokenizer.pad_id)" if isinstance(pad_id, int) else ""
+            yield f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids){less}"
         if config.eval.tgt_len not in (None, config.train.tgt_len) and config.model.remembers != "state":
             reading, model = Reading.of_run(config), config.model
             trained = Reading(config.train.tgt_len, model.mem_len).context(model)
