@@ -1,6 +1,7 @@
 """`txl predict`, and `txl eval` of a fine-tuned model."""
 
 import json
+import os
 import select
 import signal
 import sys
@@ -59,6 +60,8 @@ def test_lines_of_all_kinds_of_files_are_those_of_python(txl: Txl, model: Callab
     for found, each in zip(objects, expected, strict=True):
         assert list(found["probabilities"].values()) == pytest.approx(each.probabilities, abs=1e-5)
     typed = txl("predict", "mood", "--text", "one", "--pair", "two", "--json", *exact)
+    half = txl("predict", "mood", "--text", os.fsdecode("the 龘".encode()[:-1]))
+    assert half.complaint == "the text has half of a character (a lone surrogate); give the whole one"
     (alone,) = transformer_xl.predict("mood", ("one", "two"))
     assert json.loads(typed.out)["probability"] == pytest.approx(alone.probability, abs=1e-5)
 

@@ -375,3 +375,10 @@ class TestDocuments:
     def test_what_is_no_text_is_refused(self, text: Any) -> None:
         with pytest.raises(CorpusError, match=r"is neither a text nor two; a list is a document where the model learned from"):
             list(predict((task_model("classification"), BYTES), [text]))
+
+    @pytest.mark.parametrize("text", ["\ud800 cat", ("a", "b\udc80"), "the \udce9\udcbe"])
+    def test_half_of_a_character_is_refused(self, text: Any) -> None:
+        with pytest.raises(CorpusError, match=r"^the text has half of a character \(a lone surrogate\); give the whole one$"):
+            list(predict((task_model("classification"), BYTES), [text]))
+        with pytest.raises(CorpusError, match=r"^'t.tsv' line 3: the text has half of a character"):
+            Example("which?", choices=("a", "b\ud800"), place="'t.tsv' line 3")

@@ -184,10 +184,10 @@ def test_lines_of_words_are_read_back(tmp_path: Path):
 
 
 def test_json_has_characters_as_they_are() -> None:
-    """But for halves of a surrogate pair, which no file can have."""
-    line = as_json(Prediction(Example("\u6df1\ud83c\U0001f600"), "good", (0.25, 0.75)), ["bad", "good"])
-    assert line.startswith('{"text": "\u6df1\\ud83c\U0001f600", ') and line.encode()
-    assert json.loads(line)["text"] == "\u6df1\ud83c\U0001f600"
+    """But for halves of a surrogate pair, which the name of a file may have, and no file can."""
+    line = as_json(Prediction(Example("a", id="\u6df1\ud83c\U0001f600"), "good", (0.25, 0.75)), ["bad", "good"])
+    assert line.startswith('{"id": "\u6df1\\ud83c\U0001f600", ') and line.encode()
+    assert json.loads(line)["id"] == "\u6df1\ud83c\U0001f600"
 
 
 def test_a_sentence_that_was_not_written_to_its_end_is_written_again(tmp_path: Path):

@@ -14,6 +14,7 @@ from transformer_xl.config.model import HeadConfig
 from transformer_xl.config.run import TaskConfig
 from transformer_xl.data.entities import Scheme, fault
 from transformer_xl.errors import CorpusError, counted, did_you_mean, shown
+from transformer_xl.untrusted import is_unicode
 
 Label = str | float | int | tuple[str, ...]
 """A class; a number; the index of a choice; the labels of a text, possibly none; or those of its words."""
@@ -52,6 +53,10 @@ class Example:
     words: tuple[str, ...] = ()
     lines: tuple[int, ...] = ()
     document: str | None = None
+
+    def __post_init__(self) -> None:
+        if not is_unicode("".join([self.text, self.pair or "", *self.choices])):
+            raise CorpusError(f"{self.where}the text has half of a character (a lone surrogate); give the whole one")
 
     @property
     def where(self) -> str:

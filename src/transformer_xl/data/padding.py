@@ -18,20 +18,16 @@ def find_padding(paths: Sequence[Path], name: str, *, can_leave_out: bool, quiet
     """Return the id that fills up rows and is left out as padding; auto if there is none. What becomes of it is said.
 
     Most rows of arrays of two axes, or of lines of one length, end in it at least twice, and some in more of it than others. If
-    it also stands before their ends, or nothing can be left out any more, it is text. An end mark of the same id cannot be told
-    from padding, and is left out with it.
+    it also stands before their ends, or nothing can be left out any more, it is text. An end mark of this id goes with it.
     """
     votes = Counter[int | None]()
     for rows in islice(chain.from_iterable(map(tables, paths)), _TABLES):
         votes.update(_ends(rows))
-    n_row = votes.total()
-    votes.pop(None, None)
-    pad_id, n = next(iter(votes.most_common(1)), (None, 0))
-    if pad_id is None or 2 * n <= n_row:
+    (pad_id, n), *_ = *votes.most_common(1), (None, 0)
+    if pad_id is None or 2 * n <= votes.total():
         return "auto"
     n_pads, n_id, leaves_out = Counter[int](), 0, can_leave_out
-    for read in chain.from_iterable(chain.from_iterable(map(tables, paths))):
-        row = read()
+    for row in (read() for path in paths for rows in tables(path) for read in rows):
         end = text_end(row, pad_id)
         n_pads[len(row) - end] += 1
         n_id, leaves_out = n_id + len(row), leaves_out and not (row[:end] == pad_id).any()
@@ -47,13 +43,11 @@ def find_padding(paths: Sequence[Path], name: str, *, can_leave_out: bool, quiet
 
 def _ends(rows: Iterable[Callable[[], np.ndarray]]) -> Counter[int | None]:
     """Count the ids in which rows of one length end twice; None: in none. Rows are drawn, and weigh what they stand for."""
-    counts, length = Counter[int | None](), 0
+    ends, lengths = Counter[int | None](), set[int]()
     for i, read in enumerate(rows):
-        weight = 1 + i // _ROWS
-        if i % weight == 0:
-            row = read()
-            if len(row) != (length := length or len(row)):
-                return Counter()
-            last = row[-2:].tolist()
-            counts[last[0] if last == last[:1] * 2 else None] += weight
-    return counts if counts.total() > 1 else Counter()
+        if i % (weight := 1 + i // _ROWS) == 0:
+            lengths.add(len(row := read()))
+            ends[int(row[-1]) if len(row) > 1 and row[-1] == row[-2] else None] += weight
+        if len(lengths) > 1:
+            return Counter()
+    return ends if ends.total() > 1 else Counter()

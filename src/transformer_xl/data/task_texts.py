@@ -91,10 +91,7 @@ def find_files(task: TaskConfig) -> TaskFiles:
 
 
 def read_task(task: TaskConfig, *, seed: int, known_labels: Collection[str] = ()) -> TaskTexts:
-    """Read all examples of a task, and cut off a share to validate on if there is no file for it.
-
-    `known_labels` are those of a model that has learned it, which may call 1 what JSON calls 1.0, or the other way round.
-    """
+    """Read all examples, with labels as a model knows them, and cut off a share to validate on if there is no file for it."""
     files, is_span = find_files(task), task.kind == "span"
     notes = list(files.notes)
     train: list[Any] = _read(files.train, task, known_labels=known_labels)

@@ -224,8 +224,8 @@ class Pretraining(Objective[Outcome]):
         if self.vocabulary_note:
             yield self.vocabulary_note
         if isinstance(self.tokenizer, IdTokenizer):
-            pad_id = self.tokenizer.pad_id
-            less = f", but for {pad_id} at the ends of rows (tokenizer.pad_id)" if isinstance(pad_id, int) else ""
+            pad = self.tokenizer.pad_id
+            less = f", but for {pad} at the ends of rows (tokenizer.pad_id)" if isinstance(pad, int) else ""
             yield f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids){less}"
         if config.eval.tgt_len not in (None, config.train.tgt_len) and config.model.remembers != "state":
             reading, model = Reading.of_run(config), config.model
