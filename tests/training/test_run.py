@@ -315,11 +315,22 @@ def test_validation_and_samples_leave_training_alone(start: Start, tmp_path: Pat
     assert [name for name in differing(rarely, often) if name.startswith(("model.", "training."))] == []
 
 
-def test_a_run_that_time_ends_is_validated_at_each_quarter_however_few_its_steps(start: Start, run: Path) -> None:
-    """Until its interval is reached; without a budget of time the interval alone counts."""
-    for interval, budget, steps in ((1000, 1000, [4, 8, 12, 16]), (7, 1000, [4, 7, 14, 16]), (1000, "none", [16])):
-        out = f"{interval}-{budget}"
-        start(out, f"train.eval_interval={interval}", f"train.max_minutes={budget}", "train.max_steps=16")
+def test_a_run_that_time_ends_is_validated_at_each_quarter_however_few_its_steps(
+    start: Start, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its interval is reached; where another limit is nearer, the interval alone counts."""
+    train_step = Trainer.train_step
+
+    def minute(self: Trainer) -> Any:
+        result = train_step(self)
+        self.seconds = 60.0 * self.step
+        return result
+
+    monkeypatch.setattr(Trainer, "train_step", minute)
+    cases = (1000, 16, "none", [4, 8, 12, 16]), (7, 16, "none", [4, 7, 14, 16]), (1000, 17, 16, [16]), (1000, "none", 16, [16])
+    for interval, minutes, most, steps in cases:
+        out = f"{interval}-{minutes}"
+        start(out, f"train.eval_interval={interval}", f"train.max_minutes={minutes}", f"train.max_steps={most}")
         assert [entry["step"] for entry in of_kind(run.parent / out, "valid")] == steps
 
 

@@ -149,7 +149,7 @@ class TrainConfig(Section):
     log_interval: Positive = Field(default=50, description="steps between lines of metrics.jsonl")
     eval_interval: Positive = Field(
         default=1000,
-        description="steps between validations (each with a sample); until then, each quarter of max_minutes has one, too",
+        description="steps between validations (each with a sample); before, a run that time ends has one at each quarter",
     )
     checkpoint_interval: Positive = Field(default=500, description="steps between checkpoints")
     keep_checkpoints: Annotated[int, Field(ge=2)] = Field(

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, copies
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
-from transformer_xl.config.run import RunConfig, TrainConfig
+from transformer_xl.config.run import RunConfig
 from transformer_xl.data.streams import EndlessStream
 from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError, message_of
 from transformer_xl.process import stop_signals
@@ -330,7 +330,7 @@ def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
         result = trainer.train_step()
         unread.append((result, trainer.seconds - before))
         progress_before, progress = progress, trainer.progress
-        validates = _validates(config, trainer.step, progress_before, progress)
+        validates = _validates(trainer, progress_before, progress)
         intervals = (config.log_interval, config.checkpoint_interval)
         is_due = trainer.waits or validates or any(trainer.step % interval == 0 for interval in intervals)
         _count(run, unread, n_late=0 if is_due else 1)
@@ -360,13 +360,14 @@ def learn(run: Run[Any], received: list[int]) -> signal.Signals | None:
     return number
 
 
-def _validates(config: TrainConfig, step: int, before: float, after: float) -> bool:
+def _validates(trainer: Trainer, before: float, after: float) -> bool:
     """Say whether a step, which took a run from one share of its budget to another, is followed by a validation.
 
     Where time ends a run, nobody knows how many steps it has: until `eval_interval` is reached, each quarter has one.
     """
-    by_share = config.max_minutes is not None and step < config.eval_interval
-    return step % config.eval_interval == 0 or (by_share and math.floor(4 * after) > math.floor(4 * before))
+    step, interval = trainer.step, trainer.config.eval_interval
+    by_share = step < interval and trainer.used.get("max_minutes") == after  # no other limit is nearer
+    return step % interval == 0 or (by_share and math.floor(4 * after) > math.floor(4 * before))
 
 
 def _count(run: Run[Any], unread: deque[tuple[StepResult, float]], *, n_late: int) -> None:
