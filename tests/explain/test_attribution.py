@@ -201,6 +201,11 @@ def test_a_short_text_and_a_first_token():
         ("xlnet", {"position": -1}, ConfigError, r"position \(-1\) must be from 0 to 19"),
         ("paper", {"contrast": 13}, TokenizerError, r"token id 13 is outside the vocabulary \(13\)"),
         ("paper", {"contrast": -1}, TokenizerError, r"token id -1 is outside the vocabulary \(13\)"),
+        ("paper", {"ids": text() + 0.5}, ValueError, r"^ids, float64 \(20,\), must be integers of shape \(N,\)"),
+        ("paper", {"ids": "a text"}, ValueError, r"^ids, <U6 \(\), must be integers of shape \(N,\)"),
+        ("paper", {"ids": torch.zeros(2, 3, dtype=torch.int64)}, ValueError, r"^ids, int64 \(2, 3\), must be integers"),
+        ("paper", {"ids": text() + 7}, TokenizerError, r"token id 1[0-9] is outside the vocabulary \(13\)"),
+        ("paper", {"contrast": 1.5}, ValueError, r"^ids, float64 \(1,\), must be integers of shape \(N,\)"),
         ("paper", {"method": "gradients"}, ConfigError, "unknown method 'gradients'; did you mean 'gradient'"),
         ("paper", {"segments": 0}, ConfigError, r"segments \(0\) must be at least 1"),
         ("lstm", {}, ConfigError, "hides tokens from attention, and a model of kind 'lstm' has none; use 'gradient'"),
@@ -209,5 +214,5 @@ def test_a_short_text_and_a_first_token():
 def test_what_cannot_be_attributed_is_refused_in_a_line(kind, arguments, error, message):
     method: Method = arguments.pop("method", "leave-out")
     with pytest.raises(error, match=message) as caught:
-        attribute(any_model(kind), text(), **{"position": 9, "method": method, **arguments})
+        attribute(any_model(kind), **{"ids": text(), "position": 9, "method": method, **arguments})
     assert "\n" not in str(caught.value)

@@ -127,6 +127,11 @@ def test_what_is_no_memory_or_no_batch_is_refused_in_one_line(make: Callable[[],
             TypeError, match=r"^ids must be an int64 tensor of shape \(batch, tgt_len\), not a \w+; use torch.tensor\(\["
         ):
             read(cast(Any, ids))
+    for dtype in (torch.float32, torch.bool, torch.uint8):
+        with pytest.raises(TypeError, match=rf"^ids must be an int64 tensor of shape \(batch, tgt_len\), not {dtype}$"):
+            read(torch.zeros(2, 3, dtype=dtype))
+    if not isinstance(model, XLNet):
+        assert model(torch.zeros(2, 3, dtype=torch.int32)).logits is not None
     for shape in ((0, 3), (3, 0), (3,), (1, 2, 3)):
         with pytest.raises(ValueError, match=r"^ids \([0-9, ]*\) must have shape \(batch, tgt_len\), none of them 0$"):
             read(torch.zeros(shape, dtype=torch.int64))

@@ -37,7 +37,7 @@ from transformer_xl.model.attention.two_streams import Sight, TwoStreamAttention
 from transformer_xl.model.base import LanguageModel, SequenceModel, check_reads_on
 from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.softmax import check_ids
+from transformer_xl.model.softmax import ids_of
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.reading.stream import scoring
 
@@ -86,6 +86,7 @@ def attribute(
         ConfigError: a position that nothing predicts, an unknown method, sizes below 1, a model that is fine-tuned, or one
             without attention, from which no token can be left out.
         TokenizerError: ids or a contrast outside the vocabulary.
+        ValueError: ids or a contrast that are not integers, or of another shape.
 
     Example:
         >>> from transformer_xl import TransformerXL, TransformerXLConfig
@@ -118,8 +119,8 @@ def ask(
     both_sides = isinstance(model, XLNet)
     if not both_sides:
         check_reads_on(model)
-    text, first = np.asarray(ids).astype(np.int64), int(not both_sides)
-    check_ids(text if contrast is None else np.append(text, contrast), vocab_size=model.vocab_size)
+    text, first = ids_of(ids, vocab_size=model.vocab_size).astype(np.int64), int(not both_sides)
+    ids_of(np.array([] if contrast is None else [contrast]), vocab_size=model.vocab_size)
     if len(text) < 2 or not first <= position < len(text):
         raise ConfigError(f"position ({position}) must be from {first} to {len(text) - 1}, in a text of 2 tokens at least")
     if min(tgt_len, segments) < 1:

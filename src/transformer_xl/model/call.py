@@ -105,10 +105,12 @@ class ModelOutput:
 
 
 def check_tokens(ids: Tensor, *axes: str) -> None:
-    """Refuse what is no tensor with these axes, and one that holds no tokens."""
+    """Refuse what is no tensor of integers with these axes, and one that holds no tokens; their values are not read."""
     shape = f"({', '.join(axes)})"
     if not isinstance(ids, Tensor):
         text = "torch.tensor([tokenizer.encode(text)])"
         raise TypeError(f"ids must be an int64 tensor of shape {shape}, not a {type(ids).__name__}; use {text}")
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"ids must be an int64 tensor of shape {shape}, not {ids.dtype}")
     if ids.dim() != len(axes) or 0 in ids.shape:
         raise ValueError(f"ids {tuple(ids.shape)} must have shape {shape}, none of them 0")

@@ -22,7 +22,7 @@ from transformer_xl.files import whole_file
 from transformer_xl.kernels.device import precision_of_segments
 from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.call import Execution
-from transformer_xl.model.softmax import check_ids
+from transformer_xl.model.softmax import ids_of
 from transformer_xl.reading.cache import Cache, CacheRows
 from transformer_xl.reading.dynamic import Dynamic, LearningState, precision_of_learning
 from transformer_xl.reading.reading import Reading
@@ -202,14 +202,11 @@ def _changed(reading: Reading, options: dict[str, Any]) -> Reading:
 
 def _checked(token_ids: np.ndarray | torch.Tensor, model: LanguageModel) -> np.ndarray:
     """Return ids (N,) of the model's vocabulary, N ≥ 2."""
-    ids = np.asarray(token_ids)
-    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
-        raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
+    ids = ids_of(token_ids, vocab_size=model.vocab_size)
     if len(ids) < 2:
         raise CorpusError(
             f"the text to score has {counted(len(ids), 'token')}; at least 2 are needed, because nothing predicts the first"
         )
-    check_ids(ids, vocab_size=model.vocab_size)
     return ids
 
 
