@@ -317,6 +317,8 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
     Path("empty.txt").write_text("")
     Path("three.tsv").write_text("a\tb\tc\n")
     Path("one.tsv").write_text("a\n")
+    Path("gaps.tsv").write_text("A _ ran\tdog\tcat\nA _ and a _ ran\tdog\tcat\n")
+    Path("head.tsv").write_text("Text\tchoice1\tchoice2\nA _ ran\tdog\tcat\n")
     Path("latin.txt").write_bytes(b"The cat\nsat \xe9")
     Path("strange.txt").write_text("The cat\nz\n")
     Path("gap.tsv").write_text("A\tdog\nA\n")
@@ -346,6 +348,8 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
         "one.tsv --pairs --choices": "--pairs and --choices: give one of them",
         "one.tsv --choices": "'one.tsv' line 1: it has 0 choices, not two or more",
         "gap.tsv --choices": "'gap.tsv' line 1: it has 1 choice, not two or more",
+        "gaps.tsv --choices": "'gaps.tsv' line 2: it has 2 gaps _; give one",
+        "head.tsv --choices": "'head.tsv' line 1 holds names of columns; leave it out",
         "empty.txt --choices": "'empty.txt' has no text; give another",
         "answer.jsonl --choices": "'answer.jsonl' line 1: label 'C' is none of its 2 choices; they are 0 to 1, or A to B",
         "one.tsv --unigram": "'model' is a model without a training text, whose tokens --unigram counts; give a run",

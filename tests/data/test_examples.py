@@ -6,7 +6,7 @@ import json
 import pytest
 
 from transformer_xl.config.run import TaskConfig
-from transformer_xl.data.examples import read_examples
+from transformer_xl.data.examples import read_choices, read_examples
 from transformer_xl.errors import CorpusError
 
 RACE = {
@@ -179,6 +179,20 @@ class TestMultilabel:
 
 
 class TestChoice:
+    @pytest.mark.parametrize(
+        ("text", "choices", "wholes"),
+        [
+            ("小明住在", "北京\tLondon", ("小明住在北京", "小明住在London")),
+            ("小明在_住", "北京\t上海", ("小明在北京住", "小明在上海住")),
+            ("my_file is _ .", "new\told", ("my_file is new .", "my_file is old .")),
+            ("open my__file", "now\tthen", ("open my__file now", "open my__file then")),
+            ("because____.", " it\t he", ("because it.", "because he.")),
+        ],
+    )
+    def test_what_a_gap_is(self, tmp_path, text, choices, wholes):
+        (tmp_path / "gaps.tsv").write_text(f"{text}\t{choices}\n", encoding="utf-8")
+        assert next(read_choices(tmp_path / "gaps.tsv")).choices == wholes
+
     def _check_race(self, found):
         assert [each.text for each in found] == [RACE["article"]] * 2
         assert found[0].choices == ("Tom is ill .", "Tom is well .", "Tom is old .", "Tom is tall .")

@@ -92,8 +92,7 @@ def explain(
     path = write_explanation(explanation, out)
     figures, unit = explanation.totals, opened.tokenizer.counts
     if json_:
-        if unit == "word":
-            figures |= dict.fromkeys(name for name in figures if "bpc" in name or name == "n_characters")
+        figures |= dict.fromkeys(name for name in figures if unit == "word" and ("bpc" in name or name == "n_characters"))
         view = reading.view(opened.model)
         figures |= {"attribution": _attribution(view, explanation.ids, token, other[0], reading.tgt_len)} if token else {}
         print(json.dumps({"run": str(run), "file": str(file), "page": str(path), "precision": chosen, **figures}))

@@ -8,6 +8,7 @@ Files are read line by line, however long they are; a line is held as a whole.
 """
 
 import csv
+import re
 import string
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from transformer_xl.data.labels import Example, Label, label_number, whole_docum
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, MAX_LINE_BYTES, FileRange, numbered_lines, read_blocks
 from transformer_xl.errors import CorpusError, counted, shown
 from transformer_xl.files import files_below
-from transformer_xl.tokenizers.spaceless import join_words
+from transformer_xl.tokenizers.spaceless import SPACELESS, join_words
 from transformer_xl.untrusted import is_unicode, not_utf8, parse_texts
 
 FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".ndjson", ".txt")
@@ -42,6 +43,8 @@ _RACE = ("high", "middle")
 _CONLL = (".conll", ".conllu", ".tsv")
 _TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
 
+_GAP = re.compile(rf"(?<![^\W{SPACELESS}])_+|_+(?![^\W{SPACELESS}])")  # nothing inside a word, as in my_file
+_HEADS = ("text", "sentence", "article", "question")  # of a line of names
 _EMPTY = object()  # in place of a JSON object
 
 Fields = Mapping[str, Any]
@@ -274,7 +277,11 @@ class _Reader:
             yield self._example(dict(zip(names, row, strict=True)), columns, place)
 
     def _scored_choices(self, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Example]:
-        return self._objects((f"{self._name} line {number}", {"text": row[0], "choices": row[1:]}) for number, row in rows)
+        for number, (text, *choices) in rows:
+            place = f"{self._name} line {number}"
+            if number == 1 and text.strip().lower() in _HEADS:
+                raise CorpusError(f"{place} holds names of columns; leave it out, or give JSON lines, which have names")
+            yield from self._objects([(place, {"text": text, "choices": choices})])
 
     def _refuse_row(self, place: str, n: int, n_name: int) -> None:
         if n == 0:
@@ -405,7 +412,7 @@ class _Reader:
             question = self._text(fields, columns.question, place)
             choices = [answered(question, choice) for choice in choices]
         if self._for_scores:
-            choices = [f"{example.text} {each}" if columns.question else answered(example.text, each) for each in choices]
+            choices = [join_words([example.text, each]) for each in choices] if columns.question else _filled(example, choices)
         answer = fields.get(columns.label[0]) if columns.label and self._reads_labels else None
         text = "" if answer is None else self._class_name(answer, place)
         return replace(example, choices=tuple(choices), label=_chosen(text, len(choices), place))
@@ -418,7 +425,15 @@ def answered(question: str, answer: str) -> str:
         >>> answered("Tom is _ .", "ill"), answered("Who is ill?", "Tom")
         ('Tom is ill .', 'Who is ill? Tom')
     """
-    return question.replace("_", answer) if "_" in question else f"{question} {answer}"
+    return question.replace("_", answer) if "_" in question else join_words([question, answer])
+
+
+def _filled(example: Example, choices: Sequence[str]) -> list[str]:
+    """Return a text with each choice in its gap, or else at its end."""
+    begin, *others = _GAP.split(example.text)
+    if len(others) > 1:
+        raise CorpusError(f"{example.place}: it has {len(others)} gaps _; give one, and leave out lines that are none")
+    return [begin + each + others[0] if others else join_words([begin, each]) for each in choices]
 
 
 def _chosen(text: str, n_choice: int, place: str) -> int | None:

@@ -31,13 +31,14 @@ from torch import Tensor
 
 from transformer_xl.batch import NOT_SCORED, Order
 from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.generation.inputs import integers, text_ids
 from transformer_xl.kernels.equation import Positions, relative_weights
 from transformer_xl.model.attention.block import AttentionKind
 from transformer_xl.model.attention.two_streams import Sight, TwoStreamAttention
 from transformer_xl.model.base import LanguageModel, SequenceModel, check_reads_on
 from transformer_xl.model.mask import Mask
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.softmax import ids_of
+from transformer_xl.model.softmax import check_ids
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.reading.stream import scoring
 
@@ -119,8 +120,8 @@ def ask(
     both_sides = isinstance(model, XLNet)
     if not both_sides:
         check_reads_on(model)
-    text, first = ids_of(ids, vocab_size=model.vocab_size).astype(np.int64), int(not both_sides)
-    ids_of(np.array([] if contrast is None else [contrast]), vocab_size=model.vocab_size)
+    text, first = text_ids(ids, "ids").numpy(force=True), int(not both_sides)
+    check_ids(np.append(text, integers([] if contrast is None else [contrast], "contrast")), vocab_size=model.vocab_size)
     if len(text) < 2 or not first <= position < len(text):
         raise ConfigError(f"position ({position}) must be from {first} to {len(text) - 1}, in a text of 2 tokens at least")
     if min(tgt_len, segments) < 1:

@@ -13,17 +13,16 @@ import numpy as np
 from torch import Tensor
 
 from transformer_xl.config.model import AttentionConfig, ModelConfig
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, counted
+from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.explain.attention import AttentionWatch, Details, DistanceBins
 from transformer_xl.explain.causes import Causes, find_causes
 from transformer_xl.explain.token_text import text_of
 from transformer_xl.kernels.device import Precision, autocast
 from transformer_xl.model.base import LanguageModel
-from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.segments import Cut, segments
-from transformer_xl.reading.stream import CarriedState, scoring
+from transformer_xl.reading.stream import CarriedState, scoring, stream_ids
 from transformer_xl.tokenizers.base import Tokenizer
 
 _SCORES_AT_ONCE = 1 << 24  # of tokens times vocabulary: 64 MB
@@ -154,11 +153,7 @@ def find_facts(
     on_tokens: Callable[[int], object] = lambda n: None,
 ) -> Facts:
     """Read a text and find the facts about its tokens. Each is read and reported twice if there is memory."""
-    if len(ids) < 2:
-        raise CorpusError(
-            f"the text has {counted(len(ids), 'token')}; at least 2 are needed, because nothing predicts the first"
-        )
-    check_ids(ids, vocab_size=model.vocab_size)
+    ids = stream_ids(ids, model, "text")
     reading, without = replace(reading, tgt_len=min(reading.tgt_len, len(ids) - 1), precision=precision), None
     if remembers(model, reading):
         in_lanes = replace(reading.without_memory(), batch_size=_rows(reading))

@@ -150,10 +150,10 @@ class Decoder:
         """Read on as `feed` does, and return scores that compute rare clusters only on demand."""
         if not isinstance(ids, Tensor):
             rows = ragged_ids(ids, self.batch_size)
-            self._check(torch.cat(rows))
+            check_ids(torch.cat(rows), vocab_size=self.model.vocab_size)
             return self._read_rows(rows)
         ids_BT = batch_ids(ids, self.batch_size)
-        self._check(ids_BT)
+        check_ids(ids_BT, vocab_size=self.model.vocab_size)
         if ids_BT.shape[1] == 1:
             self._step(ids_BT[:, 0], None)
         elif self._stream.together():
@@ -181,7 +181,7 @@ class Decoder:
             ValueError: ids of another shape, or no integers; nothing has been read then.
         """
         rows = ragged_ids(ids.cpu().numpy() if isinstance(ids, Tensor) else ids, self.batch_size)
-        self._check(torch.cat(rows))
+        check_ids(torch.cat(rows), vocab_size=self.model.vocab_size)
         return [torch.cat([torch.zeros(0), *self._nats(row, own)]) for row, own in enumerate(rows)]
 
     def _nats(self, row: int, ids: Tensor) -> Iterator[Tensor]:
@@ -213,7 +213,7 @@ class Decoder:
         """
         self._check_row(row)
         piece = integers(ids, "ids")
-        self._check(piece)
+        check_ids(piece, vocab_size=self.model.vocab_size)
         if scored and len(piece) > self.tgt_len:
             raise ValueError(f"a piece of {len(piece)} tokens is longer than tgt_len ({self.tgt_len}); divide it")
         if scored:
@@ -258,7 +258,7 @@ class Decoder:
             ValueError: ids of another shape, or no integers, or no such mask; nothing has been read then.
         """
         ids_B = one_id_per_row(ids, self.batch_size)
-        self._check(ids_B)
+        check_ids(ids_B, vocab_size=self.model.vocab_size)
         self._step(ids_B, None if active is None else row_mask(active, self.batch_size, "active"))
         return self.scores
 
@@ -410,9 +410,6 @@ class Decoder:
     def _check_row(self, row: int) -> None:
         if not 0 <= row < self.batch_size:
             raise ValueError(f"row ({row}) must be one of 0 … {self.batch_size - 1}")
-
-    def _check(self, ids: Tensor) -> None:
-        check_ids(ids, vocab_size=self.model.vocab_size)
 
     def save(self, path: str | Path, *, note: Mapping[str, str] | None = None) -> None:
         """Write what was read as one file, a session, from which `load` goes on as if nothing had happened.

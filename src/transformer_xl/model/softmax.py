@@ -52,15 +52,6 @@ def check_ids(ids: Tensor | np.ndarray, *, vocab_size: int) -> None:
             raise TokenizerError(f"token id {extreme} is outside the vocabulary ({vocab_size}); is this the model's tokenizer?")
 
 
-def ids_of(token_ids: Tensor | np.ndarray, *, vocab_size: int) -> np.ndarray:
-    """Return the ids (N,) of a text, which must be integers of the vocabulary."""
-    ids = np.asarray(token_ids)
-    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
-        raise ValueError(f"ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
-    check_ids(ids, vocab_size=vocab_size)
-    return ids
-
-
 def look_up(ids: Tensor, table: Tensor) -> Tensor:
     """Return the rows of a table, ids.shape + (E,), as `F.embedding` does; their gradients are added in a fixed order.
 

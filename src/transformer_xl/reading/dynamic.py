@@ -21,15 +21,14 @@ import torch
 from torch import Tensor
 
 from transformer_xl.batch import NOT_SCORED, Rows
-from transformer_xl.errors import ConfigError, CorpusError, TrainingError, counted
+from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.kernels.device import Precision, autocast, check_precision, choose_precision
 from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.call import Execution
 from transformer_xl.model.room import check_room
-from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.segments import Lanes
-from transformer_xl.reading.stream import CarriedState, check_alike, scoring
+from transformer_xl.reading.stream import CarriedState, check_alike, scoring, stream_ids
 
 DynamicRule = Literal["sgd", "rms"]
 """How the weights take a step."""
@@ -220,10 +219,7 @@ def mean_squares(
         'rms'
     """
     check_reads_on(model)
-    ids, reading = np.asarray(token_ids), replace(reading, **options)
-    if len(ids) < 2:
-        raise CorpusError(f"the training text has {counted(len(ids), 'token')}; at least 2 are needed for mean squares")
-    check_ids(ids, vocab_size=model.vocab_size)
+    ids, reading = stream_ids(token_ids, model, "training text"), replace(reading, **options)
     tgt_len, chosen = min(reading.tgt_len, len(ids) - 1), precision_of_learning(reading.precision, model.device)
     with scoring(model):
         view = reading.view(model).for_text(len(ids))

@@ -17,17 +17,16 @@ import numpy as np
 import torch
 
 from transformer_xl.batch import NOT_SCORED
-from transformer_xl.errors import ConfigError, CorpusError, counted
+from transformer_xl.errors import ConfigError
 from transformer_xl.files import whole_file
 from transformer_xl.kernels.device import precision_of_segments
 from transformer_xl.model.base import LanguageModel, check_reads_on
 from transformer_xl.model.call import Execution
-from transformer_xl.model.softmax import ids_of
 from transformer_xl.reading.cache import Cache, CacheRows
 from transformer_xl.reading.dynamic import Dynamic, LearningState, precision_of_learning
 from transformer_xl.reading.reading import Reading
 from transformer_xl.reading.segments import Cut, Lanes
-from transformer_xl.reading.stream import Stream, in_order, open_stream, scoring
+from transformer_xl.reading.stream import Stream, in_order, open_stream, scoring, stream_ids
 from transformer_xl.tokenizers.base import Tokenizer
 from transformer_xl.world import World
 
@@ -169,7 +168,8 @@ def evaluate(
         5
     """
     check_reads_on(model)
-    ids, reading, everyone = _checked(token_ids, model), _changed(reading, options), world or World()
+    ids = stream_ids(token_ids, model, "text to score")
+    reading, everyone = _changed(reading, options), world or World()
     n_predicted = len(ids) - 1
     temperatures = _temperatures(temperature, model, adapts=dynamic is not None or cache is not None)
     token_nats = torch.zeros(n_predicted, dtype=torch.float32) if per_token else None
@@ -198,16 +198,6 @@ def _changed(reading: Reading, options: dict[str, Any]) -> Reading:
         given = ", ".join(sorted(unknown)) or f"a value of type {type(reading).__name__}"
         raise TypeError(f"evaluate got {given}; how to read is a Reading or attributes of it: evaluate(model, ids, tgt_len=64)")
     return replace(reading, **options)
-
-
-def _checked(token_ids: np.ndarray | torch.Tensor, model: LanguageModel) -> np.ndarray:
-    """Return ids (N,) of the model's vocabulary, N ≥ 2."""
-    ids = ids_of(token_ids, vocab_size=model.vocab_size)
-    if len(ids) < 2:
-        raise CorpusError(
-            f"the text to score has {counted(len(ids), 'token')}; at least 2 are needed, because nothing predicts the first"
-        )
-    return ids
 
 
 def divided(model: LanguageModel, world: World) -> World:

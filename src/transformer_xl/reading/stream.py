@@ -16,11 +16,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from transformer_xl.batch import Rows
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, CorpusError, counted
 from transformer_xl.inference.buffer import KeyValueMemory, count_slots, slot_of
 from transformer_xl.inference.reader import Reader
 from transformer_xl.inference.softmax import FrozenSoftmax
@@ -30,11 +31,23 @@ from transformer_xl.model.base import LanguageModel, SequenceModel
 from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.room import check_room
+from transformer_xl.model.softmax import check_ids
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading.segments import Cut
 
 ALL = slice(None)
 """All rows."""
+
+
+def stream_ids(token_ids: np.ndarray | Tensor, model: LanguageModel, what: str) -> np.ndarray:
+    """Return ids (N,) of the model's vocabulary, N ≥ 2."""
+    ids = np.asarray(token_ids)
+    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
+        raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
+    if len(ids) < 2:
+        raise CorpusError(f"the {what} has {counted(len(ids), 'token')}; at least 2 are needed: nothing predicts the first")
+    check_ids(ids, vocab_size=model.vocab_size)
+    return ids
 
 
 @contextmanager

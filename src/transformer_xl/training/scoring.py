@@ -138,7 +138,6 @@ def as_entry(run: Run[Any], scores: TextScores) -> dict[str, float | int | None]
     """Return final scores as the log keeps them."""
     plain = scores.plain
     losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}
-    figures = plain.as_dict(run.objective.tokenizer.counts)
-    bpc = figures["bpc"] if run.config.predicts == "token" else None
-    sizes = {"characters": figures["n_characters"], "bytes": plain.n_bytes}
-    return {name: score.loss for name, score in losses.items() if score} | {"bpc": bpc} | sizes
+    figures = plain.as_dict(run.objective.tokenizer.counts if run.config.predicts == "token" else "word")
+    sizes = {"bpc": figures["bpc"], "characters": figures["n_characters"], "bytes": plain.n_bytes}
+    return {name: score.loss for name, score in losses.items() if score} | sizes
