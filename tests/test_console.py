@@ -145,12 +145,12 @@ def test_on_a_terminal_messages_are_broken_and_all_warnings_have_a_color(monkeyp
     assert capsys.readouterr().err == "warning: one two three four five\n"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     warn("one two three four five")
-    say("one two three four five 日本語日本 a")
+    say("one two three four five 日本語日本語日 a")
     shown = io.StringIO()
     Display(console=Console(file=shown, force_terminal=True, width=20)).warn("one two three four five")
     warning, said = (
         "\x1b[33mwarning: one two\x1b[0m\n\x1b[33mthree four five\x1b[0m\n",
-        "one two three four\nfive 日本語日本 a\n",
+        "one two three four\nfive 日本語日本語日\na\n",
     )
     assert capsys.readouterr().err == warning + said
     assert shown.getvalue() == warning
