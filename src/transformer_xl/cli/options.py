@@ -180,7 +180,7 @@ class ReadingChoice:
     """How a text is read, by the attributes of `Reading`. Options that are None are taken from the run.
 
     Args:
-        tgt_len: tokens per segment. Default: as in training.
+        tgt_len: tokens per segment; this alone changes no mem_len. Default: as in training.
         mem_len: positions of memory. Default: as in training.
         batch_size: lanes read side by side; 1 reads strictly from beginning to end. Default: the recipe's.
         same_length: give every query the same number of keys.
