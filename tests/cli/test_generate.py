@@ -19,15 +19,20 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.cli.conftest import Txl, pipe_of, train_once
+from tests.cli.conftest import Txl, pipe_of, save, train_once
+from tests.helpers import TINY
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli.lines import open_pipe
 from transformer_xl.cli.printers import StreamPrinter
+from transformer_xl.config.model import TransformerXLConfig
+from transformer_xl.config.run import TokenizerConfig
 from transformer_xl.console import Bar
 from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.seeds import text_seed
 from transformer_xl.generation.session_file import describe_session
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.tokenizers.kinds import train_tokenizer
 
 
 def figures(err: str) -> str:
@@ -594,6 +599,21 @@ def test_a_character_the_model_does_not_know(txl: Txl, char_run: Path, workbench
     assert f"'cats.txt', line 2: {not_there}" in txl("generate", str(char_run), "--prompts", "cats.txt").complaint
     assert "'cats.txt': character" in txl("generate", str(char_run), "--prompt-file", "cats.txt").complaint
     assert f"--bias '5x': {not_there}" in txl("generate", str(char_run), "--bias", "5x=1").complaint
+
+
+@pytest.mark.parametrize(("kind", "what"), [("word", "word"), ("unigram", "piece")])
+def test_what_a_vocabulary_lacks_of_prompts_is_counted(txl: Txl, workbench: Path, kind: str, what: str) -> None:
+    tokenizer = train_tokenizer(
+        TokenizerConfig.model_validate({"kind": kind, "vocab_size": 40}), ["the cat sat on the mat\n" * 9]
+    )
+    save(TransformerXL(TransformerXLConfig(**{**TINY, "vocab_size": tokenizer.vocab_size})), tokenizer, "model")
+    (workbench / "prompts.txt").write_text("the 鼠\nthe cat\n龘 sat 鼠\n")
+    name = {"word": "<unk>", "unigram": "⁇"}[kind]
+    for n, prompt in ((1, ("--prompt", "the 龘")), (3, ("--prompts", "prompts.txt")), (3, ("--prompt-file", "prompts.txt"))):
+        err = txl("generate", "model", *prompt, "--tokens", "1").err
+        told = f"warning: the vocabulary lacks {n} {what}{'s' * (n > 1)} of the text; the model reads {name} instead"
+        assert err.count("warning") == err.count(told) == 1, err
+    assert "lacks" not in txl("generate", "model", "--prompt", "the cat", "--tokens", "1").err
 
 
 def test_a_prompt_that_is_cut_inside_a_character_says_so(txl: Txl, char_run: Path, workbench: Path) -> None:

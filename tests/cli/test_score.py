@@ -218,7 +218,7 @@ def test_choices_are_ranked_as_whole_texts(txl: Txl, workbench: Path) -> None:
     Path("gaps.jsonl").write_text("".join(json.dumps(each) + "\n" for each in gaps[::2]))
     Path("race.jsonl").write_text(json.dumps(gaps[1]) + "\n")
     answer = txl("score", "model", "gaps.tsv", "--choices", "--batch-size", "2", *EXACT)
-    assert answer.err.startswith("no accuracy (7 choices, 0 answers, fp32, "), answer
+    assert "\nno accuracy (7 choices, 0 answers, fp32, " in answer.err, answer  # after the warning of "dog"
     rows = table(answer.out)
     assert [row["text"] for row in rows] == [text for each in texts for text in each]
     assert [float(row["nats"]) for row in rows] == pytest.approx([x for each in nats for x in each], rel=1e-5)
@@ -241,6 +241,20 @@ def test_choices_are_ranked_as_whole_texts(txl: Txl, workbench: Path) -> None:
     Path("found.jsonl").write_bytes(whole[: whole.index(b"\n") + 9])
     assert txl("score", "model", "gaps.jsonl", "--choices", "--out", "found.jsonl", "--resume", *EXACT).status == 0
     assert Path("found.jsonl").read_bytes() == whole
+
+
+def test_what_a_vocabulary_lacks_is_counted_once_for_all_texts(txl: Txl, workbench: Path) -> None:
+    save_model("word")
+    (workbench / "choices.tsv").write_text("The cat _ .\tzebra\tyak\nThe <unk> _\tran\tsat.\n")
+    answer = txl("score", "model", "choices.tsv", "--choices")
+    warnings = [line for line in answer.err.splitlines() if line.startswith("warning")]
+    assert warnings == ["warning: the vocabulary lacks 4 words of the text; the model reads <unk> instead"]  # twice "."
+    assert [row["rank"] for row in table(answer.out)][:2] == ["1", "1"]
+    (workbench / "lines.txt").write_text("The cat\nThe yak\n<unk> ran\n")
+    for options in ((), ("--memory", "reset"), ("--per", "token")):
+        assert txl("score", "model", "lines.txt", *options).err.count("lacks 1 word of the text") == 1, options
+    (workbench / "lines.txt").write_text("The cat\n<unk> ran\n")
+    assert "lacks" not in txl("score", "model", "lines.txt").err
 
 
 def test_nats_of_counts_stand_beside_lines(txl: Txl, workbench: Path) -> None:

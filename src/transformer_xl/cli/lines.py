@@ -1,5 +1,7 @@
 """Commands that answer many texts: where their lines come from, and where the answers go, line by line."""
 
+import contextlib
+import io
 import os
 import select
 import sys
@@ -14,13 +16,14 @@ from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Json
 from transformer_xl.cli.printers import show
-from transformer_xl.console import Bar, Unit, progress, say
+from transformer_xl.console import Bar, Unit, progress, say, warn
 from transformer_xl.errors import ConfigError, CorpusError, counted
 from transformer_xl.files import check_file, check_new
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
+    from transformer_xl.tokenizers.base import Tokenizer
 
 STDIN = Path("-")
 """The name of standard input."""
@@ -32,6 +35,13 @@ def check_alone(command: str) -> None:
     """Refuse several processes, as of torchrun."""
     if not is_alone():
         raise ConfigError(f"{command} works in one process; start it without torchrun, and divide the texts yourself")
+
+
+def warn_of_unknown(tokenizer: "Tokenizer", n: int) -> None:
+    """Say that a model reads so many words or pieces of its texts as one and the same."""
+    if n and tokenizer.unknown_id is not None:
+        what, name = counted(n, "word" if tokenizer.kind == "word" else "piece"), tokenizer.decode([tokenizer.unknown_id])
+        warn(f"the vocabulary lacks {what} of the text; the model reads {name.strip()} instead")
 
 
 @Parameter(name="*")
@@ -132,6 +142,24 @@ def open_pipe(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     return descriptor
+
+
+@contextlib.contextmanager
+def edited_lines() -> Iterator[None]:
+    """Let a person edit lines, those that are typed early, too, and go back to earlier ones, where that is built in."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed may be in another encoding
+        sys.stdin.reconfigure(errors="replace")
+    with contextlib.ExitStack() as at_end:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401
+            import termios
+
+            if sys.stdin.isatty():
+                before = termios.tcgetattr(sys.stdin)
+                at_end.callback(termios.tcsetattr, sys.stdin, termios.TCSADRAIN, before)
+                now = [*before[:3], before[3] & ~termios.ICANON, *before[4:]]  # or the terminal itself takes an early Ctrl-D
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, now)
+        yield
 
 
 class Arriving(Iterator[bytes]):

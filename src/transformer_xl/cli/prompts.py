@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_xl.cli.lines import STDIN, open_pipe
+from transformer_xl.cli.lines import STDIN, open_pipe, warn_of_unknown
 from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
 from transformer_xl.generation.seeds import check_seed
@@ -65,7 +65,9 @@ def _ids(data: bytes, tokenizer: "Tokenizer") -> "np.ndarray":
     """Return the ids of a prompt in UTF-8; a tokenizer of bytes reads any, and one warns of a part of a character."""
     if tokenizer.reads_bytes and (where := where_cut(data)):
         warn(f"the prompt {where} inside a character in UTF-8; the model reads the part of it that is there")
-    return tokenizer.encode_bytes(data)
+    ids = tokenizer.encode_bytes(data)
+    warn_of_unknown(tokenizer, tokenizer.n_unknown(data.decode("utf-8", "ignore"), ids))
+    return ids
 
 
 def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
@@ -86,7 +88,7 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
     if not lines:
         raise CorpusError(f"{_name(path)} holds no prompt; write one a line, or leave --prompts out")
     as_json = path.suffix in (".jsonl", ".ndjson", ".json") or re.match(r'\s*\{\s*"', lines[0][1]) is not None
-    prompts = []
+    prompts, n_unknown = [], 0
     for number, line in lines:
         place = f"{_name(path)}, line {number}"
         value = parse_texts(line.encode(), place) if as_json else {"prompt": line.removesuffix("\r")}
@@ -97,7 +99,9 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
                 raise TokenizerError("the prompt is empty; give at least one token, of text that the tokenizer keeps")
         except (TokenizerError, CorpusError) as error:
             raise CorpusError(f"{place}: {error}") from None
+        n_unknown += tokenizer.n_unknown(fields["prompt"], ids)
         prompts.append(Prompt(ids, {"prompt": fields["prompt"]}, seed=fields.get("seed"), shown=True))
+    warn_of_unknown(tokenizer, n_unknown)
     return prompts
 
 

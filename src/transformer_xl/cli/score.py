@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.lines import STDIN, LineOutput, arriving, check_alone
+from transformer_xl.cli.lines import STDIN, LineOutput, arriving, check_alone, warn_of_unknown
 from transformer_xl.cli.options import Flag, Natural, Opening, Positive, Precision
 from transformer_xl.console import Bar, progress, say, table
 from transformer_xl.errors import ConfigError, CorpusError, counted
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
+    from transformer_xl.data.labels import Example
     from transformer_xl.model.base import LanguageModel
     from transformer_xl.model.xlnet import XLNet
     from transformer_xl.reading.reading import Reading
@@ -117,6 +118,7 @@ def score(
     begin, tally = time.perf_counter(), _Tally(output, f"'{spans or file}' has no {'spans' if spans else 'text'}; give another")
     if compared:
         _score_compared(opened, scorer, compared, benchmark_files(named, data) if named else [file], tally)
+        warn_of_unknown(opened.tokenizer, tally.unknown)
         figures = tally.figures(compared)
         said = _accuracy(figures, f"{chosen}, {time.perf_counter() - begin:.1f} s")
         if choices and output.out is None:  # the rows are on standard output
@@ -125,6 +127,7 @@ def score(
             print(json.dumps({"run": str(run), "text": str(file), "precision": chosen, **figures}) if output.json_ else said)
         return
     _score_parts(opened, scorer, file, spans or per or "line", memory, tally, unigram=unigram)
+    warn_of_unknown(opened.tokenizer, tally.unknown)
     mean = f" ({tally.nats / tally.tokens:.4f} per token)" if tally.tokens else ""
     what = counted(tally.n, "span") if spans else counted(tally.line, "line")
     sums = f"{counted(tally.tokens, 'token')}: {tally.nats:,.1f} nats{mean}"
@@ -172,6 +175,7 @@ def _score_parts(
             lines = alone(blocks, path, *scorer, skip=skip, is_ready=piped and piped.is_ready, borders=borders)
         for line in lines:
             yield line
+            tally.unknown += tokenizer.n_unknown(line.line.text, line.line.ids)
             bar.advance(len(line.line.text.encode("utf-8", "surrogateescape")))
 
     def lines(n_line: int, bar: Bar) -> Iterator[str]:
@@ -201,11 +205,21 @@ def _score_compared(opened: "Opened", scorer: "Scorer", compared: str, files: Se
 
     ways: Any = {"lambada": (read_last_words, last_word_rows), "choices": (read_choices, choice_rows)}
     read, rows_of = ways.get(compared, (read_pairs, pair_rows))
-    output, piped = tally.output, None if compared in _NAMED else arriving(files[0], quiet=tally.output.quiet)
+    tokenizer, output, piped = (
+        scorer[1],
+        tally.output,
+        None if compared in _NAMED else arriving(files[0], quiet=tally.output.quiet),
+    )
+
+    def examples(file: Path) -> "Iterator[Example]":
+        for example in read(piped or file):
+            yield example  # whoever asks for the next one has encoded this one
+            for text in example.choices or (example.text, example.pair or ""):
+                tally.unknown += tokenizer.n_unknown(text, tokenizer.encode(text))
 
     def rows(bar: Bar) -> Rows:
         for file in files:
-            for row in rows_of(read(piped or file), *scorer):
+            for row in rows_of(examples(file), *scorer):
                 yield {"file": file.name.partition(".")[0] if file != STDIN else "-", **row}
                 bar.advance()
 
@@ -229,6 +243,7 @@ class _Tally:
     n: int = 0
     line: int = 0
     tokens: int = 0
+    unknown: int = 0
     nats: float = 0.0
     credits: dict[str, list[float]] = field(default_factory=dict)
 

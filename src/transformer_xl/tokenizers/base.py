@@ -99,6 +99,12 @@ class Tokenizer(ABC):
         """The id of text that has none of its own; None: there is no such id."""
         return None
 
+    def n_unknown(self, text: str, ids: np.ndarray) -> int:
+        """Return how many of the ids of a text stand for what the vocabulary lacks, where the text itself does not say so."""
+        if self.unknown_id is None:
+            return 0
+        return max(0, int(np.count_nonzero(ids == self.unknown_id)) - text.count(self.decode([self.unknown_id])))
+
     @cached_property
     def separator(self) -> str:
         """What separates lines in this vocabulary: a line end, a space, or nothing."""
