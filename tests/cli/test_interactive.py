@@ -1,5 +1,7 @@
 """`txl generate --interactive`: a conversation is one text, and no mistake ends it."""
 
+import builtins
+import contextlib
 import io
 import json
 import os
@@ -270,6 +272,39 @@ def test_a_second_ctrl_c_leaves_the_file_as_it_was(txl: Txl, monkeypatch: pytest
     assert answer.status == 130
     assert "stopped; a is unchanged" in answer.err
     assert Path("a").read_bytes() == before
+
+
+def test_an_import_that_swallows_ctrl_c_does_not_hide_it(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    really = builtins.__import__
+
+    def importing(name: str, *where: Any) -> Any:
+        if name == "transformer_xl.cli.interactive" and where[0]["__name__"] == "transformer_xl.cli.generate":
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        return really(name, *where)
+
+    monkeypatch.setattr(builtins, "__import__", importing)
+    answer = talk("the cat")
+    assert (answer.status, answer.out, answer.err.splitlines()[-1]) == (130, "", "interrupted")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX terminals")
+def test_ctrl_d_before_the_prompt_ends_it_and_the_terminal_is_as_before(workbench: Path) -> None:
+    import pty
+    import termios
+
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    how: Any = {"environment": os.environ | {"TERM": "dumb"}, "terminal": os.ttyname(theirs)}
+    with forked.start("tests.world_cases:program", "generate", "run", "--interactive", **how) as child:
+        shown = os.read(ours, 1000)
+        os.write(ours, b"\x04")
+        while b"goodbye" not in shown:
+            shown += os.read(ours, 1000)
+        assert child.wait() == 0
+    assert termios.tcgetattr(theirs) == before
+    os.close(theirs)
+    os.close(ours)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX terminals")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli.generate_options import Options
-from transformer_xl.cli.lines import check_alone
+from transformer_xl.cli.lines import check_alone, edited_lines
 from transformer_xl.cli.prompts import Prompt
 from transformer_xl.console import progress, say
 from transformer_xl.errors import counted
@@ -60,14 +60,17 @@ def generate(run: str, /, *, options: Options = Options()) -> None:
     if options.beam.beams is not None:
         sys.exit(130 if _search(run, options, options.beam.beams) else 0)
     file = remembered.existing_file()
-    if source.interactive:  # importing PyTorch takes a second or more, in which a person may begin to type
-        say(_GREETING, quiet=options.output.quiet)
-    task = _prepare(run, options, file)
-    if task.session is not None and source.interactive:
-        from transformer_xl.cli.interactive import Conversation
-
-        Conversation(task.session, task.job, remembered, quiet=options.output.quiet).run(task.prompts)
-    elif _write(options, task):
+    if source.interactive:
+        with edited_lines():
+            say(_GREETING, quiet=options.output.quiet)
+            with interrupts() as received:  # which an import may swallow
+                from transformer_xl.cli.interactive import Conversation  # with PyTorch: a second, in which a person may type
+            if received:
+                raise KeyboardInterrupt
+            task = _prepare(run, options, file)
+            assert task.session is not None
+            Conversation(task.session, task.job, remembered, quiet=options.output.quiet).run(task.prompts)
+    elif _write(options, _prepare(run, options, file)):
         sys.exit(130)
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import io
 import json
 import re
 import sys
@@ -49,7 +48,6 @@ class Conversation:
 
     def run(self, prompts: list[Prompt]) -> None:
         """Read the first prompt, if any, then lines until there are no more, and save the session."""
-        _edit_lines()
         if prompts:
             with interrupts() as received:
                 self._write(prompts[0], received, n_tokens=0)
@@ -191,12 +189,3 @@ def _strings(text: str) -> list[str]:
         return [text]
     strings = read if isinstance(read, list) else [read]
     return strings if all(isinstance(string, str) for string in strings) else [text]
-
-
-def _edit_lines() -> None:
-    """Let a person edit the line and go back to earlier ones, where that is built in."""
-    if sys.stdin.isatty():
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401
-    if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed may be in another encoding
-        sys.stdin.reconfigure(errors="replace")
