@@ -458,9 +458,8 @@ def _questions(value: dict[str, Any], place: str) -> Iterator[tuple[str, Fields]
         return
     options, answers = value.get("options"), value.get("answers") or [None] * len(questions)
     if not isinstance(options, list) or not isinstance(answers, list) or not len(options) == len(answers) == len(questions):
-        raise CorpusError(
-            f"{place}: it has {counted(len(questions), 'question')}, but not as many lists of options, and answers"
-        )
+        n = counted(len(questions), "question")
+        raise CorpusError(f"{place}: it has {n}, but not as many lists of options, and answers")
     name = str(value.get("id", ""))
     for i, (question, option, answer) in enumerate(zip(questions, options, answers, strict=True), 1):
         fields = {"article": value.get("article"), "question": question, "options": option, "answer": answer}
@@ -492,10 +491,9 @@ def _decoded(data: bytes, place: str) -> str:
 
 def _without_mark(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield blocks without the byte order mark that some programs write first."""
-    is_first = True
-    for block in blocks:
-        yield block.removeprefix(b"\xef\xbb\xbf") if is_first else block
-        is_first = False
+    blocks = iter(blocks)
+    yield next(blocks, b"").removeprefix(b"\xef\xbb\xbf")
+    yield from blocks
 
 
 def _whole(file: Path) -> bytes:

@@ -116,12 +116,9 @@ def _packed(ids: np.ndarray, vocab_size: int, place: Callable[[int], str]) -> by
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if outside.size:
         wrong = int(ids[outside[0]])
-        remedy = (
-            f"correct it, or train with tokenizer.vocab_size={wrong + 1}" if vocab_size <= wrong < MOST_IDS else "correct it"
-        )
-        raise CorpusError(
-            f"{place(int(outside[0]))} is {shown(wrong)}, and ids are from 0 to {vocab_size - 1:,} here; {remedy}"
-        )
+        more = f", or train with tokenizer.vocab_size={wrong + 1}" if vocab_size <= wrong < MOST_IDS else ""
+        where = place(int(outside[0]))
+        raise CorpusError(f"{where} is {shown(wrong)}, and ids are from 0 to {vocab_size - 1:,} here; correct it{more}")
     return ids.astype(PACKED).tobytes()
 
 

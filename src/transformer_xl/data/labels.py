@@ -125,9 +125,8 @@ def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...
     if task.kind == "classification" and len(names) > max(_MOST_CLASSES, len(examples) // 2):
         some = ", ".join(map(shown, names[:_MOST_SHOWN]))
         raise CorpusError(
-            f"{file}: {len(names):,} different labels in {counted(len(examples), 'text')} ({some}, …) "
-            f"are no classes; name the column "
-            "of the label by --label (task.label), or use --task regression for numbers"
+            f"{file}: {len(names):,} different labels in {counted(len(examples), 'text')} ({some}, …) are no classes; name the "
+            "column of the label by --label (task.label), or use --task regression for numbers"
         )
     if len(names) > MOST_LABELS:
         what = f"{len(names):,} different labels are too many for a model, which has at most {MOST_LABELS:,}"
@@ -215,12 +214,8 @@ def _index(name: str, index: dict[str, int], place: str) -> int:
     if name in index:
         return index[name]
     numbers = _number(name) is not None and not any(_number(known) is not None for known in index)
-    why = (
-        f"is a number, but the classes have names; {did_you_mean('', index)}"
-        if numbers
-        else f"is unknown; {did_you_mean(name, index)}"
-    )
-    raise CorpusError(f"{place}: label {shown(name)} {why}")
+    why, near = ("is a number, but the classes have names", "") if numbers else ("is unknown", name)
+    raise CorpusError(f"{place}: label {shown(name)} {why}; {did_you_mean(near, index)}")
 
 
 def label_number(label: object, place: str) -> float:

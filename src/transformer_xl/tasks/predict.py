@@ -388,7 +388,5 @@ class _Documents(_Texts):
 def _check_choices(examples: Iterable[Example]) -> None:
     for example in examples:
         if len(example.choices) < 2:
-            raise CorpusError(
-                f"{example.where}it has {counted(len(example.choices), 'choice')}, and the model chooses among 2 or more; "
-                f"give them"
-            )
+            n = counted(len(example.choices), "choice")
+            raise CorpusError(f"{example.where}it has {n}, and the model chooses among 2 or more; give them")
