@@ -20,3 +20,6 @@ def test_a_bar_is_shown(txl: Txl, command: str, monkeypatch: pytest.MonkeyPatch)
     answer = txl(*command.split())
     assert answer.status == 0
     assert "%" in answer.err and "\x1b[" in answer.err
+    if command.startswith("explain"):
+        parts = answer.err.split("attributing", maxsplit=1)
+        assert "100%" in parts[0] and "left" in parts[1], "each of both tasks is counted from 0 on"

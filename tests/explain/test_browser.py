@@ -96,6 +96,13 @@ def test_causes_are_listed_and_colored_alone_and_against_the_rival(browser, kind
             shown.locator(".heads button").first.click()  # what a head looked at is underlined instead
             assert shown.locator("#text .raised, #text .lowered").count() == 0 and shown.locator("#text .key").count()
             assert "rank correlation" in shown.inner_text("#inspector") or not (causes.nats[row, 2] > 0.005).any()
+        said = shown.evaluate("[0.004, -0.04, -0.06, 0.04, 0.06].map((nats) => verdict(nats).split(/[.:]/)[0])")
+        hardly = "Memory hardly changed it"
+        assert said == ["Memory made no difference", hardly, "Memory misled", hardly, "Memory helped"]
+        shown.evaluate("data.effects.fill(0.004 / about.nats_step)")
+        assert "no single token" not in shown.inner_text("#inspector").lower()
+        shown.select_option("#language", "zh")  # which draws it again
+        assert "没有哪个词元单独使它改变 0.005 奈特" in shown.inner_text("#inspector")
         assert not faults, faults
 
 

@@ -76,9 +76,8 @@ def explain(
     if len(other) != 1:
         raise ConfigError(f"--contrast {contrast!r} is {len(other)} tokens of this vocabulary; give the text of one")
     n, attributed = min(len(text.ids), most) - 1, affordable(opened.model, reading) if attributed is None else attributed
-    n_read = n * (2 if remembers(opened.model, reading) else 1) + min(attributed * reading.tgt_len, n)
     keep_freed_memory()
-    with progress("reading", n_read) as bar:
+    with progress("reading", n * (2 if remembers(opened.model, reading) else 1)) as bar:
         named = {"name": file.name, "run": run.resolve().name, "n_characters": text.n_characters}
         how = {
             "top": top,
@@ -87,6 +86,7 @@ def explain(
             "attributed": attributed,
             "token": token,
             "on_tokens": bar.advance,
+            "on_attributing": lambda n: bar.begin("attributing", n),
         }
         explanation = explain_text(opened.model, opened.tokenizer, text.ids, reading, **named, **how)
     path = write_explanation(explanation, out)

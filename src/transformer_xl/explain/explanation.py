@@ -119,6 +119,7 @@ def explain(
     n_characters: int | None = None,
     precision: Precision = "fp32",
     on_tokens: Callable[[int], object] = lambda n: None,
+    on_attributing: Callable[[int], object] = lambda n: None,
 ) -> Explanation:
     """Read at most `most` tokens of a text with memory and without, and find what memory gained each.
 
@@ -132,6 +133,7 @@ def explain(
     scores, T = facts.nats if facts.gain is None else facts.gain, min(reading.tgt_len, len(read) - 1)
     best = np.argsort(-np.add.reduceat(scores, np.arange(0, len(scores), T)), kind="stable")[:attributed]
     begins = {int(i) * T for i in best} | ({(token - 2) // T * T} if token else set())
+    on_attributing(min(len(begins) * T, len(scores)))
     facts = replace(facts, causes=find_causes(model, read, replace(reading, tgt_len=T), facts.top_ids, begins, on_tokens))
     n_left_out = len(ids) - len(read)
     known = None if n_left_out else n_characters

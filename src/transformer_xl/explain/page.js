@@ -352,6 +352,7 @@ const times = (x) => (x < 20 ? x.toFixed(1) : x < 1e6 ? count(Math.round(x)) : t
 function verdict(value) {
   if (Math.abs(value) < 0.005) return t`Memory made no difference.`;
   const size = signed(value), factor = times(Math.exp(Math.abs(value)));
+  if (factor === "1.0") return t`Memory hardly changed it: ${size} nats.`;
   return value > 0 ? t`Memory helped: ${size} nats, ${factor} times likelier with it.` : t`Memory misled: ${size} nats, ${factor} times less likely with it.`;
 }
 
@@ -374,9 +375,9 @@ function causes(i) {
   const listed = (list) => range(0, about.causes).map((k) => (row * 3 + list) * about.causes + k)
     .map((at) => ({ place: i - data.causes[at], nats: data.effects[at] * about.nats_step, far: inMemory(i - data.causes[at], i) }))
     .filter((cause) => Math.abs(cause.nats) >= 0.005);
-  const table = (list, from) => make("table", {}, make("tbody", {}, ...list.map((cause) =>
-    keyRow(i, cause, { textContent: signed(cause.nats), className: `number ${cause.nats > 0 ? "raised" : "lowered"}` }, from ?? (cause.far ? t`↑ memory` : t`segment`)))));
   const hint = (words) => make("p", { className: "hint", textContent: words });
+  const table = (list, from) => !list.length ? hint(t`No single token changes it by 0.005 nats.`) : make("table", {}, make("tbody", {}, ...list.map((cause) =>
+    keyRow(i, cause, { textContent: signed(cause.nats), className: `number ${cause.nats > 0 ? "raised" : "lowered"}` }, from ?? (cause.far ? t`↑ memory` : t`segment`)))));
   const chosen = listed(Math.max(state.cause, 0)), far = listed(2), rival = visible(labels[data.rivals[row]]);
   if (state.cause >= 0) mark(i, chosen);
   if (!about.keys) return [title, table(chosen), hint(t`Nats, estimated by gradients: an lstm has no attention from which a token could be left out.`)];
