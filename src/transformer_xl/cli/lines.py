@@ -150,11 +150,11 @@ def edited_lines() -> Iterator[None]:
     if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed may be in another encoding
         sys.stdin.reconfigure(errors="replace")
     with contextlib.ExitStack() as at_end:
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401
-            import termios
+        if sys.stdin.isatty():
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401
+                import termios
 
-            if sys.stdin.isatty():
                 before = termios.tcgetattr(sys.stdin)
                 at_end.callback(termios.tcsetattr, sys.stdin, termios.TCSADRAIN, before)
                 now = [*before[:3], before[3] & ~termios.ICANON, *before[4:]]  # or the terminal itself takes an early Ctrl-D
