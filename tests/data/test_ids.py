@@ -319,7 +319,7 @@ def test_padding_is_left_out_and_said(
     assert list(chain(*(of_split(kept, split) for split in SPLITS))) == rows
     assert capsys.readouterr().err == ""
     again = tokenizer_from_dict(kept.tokenizer.to_dict())
-    assert file_text(path, again).ids.tolist() == [*chain(*rows)] and prepare(data, again, cache=tmp_path / "cache")
+    assert file_text(path, again).ids.tolist() == [*chain(*rows)] and prepare(data, again, cache=tmp_path / "told")
     assert capsys.readouterr().err == ""  # because it was told
     assert IdTokenizer(10).to_dict() == {"kind": "ids", "format": 1, "vocab_size": 10}  # as before there was padding
     file_text(path, IdTokenizer(10))
@@ -329,7 +329,7 @@ def test_padding_is_left_out_and_said(
 
 @pytest.mark.parametrize("name", ["it.npy", "it.jsonl"])
 def test_padding_is_found_in_rows_that_are_sorted_by_length(tmp_path: Path, name: str) -> None:
-    rows = [[1 + i % 3] * 8 if i < 300 else [1, 2, *[9] * 6] for i in range(1300)]
+    rows = [[1 + i % 3] * 8 if i < 400 else [1, 2, *[9] * 6] for i in range(1300)]
     corpus = prepare(DataConfig(corpus=str(of_rows(name, rows, tmp_path))), TokenizerConfig(kind="ids"), cache=tmp_path)
     assert list(chain(*(of_split(corpus, split) for split in SPLITS))) == without(9, rows)
 

@@ -171,8 +171,9 @@ def _arrays(path: Path) -> Iterator[tuple[str, int, np.ndarray]]:
         if array.dtype.kind not in "iu":
             raise CorpusError(f"{what} holds {array.dtype}, not integers; save ids with a type such as np.int32")
         if array.ndim not in (1, 2) or not array.size:
-            shape = f"has the shape {array.shape}; save rows, of the shape (n,) for one document or (documents, n)"
-            raise CorpusError(f"{what} {shape}")
+            raise CorpusError(
+                f"{what} has the shape {array.shape}; save rows, of the shape (n,) for one document or (documents, n)"
+            )
         if isinstance(array, np.memmap) and array.offset + array.nbytes != path.stat().st_size:
             raise CorpusError(f"{what} goes on behind the ids that its header counts; copy or save it again")
         yield name, begin, np.atleast_2d(np.asarray(array))  # slices of a memmap itself take long

@@ -234,7 +234,6 @@ def _choice(example: Example) -> int:
     if example.label is None:
         return NOT_SCORED
     if not isinstance(example.label, int) or not 0 <= example.label < len(example.choices):
-        raise CorpusError(
-            f"{example.place}: label {shown(example.label)} is none of the {len(example.choices)} choices; they count from 0"
-        )
+        n = len(example.choices)
+        raise CorpusError(f"{example.place}: label {shown(example.label)} is none of the {n} choices; they count from 0")
     return example.label
