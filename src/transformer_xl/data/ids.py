@@ -115,9 +115,8 @@ def _packed(ids: np.ndarray, vocab_size: int, place: Callable[[int], str]) -> by
     """Return ids as bytes; refuse one outside the vocabulary, and say its `place`."""
     outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
     if outside.size:
-        wrong = int(ids[outside[0]])
+        where, wrong = place(int(outside[0])), int(ids[outside[0]])
         more = f", or train with tokenizer.vocab_size={wrong + 1}" if vocab_size <= wrong < MOST_IDS else ""
-        where = place(int(outside[0]))
         raise CorpusError(f"{where} is {shown(wrong)}, and ids are from 0 to {vocab_size - 1:,} here; correct it{more}")
     return ids.astype(PACKED).tobytes()
 
@@ -171,9 +170,8 @@ def _arrays(path: Path) -> Iterator[tuple[str, int, np.ndarray]]:
         if array.dtype.kind not in "iu":
             raise CorpusError(f"{what} holds {array.dtype}, not integers; save ids with a type such as np.int32")
         if array.ndim not in (1, 2) or not array.size:
-            raise CorpusError(
-                f"{what} has the shape {array.shape}; save rows, of the shape (n,) for one document or (documents, n)"
-            )
+            shape = f"has the shape {array.shape}; save rows, of the shape (n,) for one document or (documents, n)"
+            raise CorpusError(f"{what} {shape}")
         if isinstance(array, np.memmap) and array.offset + array.nbytes != path.stat().st_size:
             raise CorpusError(f"{what} goes on behind the ids that its header counts; copy or save it again")
         yield name, begin, np.atleast_2d(np.asarray(array))  # slices of a memmap itself take long
