@@ -1,13 +1,16 @@
 """`python -m transformer_xl`, the same as `txl`; what `torchrun -m` takes."""
 
 import os
-
-from transformer_xl.cli import main
-from transformer_xl.process import have_met
+import sys
 
 if __name__ == "__main__":
     try:
+        from transformer_xl.cli import main
+        from transformer_xl.process import have_met
+
         main()
+    except KeyboardInterrupt:  # while importing; later ones end in `main`
+        sys.exit(130)
     except SystemExit as end:
         if have_met() and not isinstance(end.code, str):  # threads of the connection may still run, and would abort the exit
             os._exit(end.code or 0)

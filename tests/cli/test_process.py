@@ -1,14 +1,17 @@
 """`txl` as a process of its own: signals, closed pipes, full disks, and what is imported when."""
 
+import builtins
 import errno
 import io
 import json
 import os
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +38,20 @@ def program_without_curve(*arguments: str) -> None:
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-W", "error", "-c", CODE, *arguments]
+
+
+def test_ctrl_c_while_the_program_itself_is_read_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    really = builtins.__import__
+
+    def importing(name: str, *where: Any, **options: Any) -> Any:
+        if name == "transformer_xl.cli":
+            raise KeyboardInterrupt
+        return really(name, *where, **options)
+
+    monkeypatch.setattr(builtins, "__import__", importing)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("transformer_xl", run_name="__main__")
+    assert end.value.code == 130
 
 
 @pytest.fixture
