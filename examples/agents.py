@@ -12,6 +12,7 @@ An episode that a time limit cuts has not ended: what would have followed is wor
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -38,8 +39,10 @@ class CartPole:
     scale = np.array([2.4, 0.21])  # an episode ends beyond these
 
     def __init__(self, seed: int) -> None:
-        import gymnasium  # pyright: ignore[reportMissingImports]  # of the extra `agents`
-
+        try:
+            import gymnasium  # pyright: ignore[reportMissingImports]  # of the extra `agents`
+        except ModuleNotFoundError:
+            sys.exit("CartPole needs gymnasium: pip install -e '.[agents]'")
         mode = gymnasium.vector.AutoresetMode.SAME_STEP
         self.envs = gymnasium.make_vec("CartPole-v1", N_ENV, "sync", vector_kwargs={"autoreset_mode": mode})
         self.first = self.envs.reset(seed=seed)[0][:, ::2] / self.scale
@@ -183,6 +186,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300_000, help="of all environments together (default: %(default)s)")
     parser.add_argument("--seeds", type=int, default=1)
     asked = parser.parse_args()
+    if asked.seeds < 1:
+        parser.error("--seeds must be at least 1")
     make_task = {"cartpole": CartPole, "recall": Recall}[asked.task]
     print("mean return in each tenth of training; -: no episode was over")
     for memory in asked.memory:

@@ -50,7 +50,8 @@ def learn(mem_len: int, n_step: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=600)
-    steps = parser.parse_args().steps
+    if (steps := parser.parse_args().steps) < 1:
+        parser.error("--steps must be at least 1")
     found, without = learn(8, steps), learn(0, steps)
     print(f"mean squared error with memory {found:.4f}, without {without:.4f}; that of saying 0 is {1 / 3:.4f}")
 

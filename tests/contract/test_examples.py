@@ -21,6 +21,24 @@ def test_an_example_without_its_packages_ends_in_one_line(missing: str, monkeypa
         runpy.run_path(str(ROOT / "examples" / "huggingface.py"))
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("agents.py", "CartPole needs gymnasium: pip install -e '.[agents]'"),
+        ("agents.py --seeds 0", "--seeds must be at least 1"),
+        ("delay.py --steps 0", "--steps must be at least 1"),
+    ],
+)
+def test_an_example_that_cannot_begin_says_so_on_one_line(
+    command: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    monkeypatch.setattr(sys, "argv", command.split())
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(ROOT / "examples" / sys.argv[0]), run_name="__main__")
+    assert told in f"{end.value} {capsys.readouterr().err}"
+
+
 def test_the_example_of_agents_runs_with_each_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
