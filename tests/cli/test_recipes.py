@@ -38,3 +38,8 @@ def test_settings_that_are_listed_make_the_same_run(txl: Txl, arguments: tuple[s
     assert all(len(line) > place for line in lines)  # every one is described
     facts = [json.loads(line) for line in txl("settings", *arguments, "--json").out.splitlines()]
     assert [fact["setting"] for fact in facts] == [name for name, _ in found]
+
+
+@pytest.mark.parametrize("name", ["optim", "lr", "optim.lr"])
+def test_a_setting_or_a_section_is_no_recipe(txl: Txl, name: str) -> None:
+    assert txl("settings", name).complaint == f"unknown recipe '{name}'; it looks like a setting: txl settings | grep '{name}'"

@@ -86,7 +86,7 @@ def _read_settings(name: str, what: Literal["recipe", "task"], *, listed_by: str
     else:
         usual = _TASKS_BY_SUBJECT.get(name.lower()) if what == "task" else None
         near = f"did you mean '{usual}'?" if usual else did_you_mean(name, known, listed_by=listed_by)
-        if "." in name and name.partition(".")[0] in RunConfig.model_fields:
+        if name.partition(".")[0] in RunConfig.model_fields or name in {each.rpartition(".")[2] for each in setting_names()}:
             near = f"it looks like a setting: txl settings | grep {shown(name)}"
         elif (Path(name) / "config.json").is_file():
             near = f"it is a run or a model: txl info {shown(name)}"
