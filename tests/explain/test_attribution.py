@@ -12,7 +12,7 @@ from tests.helpers import default_dtype, tiny_model, tiny_xlnet
 from tests.reference import loops, xlnet_loops
 from transformer_xl.batch import Rows
 from transformer_xl.errors import ConfigError, TokenizerError
-from transformer_xl.explain.attribution import Method, ask, attribute
+from transformer_xl.explain.attribution import Attribution, Method, ask, attribute
 from transformer_xl.model.call import Execution
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.stream import scoring
@@ -216,3 +216,9 @@ def test_what_cannot_be_attributed_is_refused_in_a_line(kind, arguments, error, 
     with pytest.raises(error, match=message) as caught:
         attribute(any_model(kind), **{"ids": text(), "position": 9, "method": method, **arguments})
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_found_is_printed_in_one_line() -> None:
+    found = Attribution(np.arange(500), np.where(np.arange(500) == 7, -1.5, 0.01), -2.0, -3.0)
+    line = "Attribution(-1.500 by 7, +0.010 by 0, +0.010 by 1, of 500 tokens, log_p=-2.0000, without=-3.0000)"
+    assert repr(found) == line

@@ -55,6 +55,10 @@ class Attribution(NamedTuple):
     log_p: float  # log-probability of the token, less that of the contrast
     without: float  # the same if no token sees another (an XLNet's target still sees each of them)
 
+    def __repr__(self) -> str:
+        first = "".join(f"{self.nats[i]:+.3f} by {self.places[i]}, " for i in np.argsort(-np.abs(self.nats), kind="stable")[:3])
+        return f"Attribution({first}of {len(self.nats)} tokens, log_p={self.log_p:.4f}, without={self.without:.4f})"
+
 
 def attribute(
     model: SequenceModel,
@@ -74,10 +78,10 @@ def attribute(
     Args:
         model: its mode (training or not) is restored afterwards; for another memory see `with_context`.
         ids: integers (N,), the text from its beginning on.
-        position: which token of it is predicted.
+        position: which token of it is predicted, counted from 0 (the page of `txl explain` counts from 1).
         contrast: a token, to say why the model preferred the one at `position` to it; None: why that is likely.
         method: `leave-out` (exact), or the estimates `gradient` and `integrated`, see this module.
-        tgt_len: tokens of a segment.
+        tgt_len: tokens of a segment; give those of the run, `eval.tgt_len` or else `train.tgt_len`, as `txl explain` does.
         segments: in how many of the last ones a token is left out. Memory from before them stays as it was computed.
 
     Returns:
