@@ -5,6 +5,7 @@ import io
 import json
 import lzma
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,9 @@ def test_a_file_that_is_gone_on_with_is_the_same_to_the_last_byte(txl: Txl, work
     for per in ("line", "word"):
         out = Path(f"{per}.tsv")
         command = ("score", "model", "some.txt", "--memory", memory, "--per", per, "--batch-size", "3", "--out", str(out))
-        assert f" written to '{out}'\n" in txl(*command).err
-        whole = out.read_bytes()
+        said, whole = txl(*command).err, out.read_bytes()
+        n_row = len(whole.splitlines()) - 1  # without the names of columns
+        assert re.search(rf"^{n_row} lines in .* written to '{out}'$", said, re.MULTILINE), said
         two_rows = len(b"".join(whole.splitlines(keepends=True)[:3]))  # one less than are read at first, and the names
         for n in (0, 1, two_rows, len(whole) // 2, len(whole)):
             out.write_bytes(whole[:n])
@@ -348,6 +350,7 @@ def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
         "strange.txt --memory reset": "'strange.txt', from byte 8 on: character z (U+007A) is not in the tokenizer's",
         "empty.txt --pairs": "'empty.txt' has no text; give another",
         "three.tsv --pairs": f"{which.format('three.tsv')} 'a', 'b', 'c'; give two sentences a line, the better first",
+        "one.tsv --pairs": "'one.tsv': which sentence is the better one? it has one column; give two sentences a line",
         "qqp.jsonl --pairs": f"{which.format('qqp.jsonl')} 'sentence1', 'sentence2'",
         "ids.npy": "'ids.npy' is an array of ids, not lines of text; txl eval --file scores it",
         ". --pairs": "'.' is a directory, pipe or device; give a file",

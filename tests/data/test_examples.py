@@ -222,7 +222,8 @@ class TestChoice:
         ("change", "message"),
         [
             ({"options": ["a"]}, "line 2: it has 1 choice; those before have 2"),
-            ({"options": ["a", ""]}, "line 2: 'options' is not a list of texts"),
+            ({"options": ["a", ""]}, "line 2: choice 2 is empty; give it some text"),
+            ({"options": ["a", 1]}, "line 2: 'options' is not a list of texts"),
             ({"answer": "C"}, "line 2: label 'C' is none of its 2 choices; they are 0 to 1, or A to B"),
             ({"answer": None}, "line 2: it has no label"),
             ({"question": None}, "line 2: it has no 'question'"),

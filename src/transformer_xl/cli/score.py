@@ -252,11 +252,10 @@ class _Tally:
         as_objects = self.output.as_objects
         n_kept = n_line if as_objects else n_line - 1
         for row in rows:
-            if not (as_objects or n_line or self.n):
-                yield "\t".join(row) + "\n"
+            names = "" if as_objects or n_line or self.n else "\t".join(row) + "\n"
             self._add(row)
             if self.n > n_kept:
-                yield (json.dumps(row) if as_objects else "\t".join(map(_cell, row.values()))) + "\n"
+                yield names + (json.dumps(row) if as_objects else "\t".join(map(_cell, row.values()))) + "\n"
         if not self.n:
             raise CorpusError(self.if_empty)
 

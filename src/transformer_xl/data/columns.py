@@ -152,8 +152,9 @@ class ColumnFinder:
 
     def _complete(self, columns: Columns, names: Sequence[str]) -> Columns:
         if self._better_first and columns.pair is None:
+            has = f"its columns are {_some(names)}" if len(names) > 1 else "it has one column"
             raise CorpusError(
-                f"{self._file}: which sentence is the better one? its columns are {_some(names)}; give two sentences a line, "
+                f"{self._file}: which sentence is the better one? {has}; give two sentences a line, "
                 f"the better first, or name them {' and '.join(_BETTER_FIRST[0])}"
             )
         if not columns.text:

@@ -402,8 +402,10 @@ class _Reader:
     def _with_choices(self, example: Example, fields: Fields, columns: Columns) -> Example:
         assert columns.choices is not None
         place, choices = example.place, fields.get(columns.choices)
-        if not isinstance(choices, list) or not all(isinstance(each, str) and each.strip() for each in choices):
+        if not isinstance(choices, list) or not all(isinstance(each, str) for each in choices):
             raise CorpusError(f"{place}: {shown(columns.choices)} is not a list of texts to choose from")
+        if empty := [number for number, each in enumerate(choices, start=1) if not each.strip()]:
+            raise CorpusError(f"{place}: choice {empty[0]} is empty; give it some text")
         self._n_choice = (0 if self._for_scores else self._n_choice) or len(choices)
         if len(choices) != self._n_choice or len(choices) < 2:
             least = f"; those before have {self._n_choice}" if len(choices) != self._n_choice else ", not two or more"
