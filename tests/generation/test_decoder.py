@@ -206,13 +206,29 @@ NO_ROW: list[Any] = [[1.0, 2.0], torch.tensor([1.0, 2.0]), "ab", [[1], [2]], [1,
     ("call", "values", "error", "match"),
     [
         (Decoder.read, IN_LISTS, TokenizerError, r"^token id \S+ is outside the vocabulary \(13\)"),
+        (
+            Decoder.feed,
+            [[each, [1]] for each in OUTSIDE_ROW],
+            TokenizerError,
+            r"^token id \S+ is outside the vocabulary \(13\)",
+        ),
+        (lambda decoder, ids: decoder.advance(0, ids), OUTSIDE_ROW, TokenizerError, r"^token id \S+ is outside the vocabulary"),
         (Decoder.step, OUTSIDE_ROW, TokenizerError, r"^token id \S+ is outside the vocabulary \(13\)"),
         (Decoder.read, NO_IDS, ValueError, r"^ids( of row \d)?, .*, must (be|have shape) "),
         (Decoder.step, NO_ROW, ValueError, r"^ids, .*, must be (integers|2, one for each row)"),
         (Decoder.reset, NO_MASK, ValueError, r"^rows, .*, must be bool of shape \(2,\)"),
         (lambda decoder, mask: decoder.step([1, 2], active=mask), NO_MASK, ValueError, r"^active, .*, must be bool of shape"),
     ],
-    ids=["ids", "ids of a step", "no ids", "no ids of a step", "no rows", "no active rows"],
+    ids=[
+        "ids",
+        "ids to score",
+        "ids to advance by",
+        "ids of a step",
+        "no ids",
+        "no ids of a step",
+        "no rows",
+        "no active rows",
+    ],
 )
 def test_what_cannot_be_read_is_refused_and_nothing_done(
     call: Callable[[Decoder, Any], Any], values: list[Any], error: type[Exception], match: str
