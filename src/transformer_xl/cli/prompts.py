@@ -88,7 +88,7 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
     if not lines:
         raise CorpusError(f"{_name(path)} holds no prompt; write one a line, or leave --prompts out")
     as_json = path.suffix in (".jsonl", ".ndjson", ".json") or re.match(r'\s*\{\s*"', lines[0][1]) is not None
-    prompts, n_unknown = [], 0
+    prompts = []
     for number, line in lines:
         place = f"{_name(path)}, line {number}"
         value = parse_texts(line.encode(), place) if as_json else {"prompt": line.removesuffix("\r")}
@@ -99,9 +99,8 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
                 raise TokenizerError("the prompt is empty; give at least one token, of text that the tokenizer keeps")
         except (TokenizerError, CorpusError) as error:
             raise CorpusError(f"{place}: {error}") from None
-        n_unknown += tokenizer.n_unknown(fields["prompt"], ids)
         prompts.append(Prompt(ids, {"prompt": fields["prompt"]}, seed=fields.get("seed"), shown=True))
-    warn_of_unknown(tokenizer, n_unknown)
+    warn_of_unknown(tokenizer, sum(tokenizer.n_unknown(prompt.origin["prompt"], prompt.ids) for prompt in prompts))
     return prompts
 
 

@@ -17,7 +17,6 @@ from transformer_xl.errors import ConfigError, CorpusError, counted
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.open_run import Opened
-    from transformer_xl.data.labels import Example
     from transformer_xl.model.base import LanguageModel
     from transformer_xl.model.xlnet import XLNet
     from transformer_xl.reading.reading import Reading
@@ -205,17 +204,13 @@ def _score_compared(opened: "Opened", scorer: "Scorer", compared: str, files: Se
 
     ways: Any = {"lambada": (read_last_words, last_word_rows), "choices": (read_choices, choice_rows)}
     read, rows_of = ways.get(compared, (read_pairs, pair_rows))
-    tokenizer, output, piped = (
-        scorer[1],
-        tally.output,
-        None if compared in _NAMED else arriving(files[0], quiet=tally.output.quiet),
-    )
+    output, piped = tally.output, None if compared in _NAMED else arriving(files[0], quiet=tally.output.quiet)
 
-    def examples(file: Path) -> "Iterator[Example]":
+    def examples(file: Path) -> Iterator[Any]:
         for example in read(piped or file):
             yield example  # whoever asks for the next one has encoded this one
             for text in example.choices or (example.text, example.pair or ""):
-                tally.unknown += tokenizer.n_unknown(text, tokenizer.encode(text))
+                tally.unknown += opened.tokenizer.n_unknown(text, opened.tokenizer.encode(text))
 
     def rows(bar: Bar) -> Rows:
         for file in files:
