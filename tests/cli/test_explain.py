@@ -61,13 +61,13 @@ def test_options_say_how_it_is_read(txl, workbench):
 
 @pytest.mark.usefixtures("nothing_drawn")
 def test_a_token_is_attributed_in_full(txl, workbench):
-    asked = ("--tgt-len", "8", "--token", "21", "--contrast", "e", "--attributed", "1", "--precision", "fp32", "--out", "out")
+    asked = ("--tgt-len", "8", "--token", "21", "--contrast", "o", "--attributed", "1", "--precision", "fp32", "--out", "out")
     (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:250])
     answer = txl("explain", "run", "short.txt", *asked, "--json")
     assert answer.status == 0, answer.err
     found = json.loads(answer.out)["attribution"]
     model, tokenizer = load(workbench / "run")
-    ids, (contrast,) = tokenizer.encode((workbench / "short.txt").read_text(encoding="utf-8")), tokenizer.encode("e")
+    ids, (contrast,) = tokenizer.encode((workbench / "short.txt").read_text(encoding="utf-8")), tokenizer.encode("o")
     for method in ("leave-out", "gradient"):
         expected = attribute(model, ids, 20, contrast=int(contrast), method=method, tgt_len=8)
         assert found["tokens"] == (expected.places + 1).tolist()
@@ -75,7 +75,7 @@ def test_a_token_is_attributed_in_full(txl, workbench):
     assert (found["token"], found["contrast"], found["log_p"]) == (21, int(contrast), pytest.approx(expected.log_p, abs=1e-6))
     _, arrays = stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))
     assert 20 in arrays["explained"] and len(arrays["explained"]) <= 16  # of two segments
-    assert txl("explain", "run", "short.txt", *asked).out.splitlines()[-1] == "open out/index.html#t21"
+    assert txl("explain", "run", "short.txt", *asked[:4], "--out", "out").out.splitlines()[-1] == "open out/index.html#t21"
 
 
 def test_what_cannot_be_explained_is_one_line(txl, workbench):
@@ -84,6 +84,9 @@ def test_what_cannot_be_explained_is_one_line(txl, workbench):
     for name, content in {"one.txt": "t", "mine/index.html": "my page"}.items():
         (workbench / name).parent.mkdir(exist_ok=True)
         (workbench / name).write_text(content)
+    tokenizer = load(workbench / "run")[1]
+    symbols = [tokenizer.decode([token]) for token in tokenizer.encode((workbench / "text.txt").read_text()).tolist()]
+    number = next(i for i, symbol in enumerate(symbols, 1) if i > 1 and symbol.isalpha())
     for arguments, complaint in {
         "run one.txt --out out": "'one.txt' has 1 token; at least 2 are needed",
         "run it --out out": "'it': No such file",
@@ -92,11 +95,25 @@ def test_what_cannot_be_explained_is_one_line(txl, workbench):
         "run text.txt --out text.txt": "'text.txt': Not a directory; name a directory",
         "run text.txt --token 1": "token (1) must be from 2 to",
         "run text.txt --token 99999": "token (99999) must be from 2 to",
-        "run text.txt --contrast ab": "--contrast 'ab' is 2 tokens of this vocabulary; give the text of one",
+        "run text.txt --token 2 --contrast ab --json": "--contrast 'ab' is 2 tokens of this vocabulary; give the text of one",
+        "run text.txt --contrast a --json": "--contrast needs --token and --json",
+        "run text.txt --token 2 --contrast a": "--contrast needs --token and --json",
+        f"run text.txt --token {number} --contrast {symbols[number - 1]} --json": f"is token {number} itself; name another",
         "run text.txt --top 101": 'Invalid value "101" for --top. Must be <= 100',
     }.items():
         assert complaint in txl("explain", *arguments.split()).complaint
     assert not (workbench / "out").exists() and (workbench / "mine" / "index.html").read_text() == "my page"
+
+
+@pytest.mark.usefixtures("nothing_drawn")
+def test_a_contrast_outside_the_vocabulary_is_refused_by_name(txl, workbench):
+    words = ("--set", "tokenizer.kind=word", "--set", "tokenizer.vocab_size=10", "--set", "train.max_steps=2")
+    assert txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "words", "--quiet", *words).status == 0
+    (workbench / "short.txt").write_text("the cat\n")
+    asked = ("explain", "words", "short.txt", "--token", "2", "--json", "--contrast")
+    assert txl(*asked, "zebra").complaint == "--contrast 'zebra' is not in the vocabulary"
+    answer = txl(*asked, "<unk>")  # which may be asked for
+    assert answer.status == 0 or "itself" in answer.err, answer.err
 
 
 @pytest.mark.usefixtures("nothing_drawn")

@@ -1,5 +1,8 @@
 """What raised a prediction, against loops that leave keys out one by one, finite differences, and sums that must come out."""
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,13 +15,15 @@ from tests.helpers import default_dtype, tiny_model, tiny_xlnet
 from tests.reference import loops, xlnet_loops
 from transformer_xl.batch import Rows
 from transformer_xl.errors import ConfigError, TokenizerError
-from transformer_xl.explain.attribution import Attribution, Method, ask, attribute
+from transformer_xl.explain.attribution import Attribution, Method, ask, attribute, gated
 from transformer_xl.model.call import Execution
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.stream import scoring
 
 KINDS = [*(kind for kind in ATTENTION if kind != "zero first memory"), "shift, n-grams"]
 TGT_LEN = 4
+TEXT: Any = {"mems": None, "n_pad": None, "segments": None, "execution": Execution(), "keep_graph": False}
+SAME: Any = object()
 
 
 def any_model(kind: str, **changes: Any) -> Any:
@@ -114,8 +119,8 @@ def test_an_xlnets_target_without_each_token_equals_loops(segments):
 @pytest.mark.parametrize("kind", [*KINDS, "zero first memory", "vanilla", "lstm", "xlnet", "xlnet, backward_half"])
 def test_gradients_are_finite_differences_of_gates(kind):
     model, ids = any_model(kind), text()
-    read, prediction = ask(model, ids, 14, contrast=5, tgt_len=TGT_LEN, segments=2)
     with scoring(model):
+        read, prediction = ask(model, ids, 14, contrast=(int(ids[14]) + 1) % 13, tgt_len=TGT_LEN, segments=2)
         step = 1e-6 * torch.eye(len(read.places), dtype=torch.float64)
         for gate in (1.0, 0.3):
             up, down = (read.log_p(gate + sign * step, prediction)[:, 0] for sign in (1, -1))
@@ -176,13 +181,59 @@ def test_only_what_a_model_can_see_is_listed():
     assert found.places.tolist() == [12, 13]
 
 
-def test_a_sharp_head_has_finite_nats_without_what_it_looks_at():
+@pytest.mark.parametrize("sharpness", [12, 60])
+def test_a_sharp_head_looks_at_the_rest_without_what_it_looks_at(sharpness):
     model, ids = tiny_model(), text()
     with torch.no_grad():
         for block in model.attention_blocks():
-            block.qkv_net.weight.mul_(60)  # so that a query's own key gets no weight in fp32
+            block.qkv_net.weight[: -block.n_head * block.d_head].mul_(sharpness)  # others get no weight in fp32
     found = attribute(model, ids, 15, tgt_len=TGT_LEN)
     assert np.isfinite([*found.nats, found.without]).all()
+    expected = attribute(copy.deepcopy(model).double(), ids, 15, tgt_len=TGT_LEN)
+    np.testing.assert_allclose(found.nats, expected.nats, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["paper", "lstm", "xlnet"])
+def test_rounded_weights_and_autocast_are_attributed_in_fp32(kind):
+    model, ids = any_model(kind).bfloat16(), text()
+    for method in ("leave-out", "gradient", "integrated")[kind == "lstm" :]:
+        found, expected = (attribute(of, ids, 9, method=method, tgt_len=4) for of in (model, copy.deepcopy(model).float()))
+        np.testing.assert_array_equal(found.nats, expected.nats)
+        with torch.autocast("cpu", torch.bfloat16):
+            np.testing.assert_array_equal(attribute(model, ids, 9, method=method, tgt_len=4).nats, expected.nats)
+    assert model.dtype == torch.bfloat16
+
+
+def test_a_model_in_training_stays_so_where_its_memory_is_longer_than_the_text():
+    model = any_model("paper").train().with_context(mem_len=50)
+    attribute(model, text(), 9, tgt_len=TGT_LEN)
+    assert all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("kind", ["paper", "lstm", "xlnet"])
+def test_gates_are_obeyed_in_their_own_thread_alone(kind):
+    model, ids = any_model(kind), torch.from_numpy(text(4)[None])
+    with torch.no_grad(), ThreadPoolExecutor(1) as other:
+        plain = model.read(ids)[0] if kind != "xlnet" else model.read_text(ids, **TEXT)[0]
+        with gated(model, torch.full((1, 4), 0.1).double(), ends=4):
+            read = model.read if kind != "xlnet" else partial(model.read_text, **TEXT)
+            assert torch.equal(other.submit(torch.no_grad()(read), ids).result()[0], plain)
+            assert not torch.allclose(read(ids)[0], plain)
+
+
+@pytest.mark.parametrize("method", ["leave-out", "gradient"])
+def test_no_more_is_read_at_once_than_heads_and_keys_allow(method, monkeypatch):
+    model, ids, rows = any_model("paper"), text(40), []
+    read = type(model).read
+    monkeypatch.setattr(type(model), "read", lambda self, ids, **how: rows.append(len(ids)) or read(self, ids, **how))
+    expected = attribute(model, ids, 35, method=method, tgt_len=TGT_LEN)
+    n_key, n_head = len(expected.places) + 1, model.config.n_layer * model.config.n_head
+    assert max(rows) == (n_key if method == "leave-out" else 1)
+    rows.clear()
+    monkeypatch.setattr("transformer_xl.explain.attribution._WEIGHTS", 3 * 3 * n_key * n_head)  # of three rows of three tokens
+    found = attribute(model, ids, 35, method=method, tgt_len=TGT_LEN)
+    np.testing.assert_allclose(found.nats, expected.nats, atol=1e-12)
+    assert max(rows) == (3 if method == "leave-out" else 1)
 
 
 def test_a_short_text_and_a_first_token():
@@ -196,9 +247,14 @@ def test_a_short_text_and_a_first_token():
 @pytest.mark.parametrize(
     ("kind", "arguments", "error", "message"),
     [
-        ("paper", {"position": 0}, ConfigError, r"position \(0\) must be from 1 to 19"),
-        ("paper", {"position": 20}, ConfigError, r"position \(20\) must be from 1 to 19"),
-        ("xlnet", {"position": -1}, ConfigError, r"position \(-1\) must be from 0 to 19"),
+        ("paper", {"position": 0}, ConfigError, r"position \(0\) must be at least 1 and at most 19"),
+        ("paper", {"position": 20}, ConfigError, r"position \(20\) must be at least 1 and at most 19"),
+        ("xlnet", {"position": -1}, ConfigError, r"position \(-1\) must be at least 0 and at most 19"),
+        *(("paper", {"position": wrong}, ConfigError, rf"position \({wrong}\) must be") for wrong in (True, 5.0, None)),
+        ("paper", {"contrast": SAME}, ConfigError, r"contrast \(\d+\) is the token at position 9 itself"),
+        ("paper", {"method": None}, ConfigError, "unknown method 'None'; known: gradient"),
+        ("paper", {"tgt_len": 2.5}, ConfigError, r"tgt_len \(2.5\) must be"),
+        ("paper", {"device": "meta"}, ConfigError, "model is on the device 'meta', which holds no weights"),
         ("paper", {"contrast": 13}, TokenizerError, r"token id 13 is outside the vocabulary \(13\)"),
         ("paper", {"contrast": -1}, TokenizerError, r"token id -1 is outside the vocabulary \(13\)"),
         ("paper", {"ids": text() + 0.5}, ValueError, r"^ids, .*, must be integers"),
@@ -206,6 +262,7 @@ def test_a_short_text_and_a_first_token():
         ("paper", {"ids": torch.zeros(2, 3, dtype=torch.int64)}, ValueError, r"^ids, .*, must be the token ids of one text"),
         ("paper", {"ids": text() + 7}, TokenizerError, r"token id 1[0-9] is outside the vocabulary \(13\)"),
         ("paper", {"contrast": 1.5}, ValueError, r"^contrast, \[1.5\], must be integers"),
+        ("paper", {"contrast": "a"}, ValueError, r"^contrast, .*, must be integers"),
         ("paper", {"method": "gradients"}, ConfigError, "unknown method 'gradients'; did you mean 'gradient'"),
         ("paper", {"segments": 0}, ConfigError, r"segments \(0\) must be at least 1"),
         ("lstm", {}, ConfigError, "hides tokens from attention, and a model of kind 'lstm' has none; use 'gradient'"),
@@ -213,8 +270,11 @@ def test_a_short_text_and_a_first_token():
 )
 def test_what_cannot_be_attributed_is_refused_in_a_line(kind, arguments, error, message):
     method: Method = arguments.pop("method", "leave-out")
+    model, ids = any_model(kind).to(arguments.pop("device", "cpu")), text()
+    if arguments.get("contrast") is SAME:
+        arguments["contrast"] = int(ids[9])
     with pytest.raises(error, match=message) as caught:
-        attribute(any_model(kind), **{"ids": text(), "position": 9, "method": method, **arguments})
+        attribute(model, **{"ids": ids, "position": 9, "method": method, **arguments})
     assert "\n" not in str(caught.value)
 
 

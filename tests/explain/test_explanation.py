@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.explain.models import make, reading
+from tests.helpers import tiny_model
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.explain import attention
 from transformer_xl.explain.attribution import attribute, spearman
@@ -71,8 +72,6 @@ def test_lengths_are_those_of_the_text_at_most():
 
 @pytest.mark.parametrize("changes", [{}, {"cutoffs": (4, 9)}])
 def test_preferred_tokens_are_the_likeliest(changes, monkeypatch):
-    from tests.helpers import tiny_model
-
     monkeypatch.setattr("transformer_xl.explain.explanation._SCORES_AT_ONCE", 13 * 3)  # chunks of three tokens
     model, ids = tiny_model(**changes), stream(14)
     facts = facts_of(model, ids, reading(model, tgt_len=13), top=4)
@@ -243,3 +242,13 @@ def test_a_text_says_no_causes_unless_asked_and_refuses_a_token_that_nothing_pre
 def test_a_larger_model_gets_causes_of_fewer_segments():
     sizes = [affordable(make("paper"), reading(make("paper"), tgt_len=n)) for n in (4, 64, 10**6)]
     assert sizes[0] > sizes[1] > sizes[2] == 0
+    few, many = (tiny_model(n_head=n, d_head=16 // n) for n in (1, 8))  # of as many weights
+    assert affordable(few, reading(few, tgt_len=64)) > 2 * affordable(many, reading(many, tgt_len=64)) > 0
+
+
+def test_the_rival_is_another_token_where_one_is_shown():
+    model, ids = make("paper"), stream(42)
+    one, five = (explain(model, IdTokenizer(13), ids, reading(model), top=top, attributed=9).facts for top in (1, 5))
+    assert one.top_ids.shape == one.top_probabilities.shape == (41, 1)
+    assert one.causes and five.causes and (one.top_ids[:, 0] == ids[1:]).any()
+    np.testing.assert_array_equal(one.causes.rivals, five.causes.rivals)

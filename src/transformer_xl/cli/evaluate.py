@@ -400,8 +400,7 @@ def _print_stream(job: _Job, text: "Text", reading: "Reading", score: "Score", c
     if score.doubt:
         warn(score.doubt)
     if job.json:
-        figures = {name: value for each in comparisons for name, value in each.figures.items()}
-        job.print_json(text.what, reading, **score.as_dict(unit), **figures)
+        job.print_json(text.what, reading, **score.as_dict(unit), **{k: v for it in comparisons for k, v in it.figures.items()})
         return
     heading = [line for each in comparisons for line in each.heading]
     what = ", ".join([text.what, reading.in_words(job.opened.model.config), *heading, reading.precision])

@@ -64,6 +64,8 @@ def explain(
     from transformer_xl.kernels.device import choose_precision
     from transformer_xl.process import keep_freed_memory
 
+    if contrast is not None and not (token and json_):
+        raise ConfigError("--contrast needs --token and --json, which gives what raised or lowered the one and not the other")
     out = Path(f"{file.name}.explained") if out is None else out
     check_output(out)
     opened = opening.open(run)
@@ -75,20 +77,18 @@ def explain(
     other = [None] if contrast is None else opened.tokenizer.encode(contrast).tolist()
     if len(other) != 1:
         raise ConfigError(f"--contrast {contrast!r} is {len(other)} tokens of this vocabulary; give the text of one")
+    unknown = opened.tokenizer.unknown_id
+    if contrast and unknown is not None and other == [unknown] and contrast.encode() != opened.tokenizer.piece(unknown):
+        raise ConfigError(f"--contrast {contrast!r} is not in the vocabulary")
+    if token and other == text.ids[token - 1 : token].tolist():
+        raise ConfigError(f"--contrast {contrast!r} is token {token} itself; name another one")
     n, attributed = min(len(text.ids), most) - 1, affordable(opened.model, reading) if attributed is None else attributed
     keep_freed_memory()
     with progress("reading", n * (2 if remembers(opened.model, reading) else 1)) as bar:
         named = {"name": file.name, "run": run.resolve().name, "n_characters": text.n_characters}
-        how = {
-            "top": top,
-            "most": most,
-            "precision": chosen,
-            "attributed": attributed,
-            "token": token,
-            "on_tokens": bar.advance,
-            "on_attributing": lambda n: bar.begin("attributing", n),
-        }
-        explanation = explain_text(opened.model, opened.tokenizer, text.ids, reading, **named, **how)
+        how = {"top": top, "most": most, "precision": chosen, "attributed": attributed, "token": token}
+        calls = {"on_tokens": bar.advance, "on_attributing": lambda n: bar.begin("attributing", n)}
+        explanation = explain_text(opened.model, opened.tokenizer, text.ids, reading, **named, **how, **calls)
     path = write_explanation(explanation, out)
     figures, unit = explanation.totals, opened.tokenizer.counts
     if json_:

@@ -21,6 +21,7 @@ FOLLOWED = 2
 """Segments through which an estimate follows the memory, the last one included."""
 _KEPT = 12
 _PRODUCTS = 6e11  # multiplications, about: half a minute on two cores
+_PER_KEY = 300  # as long as so many takes what attention does besides products, for each query, key and head
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,15 @@ class Causes:
     rivals: np.ndarray  # int64 (n,), the likeliest other token of each
     distances: np.ndarray  # int64 (n, 3, K), back to the tokens that changed it most, see `nats`
     nats: np.ndarray  # float32 (n, 3, K): left out; left out, against the rival; estimated, of tokens from before the memory
-    trust: (
-        tuple[float, float] | None
-    )  # rank correlation with leaving out, of the estimate and of attention; None: all is estimated
+    trust: tuple[float, float] | None  # rank correlation with leaving out, of estimate and attention; None: all is estimated
 
 
 def affordable(model: LanguageModel, reading: Reading) -> int:
     """Return for how many segments causes are found in about half a minute; of a large model, none."""
-    T, n_weight = reading.tgt_len, sum(p.numel() for p in model.layers.parameters())
-    return int(_PRODUCTS // (n_weight * T * (reading.view(model).mem_len + (1 + 3 * FOLLOWED) * T)))
+    T, S = reading.tgt_len, reading.view(model).mem_len + reading.tgt_len
+    per_token = sum(p.numel() for p in model.layers.parameters())
+    per_token += sum(block.n_head * (_PER_KEY + 3 * block.d_head) * S for block in model.attention_blocks())
+    return int(_PRODUCTS // (per_token * T * (S + 3 * FOLLOWED * T)))
 
 
 def find_causes(
@@ -52,7 +53,7 @@ def find_causes(
 ) -> Causes | None:
     """Return what changed the predictions of the segments (`Reading.tgt_len`) that begin at these places; None: of none.
 
-    `top_ids` (N - 1, k) are the likeliest tokens, from the second token on.
+    `top_ids` (N - 1, k) are the likeliest tokens, two at least, from the second token on.
     """
     if not begins:
         return None
@@ -69,7 +70,7 @@ def find_causes(
 def _of_segment(text: GatedText, ids: np.ndarray, top_ids: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return the attributes of `Causes` for the last tokens of a segment, with the correlations (n, 2) of each."""
     n, near, best = len(places), GatedText(text.model, text.pieces[-1:]), top_ids[places - 1]
-    rivals = np.where(best[:, 0] == ids[places], best[:, min(1, best.shape[1] - 1)], best[:, 0])
+    rivals = np.where(best[:, 0] == ids[places], best[:, :2][:, -1], best[:, 0])
     columns, label = torch.arange(-n, 0) + text.pieces[-1][0].shape[1], torch.from_numpy(ids[places])
     each = columns.unsqueeze(1), label.unsqueeze(1), torch.full((n, 1), NOT_SCORED)
     far, trust = text.gradient(each), np.zeros((0, 2))

@@ -129,12 +129,13 @@ def explain(
     read = (ids if most is None else ids[:most]).astype(np.int64)
     if token is not None and not 1 < token <= len(read):
         raise ConfigError(f"token ({token}) must be from 2 to {len(read)}: no other one of this text is predicted")
-    facts = find_facts(model, read, reading, top=top, precision=precision, on_tokens=on_tokens)
+    facts = find_facts(model, read, reading, top=max(top, 2), precision=precision, on_tokens=on_tokens)
     scores, T = facts.nats if facts.gain is None else facts.gain, min(reading.tgt_len, len(read) - 1)
     best = np.argsort(-np.add.reduceat(scores, np.arange(0, len(scores), T)), kind="stable")[:attributed]
     begins = {int(i) * T for i in best} | ({(token - 2) // T * T} if token else set())
     on_attributing(min(len(begins) * T, len(scores)))
-    facts = replace(facts, causes=find_causes(model, read, replace(reading, tgt_len=T), facts.top_ids, begins, on_tokens))
+    causes = find_causes(model, read, replace(reading, tgt_len=T), facts.top_ids, begins, on_tokens)
+    facts = replace(facts, causes=causes, top_ids=facts.top_ids[:, :top], top_probabilities=facts.top_probabilities[:, :top])
     n_left_out = len(ids) - len(read)
     known = None if n_left_out else n_characters
     return Explanation(name, run, read, n_left_out, tokenizer, model.config, reading, precision, facts, known)
