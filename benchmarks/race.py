@@ -39,7 +39,7 @@ from transformer_xl.files import locked, make_directories, replace_file
 from transformer_xl.pictures import line_style, new_figure, save_with_legend
 from transformer_xl.process import keep_freed_memory
 from transformer_xl.reading.reading import Reading
-from transformer_xl.tools.budget import Pace, measure_paces, n_parameters, steps_in
+from transformer_xl.tools.budget import measure_paces, n_parameters, steps_in
 from transformer_xl.tools.comparison import score
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
@@ -142,17 +142,17 @@ class Race:
         return side_of(self.ours, side, d_model=TEXTS[self.text].d_model, vocab_size=self.vocab_size)
 
     @cached_property
-    def paces(self) -> dict[str, Pace]:
+    def paces(self) -> dict[str, float]:
         """Return the time of a step of all that a grid may try; what is not known yet is measured in turns, and kept."""
         file = self.directory / "pace.json"
         make_directories(self.directory)
         with locked(self.directory / "pace.lock", on_busy=lambda: say("another process measures; waiting", quiet=self.quiet)):
-            known = {name: Pace(**pace) for name, pace in read_json(file).items()}
+            known: dict[str, float] = read_json(file)
             shapes = {timed(each): each for side in self.sides for each in self.shapes(side)}
             if missing := {name: config for name, config in shapes.items() if name not in known}:
                 say("measuring the time of a step of each side, in turn", quiet=self.quiet)
                 known |= measure_paces(missing, dict.fromkeys(missing, self.corpus), rounds=self.rounds)
-                write_json(file, {name: asdict(pace) for name, pace in known.items()})
+                write_json(file, known)
         return known
 
     def shapes(self, side: str) -> Iterator[RunConfig]:
@@ -176,15 +176,15 @@ class Race:
             share = n / first - 1
             if abs(share) > MOST_APART:
                 warn(f"{side} has {share:+.1%} parameters; this is no race at equal size")
-            pace, train = paces[timed(config)], config.train
-            times = [f"{1e3 * each:,.1f}" for each in (pace.seconds, pace.median)]
-            speed = f"{train.batch_size * train.tgt_len / pace.seconds:,.0f}"
-            rows.append([side, f"{n:,}", f"{share:+.1%}", f"{train.batch_size} x {train.tgt_len}", *times, speed])
-        return table([["side", "parameters", "", "segments", "ms/step", "median", "tokens/s"], *rows])
+            seconds, train = paces[timed(config)], config.train
+            figures = [f"{train.batch_size} x {train.tgt_len}", f"{1e3 * seconds:,.1f}"]
+            speed = f"{train.batch_size * train.tgt_len / seconds:,.0f}"
+            rows.append([side, f"{n:,}", f"{share:+.1%}", *figures, speed])
+        return table([["side", "parameters", "", "segments", "ms/step", "tokens/s"], *rows])
 
     def trained(self, config: RunConfig, path: Path, *, minutes: float, seed: int) -> dict[str, Any]:
         """Train a run, or go on where it was interrupted, and return its steps, tokens and loss on the validation part."""
-        n_step = steps_in(minutes, self.paces[timed(config)].seconds)
+        n_step = steps_in(minutes, self.paces[timed(config)])
         unlimited = {"max_minutes": None, "max_tokens": None, "max_epochs": None}
         config = config.changed(train=unlimited | {"max_steps": n_step, "eval_interval": n_step, "seed": seed})
         outcome = train(config, out=path, resume=True, display=_Progress(name=path.name, quiet=self.quiet))
@@ -254,7 +254,7 @@ class Race:
             text, reading = opened.text(limit=self.tokens), Reading.of_run(opened.config)
             scores = [score(opened, text, each) for each in (reading, reading.without_memory())]
             facts = {"side": side, "text": self.text, "minutes": minutes, "unit": opened.tokenizer.kind, "scored": text.what}
-            sizes = {"parameters": n_parameters(config, self.vocab_size), "step_seconds": self.paces[timed(config)].seconds}
+            sizes = {"parameters": n_parameters(config, self.vocab_size), "step_seconds": self.paces[timed(config)]}
             nats = {"nats": scores[0].loss, "bits_per_character": scores[0].bpc, "nats_without_memory": scores[1].loss}
             write_json(file, facts | sizes | found | nats | choice(config))
         say(f"{self.text}, {minutes:g} minutes, {side}, seed {seed}: {nats['nats']:.4f} nats", quiet=self.quiet)
