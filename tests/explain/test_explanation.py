@@ -221,7 +221,7 @@ def test_trust_is_the_mean_rank_correlation_with_leaving_out():
 
 def by_ranks(a, b):
     ranks = [[sorted(x.tolist()).index(value) for value in x.tolist()] for x in (a, b)]  # there are no ties
-    return np.corrcoef(ranks)[0, 1]
+    return np.asarray(np.corrcoef(ranks))[0, 1]
 
 
 @pytest.mark.parametrize(
