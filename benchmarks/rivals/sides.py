@@ -48,7 +48,7 @@ def side_of(ours: RunConfig, side: str, *, d_model: int, vocab_size: int) -> Run
     train, model = ours.train, MODELS[side] | {"d_model": d_model, "dropout": 0.0}
     feed = {"tgt_len": train.tgt_len, "batch_size": train.batch_size}
     if side == "lstm-ngrams":
-        model["ngram_rows"] = getattr(ours.model, "ngram_rows")  # noqa: B009  # of a Transformer-XL
+        model["ngram_rows"] = ours.model.model_dump()["ngram_rows"]
     elif side == "x-transformers":
         model |= {"n_head": d_model // 64, "mem_len": ours.model.mem_len}
     elif side == "xlstm":  # whose kernels compute powers of two at once

@@ -109,7 +109,7 @@ def kind_of_bytes(data: bytes) -> Literal["UTF-8", "another encoding", "binary"]
 
 
 def where_cut(data: bytes) -> Literal["begins", "ends", ""]:
-    r"""Return whether a text in UTF-8 begins or ends inside a character, of which it then has only a part.
+    r"""Return whether a text in UTF-8 begins or ends in the middle of a character.
 
     Example:
         >>> [where_cut(data) for data in ("龘龘".encode(), "龘龘".encode()[1:], "龘龘".encode()[:-1], b"caf\xe9 noir")]

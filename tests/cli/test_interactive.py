@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -303,6 +304,26 @@ def test_ctrl_d_before_the_prompt_ends_it_and_the_terminal_is_as_before(workbenc
             shown += os.read(ours, 1000)
         assert child.wait() == 0
     assert termios.tcgetattr(theirs) == before
+    os.close(theirs)
+    os.close(ours)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX terminals")
+def test_lines_typed_while_the_text_goes_to_a_file_still_end(workbench: Path) -> None:
+    """Then nobody edits, so the terminal itself must take a rubbed-out letter, and Ctrl-D as the end."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "transformer_xl", "generate", "run", "--interactive", "--tokens", "1"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout and child.stderr
+        assert child.stdout.read(2) == b"> "
+        os.write(ours, b"\x04")
+        try:
+            assert child.wait(timeout=30) == 0
+        finally:
+            child.kill()
+        assert b"goodbye" in child.stderr.read()
     os.close(theirs)
     os.close(ours)
 

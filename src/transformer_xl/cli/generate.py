@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli.generate_options import Options
-from transformer_xl.cli.lines import check_alone, edited_lines
-from transformer_xl.cli.prompts import Prompt
+from transformer_xl.cli.lines import check_alone
+from transformer_xl.cli.prompts import Prompt, edited_lines
 from transformer_xl.console import progress, say
 from transformer_xl.errors import counted
 from transformer_xl.generation.seeds import fresh_seed

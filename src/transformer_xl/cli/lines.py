@@ -1,7 +1,5 @@
 """Commands that answer many texts: where their lines come from, and where the answers go, line by line."""
 
-import contextlib
-import io
 import os
 import select
 import sys
@@ -142,24 +140,6 @@ def open_pipe(path: Path) -> int:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     return descriptor
-
-
-@contextlib.contextmanager
-def edited_lines() -> Iterator[None]:
-    """Let a person edit lines, those that are typed early, too, and go back to earlier ones, where that is built in."""
-    if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed may be in another encoding
-        sys.stdin.reconfigure(errors="replace")
-    with contextlib.ExitStack() as at_end:
-        if sys.stdin.isatty():
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401
-                import termios
-
-                before = termios.tcgetattr(sys.stdin)
-                at_end.callback(termios.tcsetattr, sys.stdin, termios.TCSADRAIN, before)
-                now = [*before[:3], before[3] & ~termios.ICANON, *before[4:]]  # or the terminal itself takes an early Ctrl-D
-                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, now)
-        yield
 
 
 class Arriving(Iterator[bytes]):

@@ -1,9 +1,12 @@
 """Prompts of `txl generate`: from the command line, files, or standard input."""
 
+import contextlib
+import io
 import os
 import re
 import stat
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +31,24 @@ class Prompt:
     origin: dict[str, str]  # how to name it in JSON: `prompt` with the text, or `prompt_file` with the name of its file
     seed: int | None = None  # its own seed, if it has one
     shown: bool = False  # whether it was typed, so that it is shown before what is written
+
+
+@contextlib.contextmanager
+def edited_lines() -> Iterator[None]:
+    """Let a person edit lines, those that are typed early, too, and go back to earlier ones, where that is built in."""
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed may be in another encoding
+        sys.stdin.reconfigure(errors="replace")
+    with contextlib.ExitStack() as at_end:
+        if sys.stdin.isatty() and sys.stdout.isatty():  # else nobody edits, and the terminal itself ends lines
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401
+                import termios
+
+                before = termios.tcgetattr(sys.stdin)
+                at_end.callback(termios.tcsetattr, sys.stdin, termios.TCSADRAIN, before)
+                now = [*before[:3], before[3] & ~termios.ICANON, *before[4:]]  # or the terminal itself takes an early Ctrl-D
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, now)
+        yield
 
 
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:

@@ -209,7 +209,8 @@ def _score_compared(opened: "Opened", scorer: "Scorer", compared: str, files: Se
     def examples(file: Path) -> Iterator[Any]:
         for example in read(piped or file):
             yield example  # whoever asks for the next one has encoded this one
-            for text in example.choices or (example.text, example.pair or ""):
+            texts = example.choices or (example.text, example.pair or "")
+            for text in texts if opened.tokenizer.unknown_id is not None else ():
                 tally.unknown += opened.tokenizer.n_unknown(text, opened.tokenizer.encode(text))
 
     def rows(bar: Bar) -> Rows:

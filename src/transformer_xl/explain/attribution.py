@@ -30,6 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import Module
 
 from transformer_xl.batch import NOT_SCORED, Order
 from transformer_xl.errors import Bounds, ConfigError, did_you_mean
@@ -282,12 +283,14 @@ def gated(model: SequenceModel, gate_BG: Tensor, *, ends: int) -> Iterator[None]
             mask = Mask.of(None, nothing, None, tgt_len=arguments[0].shape[1], memory_length=0)
         return arguments, {**options, "mask": mask, "backend": attend}
 
+    def multiply(embedding: Module, ids: tuple[Tensor, ...], x_BTD: Tensor) -> Tensor:
+        return x_BTD * of_keys(x_BTD.shape[1]).unsqueeze(-1) if get_ident() == reader else x_BTD
+
     with ExitStack() as hooks:
         blocks = model.attention_blocks()
         for block in blocks:
             hooks.enter_context(block.register_forward_pre_hook(obey, with_kwargs=True))
         if not blocks:
-            multiply = lambda _, __, x: x * of_keys(x.shape[1]).unsqueeze(-1) if get_ident() == reader else x  # noqa: E731
             hooks.enter_context(model.embedding.register_forward_hook(multiply))
         yield
 

@@ -1,4 +1,4 @@
-"""What raised or lowered the predictions of a text, for the tokens of some segments: those that gain most from memory.
+"""Finds which tokens raised or lowered the predictions of the segments that gain most from memory.
 
 Leaving a token out of a segment changes all predictions after it at once, so a segment takes as many rows as it has keys.
 

@@ -105,7 +105,7 @@ function find(array, value) {
 
 let language = "en";
 
-/** Return words in the chosen language: those of a template, of which `about.chinese` has {0}, {1} … in place of its values. */
+/** Return a template in the chosen language; `about.chinese` maps templates whose values are written {0}, {1} … */
 function t(parts, ...values) {
   const english = parts.reduce((words, part, i) => `${words}{${i - 1}}${part}`);
   return inLanguage(english).replace(/\{(\d)\}/g, (_, i) => values[i]);
@@ -740,7 +740,7 @@ function showNotes() {
   if (about.keys) notes.push(about.detailed >= nTokens() - 1
     ? t`Of each head the ${about.keys} keys that it looked at most, for every token.`
     : t`Where the heads looked is kept for ${count(about.detailed)} of ${count(nTokens())} tokens: the beginning of the text and the segments that ${about.remembers ? t`gain most from memory` : t`are most surprising`}; of each head the ${about.keys} keys that it looked at most.`);
-  if (about.causes) notes.push(t`What raised or lowered a prediction is kept for ${count(data.explained.length)} of ${count(nTokens())} tokens, where memory gains most: the ${about.causes} tokens with most nats. The token right before a prediction is not among them, for the model predicts from it; nor is what shifts and n-grams take from the tokens right before.`);
+  if (about.causes) notes.push(t`The page keeps what raised or lowered a prediction for ${count(data.explained.length)} of ${count(nTokens())} tokens, in the segments where memory gains most: for each, the ${about.causes} tokens with the most nats. The token right before is never listed, because the model predicts from it, and what shifts and n-grams take from the tokens before does not count.`);
   if (about.keys) notes.push(t`Attention says which states a head read, not why the model said what it said: a state in memory has itself read what came before it.`);
   if (about.remembers) notes.push(about.state ? t`Without memory means that the state is reset at each segment, so the first tokens of a segment gain most.` : t`Without memory means that each segment is read as if nothing had come before it, so the first tokens of a segment gain most; txl plot RUN --against position shows how much.`);
   else notes.push(t`There is no memory to take away, so there is no gain to show.`);
